@@ -24,8 +24,7 @@ import dllm
 from dllm.eval.plot import check_plots, new_figure
 
 from caches import CACHES  # isort: skip
-from report import RESULTS, kernels, write  # isort: skip
-from shapes import llada_135m  # isort: skip
+from harness import RESULTS, kernels, llada_135m, write  # isort: skip
 
 
 def measure(model: dllm.DiffusionModel, cache: str, prompt: int) -> dict[str, Any]:

@@ -33,14 +33,12 @@ import torch
 import dllm
 from dllm.eval.cost import Rates, Shape, costs
 
-from report import RESULTS, kernels, write  # isort: skip
-from shapes import dream_135m, llada_135m  # isort: skip
+from harness import RESULTS, dream_135m, kernels, llada_135m, write  # isort: skip
 
 MODELS: dict[str, Callable[[str], dllm.DiffusionModel]] = {"llada": llada_135m, "dream": dream_135m}
 CACHES = (
     "none", "prefix", "dual", "dkv", "dkv_prefill", "dkv_pd", "dkv_greedy", "window_diffusion",
     "dllm_cache", "dsb", "dcd", "vicinity", "sparse", "d2", "elastic",
-    "surelock",
 )  # fmt: skip
 HEADLINE = ("llada", 512, 256)
 LONG, ROUNDS = 20.0, 3  # seconds without a cache beyond which one round has to do

@@ -29,7 +29,7 @@ from dllm.kernels.cpu import layers, library
 from dllm.kernels.cpu.products import Weight, Weight4, Weight8
 from dllm.models.grouped import exact_rows
 
-from report import RESULTS, write  # isort: skip
+from harness import RESULTS, write  # isort: skip
 
 SHAPES = ((1536, 576), (4096, 4096))
 ROWS, KEYS, QUERIES = (1, 8, 32, 192), (192, 544, 2080, 4160), (1, 8, 32, 192)

@@ -11,21 +11,6 @@ from step_tables import conditions  # isort: skip
 Found = dict[str, Any]
 
 
-def attention(result: Found) -> str:
-    """Microseconds of the ways to attend, and their errors."""
-    ways = ("repeated", "grouped", "products")
-    rows = [
-        [case["shape"], str(case["queries"]), f"{case['keys']:,}",
-         *(f"{case[way] / 1e3:.2f} ms ({100 * case[f'{way}_error']:.1f} %)" for way in ways)]
-        for case in result["cases"] if case["dtype"] == "bfloat16"
-    ]  # fmt: skip
-    head = ["shape", "queries", "keys", "SDPA", "heads together (used)", "matrix products"]
-    return (
-        f"{conditions(result | {'threads': 1})}, bfloat16, a layer, processor time; in brackets "
-        "the relative error:\n\n" + markdown(head, rows)
-    )
-
-
 def quantised(result: Found) -> str:
     """What fewer bits change."""
     rows = [
@@ -44,22 +29,6 @@ def quantised(result: Found) -> str:
             "of",
         ],
         rows,
-    )
-
-
-def threads(result: Found) -> str:
-    """The chosen number of threads against every fixed one."""
-    counts = [name for name in result["cases"][0]["seconds"] if name != "chosen"]
-    rows = [
-        [case["model"], "busy" if case["busy"] else "idle",
-         ", ".join(map(str, sorted(set(case["chosen"])))), f"{case['seconds']['chosen']:.2f} s",
-         *(f"{case['seconds'][n]:.2f} s" for n in counts), f"{case['ratio']:.2f}"]
-        for case in result["cases"]
-    ]  # fmt: skip
-    head = ["model", "machine", "chosen", "time", *(f"with {n}" for n in counts), "over the best"]
-    return (
-        f"Wall clock, an {result['machine']['cpu']} with {len(counts)} processors:\n\n"
-        + markdown(head, rows)
     )
 
 
@@ -101,8 +70,7 @@ def llama(result: Found) -> str:
     )
 
 
-PROCESSORS = {  # name of a marked part of docs/models.md: its file, and what makes the table
-    "attention": ("attention", attention), "quantised": ("quantised", quantised),
-    "threads": ("threads", threads), "eight": ("eight_billion", eight),
+PROCESSORS = {  # marked part of docs/reference/models.md: its file, and what makes it
+    "quantised": ("quantised", quantised), "eight": ("eight_billion", eight),
     "llama": ("llama_cpp", llama),
 }  # fmt: skip

@@ -36,8 +36,7 @@ from dllm.drafting.length.rate import Rate
 from dllm.request.prompts import encode
 from dllm.train.dflash.data import read_answers
 
-from real import smollm2, untouched  # isort: skip
-from report import RESULTS, write  # isort: skip
+from harness import RESULTS, smollm2, untouched, write  # isort: skip
 
 PLACES = 8  # places of a draft whose acceptance is counted
 PLAIN = ("plain", "plain float32", "transformers", "transformers float32")

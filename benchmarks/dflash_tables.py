@@ -1,4 +1,4 @@
-"""Tables of docs/drafting-reference.md about block drafters, each made of one JSON file."""
+"""Tables of docs/reference/drafting.md about block drafters, each made of one JSON file."""
 
 from __future__ import annotations
 
@@ -7,32 +7,6 @@ from typing import Any
 from dllm.eval.report import markdown
 
 Found = dict[str, Any]
-
-
-def ablations(result: Found) -> str:
-    """One thing changed at a time."""
-    settings, variants = result["settings"], result["variants"]
-    first, base = next(iter(variants.items()))
-    rows = []
-    for name, got in variants.items():
-        low, high = got.get("difference", [0, 0, 0])[1:]
-        gap = f"{got['difference'][0]:+.2f} ({low:+.2f} to {high:+.2f})" if name != first else ""
-        rows.append([
-            name, f"{got['parameters'] / 1e6:.1f}M", f"{got['without_head']:.2f}",
-            f"{got['tokens_per_forward']:.2f}", gap,
-            " ".join(f"{share:.2f}" for share in got["reached"][:4]),
-            f"{got['processor_seconds'] / settings['steps']:.1f} s",
-        ])  # fmt: skip
-    head = ["run", "weights", "without head", "as it drafts", f"against `{first}` (95 %)",
-            "drafts accepted, by place", "a step"]  # fmt: skip
-    return (
-        "Short runs that differ in one thing (`benchmarks/dflash_ablations.py`): "
-        f"{settings['steps']} steps of {settings['rows']} answers with {settings['anchors']} "
-        f"blocks each, {base['answer_tokens']:,} answer tokens; tokens per forward on "
-        f"{base['held_out']} held-out answers.  `base`: 4 layers, 4 taps, blocks of 5, Markov head "
-        "of rank 256, D-PACE, soft 0.5, 6144 head rows, start from the verifier's layers; `no "
-        "head`: without the Markov head.\n\n" + markdown(head, rows)
-    )
 
 
 def counts(result: Found) -> str:
@@ -122,23 +96,4 @@ def plain(result: Found) -> str:
         f"(bfloat16, {result['tokens']} tokens, {result['kernels']} kernels, {result['threads']} "
         "thread; medians of turns with quartiles):\n\n"
         + markdown(["texts at a time", *names], rows)
-    )
-
-
-def aligned(result: Found) -> str:
-    """A diffusion model as it is and aligned by DEER, and a block drafter, on the same answers."""
-    names = {"before": "`nano` as it is", "stage1": "DEER, stage 1", "stage2": "DEER, stage 2",
-             "dflash": "DFlash"}  # fmt: skip
-    stages = {key: result["stages"][key]["overall"] for key in names if key in result["stages"]}
-    rows = [[names[key], f"{got['accepted_per_round']:.2f}",
-             " ".join(f"{share:.2f}" for share in got["conditional_acceptance"][:6])]
-            for key, got in stages.items()]  # fmt: skip
-    recipe = result["recipe"]
-    return (
-        "The other start, `nano`, which knows the tasks of its verifier `nano-ar` already, beside "
-        f"a DFlash drafter (2 layers, blocks of {result['dflash_block']}, {result['dflash_steps']} "
-        f"steps of 8 answers) on the same {result['answers']:,} answers; DEER with "
-        f"{recipe['stage1_steps']} and {recipe['stage2_steps']} steps of {recipe['rows']}; "
-        f"{result['examples']} held-out prompts per task (`benchmarks/deer.py --start nano`):\n\n"
-        + markdown(["drafter", "accepted per round", "given those before: 1, 2, ..."], rows)
     )

@@ -37,8 +37,7 @@ from dllm.eval.tasks import TASKS
 from dllm.train.recipes.deer import teacher_answers
 from dllm.train.trajectories import task_questions
 
-from real import load_verifier  # isort: skip
-from report import RESULTS, write  # isort: skip
+from harness import RESULTS, load_verifier, write  # isort: skip
 
 DRAFT, TOKEN = 1.0, 0.02  # nano drafts for a verifier of its own size
 GROUPS = ("searches", "more", "lengths", "lookups")

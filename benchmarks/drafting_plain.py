@@ -4,7 +4,7 @@
 
 SmolLM2-135M-Instruct in bfloat16.  Ways take turns; each ratio is that of processor times in the
 same turn, and the median over turns is shown with its quartiles.  Writes
-``results/drafting_plain.json``; docs/drafting-reference.md shows it as a table.
+``results/drafting_plain.json``; docs/reference/drafting.md shows it as a table.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ import torch
 
 import dllm
 
-from real import smollm2, untouched  # isort: skip
-from report import RESULTS, write  # isort: skip
+from harness import RESULTS, smollm2, untouched, write  # isort: skip
 
 PROMPT = 40  # tokens
 

@@ -30,8 +30,7 @@ from dllm.drafting.length.rate import Rate
 from dllm.drafting.result import shares
 
 from drafting import prompts_of  # isort: skip
-from real import load_verifier, random_drafter  # isort: skip
-from report import RESULTS, kernels, write  # isort: skip
+from harness import RESULTS, kernels, load_verifier, random_drafter, write  # isort: skip
 
 LENGTHS = (1, 2, 4, 6, 8, 12, 16)
 

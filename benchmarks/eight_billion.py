@@ -29,7 +29,7 @@ from safetensors.torch import save_file
 
 import dllm
 
-from report import RESULTS, write  # isort: skip
+from harness import RESULTS, write  # isort: skip
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LLaDAModelLM"], "model_type": "llada", "torch_dtype": "bfloat16",

@@ -29,14 +29,12 @@ import torch
 import dllm
 from dllm import cache as caches
 from dllm.core.canvas import Canvas
-from dllm.core.config import GenerationConfig
-from dllm.engine import Engine, Recipe
-from dllm.request.preparation import Preparation
+from dllm.engine import Engine, MaskedRecipe
+from dllm.request.requests import answering, engine_for, recipe_for
 from dllm.runtime.scheduler import Scheduler
 from dllm.samplers import compose
 
-from report import RESULTS, write  # isort: skip
-from shapes import llada_135m  # isort: skip
+from harness import RESULTS, llada_135m, write  # isort: skip
 
 BATCHES = (8, 16, 32)
 
@@ -65,13 +63,12 @@ def answered(
     model: dllm.DiffusionModel, prompts: Sequence[str], rows: int, cache: str
 ) -> dict[str, Any]:
     """Answer prompts with at most ``rows`` at a time; what it took."""
-    how = Preparation.of(
-        model, "threshold(tau=0.9)", cache, None,
-        {"max_batch_size": rows, "max_new_tokens": 64, "block_length": 16},
-    )  # fmt: skip
+    how = {"max_batch_size": rows, "max_new_tokens": 64, "block_length": 16}
+    recipe = recipe_for(model, "threshold(tau=0.9)", None, how)
     began = time.process_time()
-    scheduler = Scheduler.of(how, how.prompts(prompts))
-    requests = list(scheduler.waiting)
+    requests = answering(model, recipe, prompts)
+    engine = engine_for(model, caches.compose(cache, model.family.name), requests)
+    scheduler = Scheduler.of(engine, requests)
     while scheduler.busy:
         scheduler.advance()
     seconds = time.process_time() - began
@@ -170,8 +167,10 @@ def steps_of(
     """Decode a row per length, 4 tokens per step; processor time per forward, memory, positions."""
     mask = model.facts.mask_token_id
     assert mask is not None
-    recipe = Recipe(compose("llada(steps=8)", options={"block_length": 32, "eos_policy": "none"}),
-                    GenerationConfig())  # fmt: skip
+    recipe = MaskedRecipe(
+        compose("llada(steps=8)", options={"block_length": 32, "eos_policy": "none"})
+    )
+
     canvases = [
         Canvas.for_prompt(np.arange(5, 5 + length), masks, mask_id=mask, pad_id=mask)
         for length in lengths
@@ -217,7 +216,9 @@ def lockstep(model: dllm.DiffusionModel, scattered: bool) -> float:
     between them."""
     mask = model.facts.mask_token_id
     assert mask is not None
-    recipe = Recipe(compose("llada(steps=8)", options={"block_length": 32, "eos_policy": "none"}))
+    recipe = MaskedRecipe(
+        compose("llada(steps=8)", options={"block_length": 32, "eos_policy": "none"})
+    )
     engine = Engine(model, caches.compose("dual"), slots=4096)
     engine.forward.allot(4096, 4096)
     buffer = engine.forward.buffer

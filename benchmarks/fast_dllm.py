@@ -36,8 +36,7 @@ from safetensors.torch import load_file
 import dllm
 from dllm.models.quantisation import quantise, read
 
-from report import RESULTS, kernels, write  # isort: skip
-from shapes import llada_135m  # isort: skip
+from harness import RESULTS, kernels, llada_135m, write  # isort: skip
 
 BLOCK, MASK = 32, 49151
 Loop = Callable[[Any, torch.Tensor, int, int], Any]  # network, ids (1, P), new, steps -> (1, L)

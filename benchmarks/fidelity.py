@@ -21,11 +21,12 @@ if str(ROOT) not in sys.path:
 
 from dllm.cache import CACHES  # noqa: E402
 from dllm.cache import compose as compose_cache  # noqa: E402
+from dllm.core.registry import Registry  # noqa: E402
 from dllm.drafting import available as drafting_parts  # noqa: E402
 from dllm.samplers import SAMPLERS, compose  # noqa: E402
 
 from fidelity_notes import DRAFTING, METHODS, ROUTINES, TRAINING  # isort: skip  # noqa: E402
-from tests.golden import test_lengths, test_traces  # noqa: E402
+from tests.golden import test_traces  # noqa: E402
 from tests.golden.conftest import goldens_dir  # noqa: E402
 
 GOLDEN = ROOT / "tests" / "golden"
@@ -63,29 +64,26 @@ def _steps(case: dict[str, Any]) -> test_traces.Steps:
     return test_traces._expected(case, 0, 0)
 
 
-def parts_of(case: dict[str, Any]) -> tuple[set[str], str]:
-    """Registered names of the sampler parts and the cache that replay a case."""
-    if case["algorithm"] in BUILDERS:
-        sampler, cache, arguments = BUILDERS[case["algorithm"]](case)
-    else:
-        arguments = test_lengths.call(case)
-        sampler, cache = arguments["sampler"], arguments.get("cache", "none")
-    family = case["model"].split("-")[0]
+def parts_of(case: dict[str, Any]) -> tuple[set[str], set[str]]:
+    """Names of the sampler parts and of the cache that replay a case.  A rule of released code that
+    stands beside the traces has the name of the part that it changes, marked as `CHANGED`."""
+    sampler, cache, arguments = BUILDERS[case["algorithm"]](case)
     options = {k: v for k, v in arguments.items() if k in ("steps", "block_length")}
-    parts = {part.name for part in compose(sampler, options=options, family=family).parts}
-    parts.add(str(arguments.get("length", "")).partition("(")[0])
-    return parts & set(SAMPLERS), compose_cache(cache, family).name
+    family = case["model"].split("-")[0]
+    parts = {
+        named(part, SAMPLERS) for part in compose(sampler, options=options, family=family).parts
+    }
+    return parts - {""}, {named(compose_cache(cache, family), CACHES)}
 
 
-def stands_in(case: dict[str, Any]) -> bool:
-    """Whether a part of the tests, and not of the library, replays a case, so that what a user gets
-    by name is not what is replayed; one that only watches does not count."""
-    if case["algorithm"] not in BUILDERS:
-        return False
-    sampler, cache, _ = BUILDERS[case["algorithm"]](case)
-    parts = [cache, *(sampler if isinstance(sampler, list | tuple) else [sampler])]
-    own = [type(part) for part in parts if type(part).__module__.startswith("tests.")]
-    return any(not cls.__name__.startswith("Watched") for cls in own)
+def named(part: Any, registry: Registry[Any]) -> str:
+    """The registered name of a part, or of what it is a subclass of; nothing if it is neither."""
+    own = type(part)
+    changed = own.__module__.startswith("tests.") and not own.__name__.startswith("Watched")
+    for cls in own.__mro__:
+        if getattr(cls, "name", "") in registry and registry[cls.name] is cls:
+            return cls.name + CHANGED * changed
+    return ""
 
 
 def main() -> int:
@@ -96,16 +94,14 @@ def main() -> int:
     for case, whole in cases():
         stem = max((s for s in recorded if case["id"].startswith(s)), key=len)
         count.setdefault(stem, Counter())["whole" if whole else "part"] += 1
-        if stands_in(case):
-            raise SystemExit(f"{case['id']} is replayed by a part of the tests: make it an option")
         if case["drafting"]:
             names.setdefault(stem, set()).update(case["drafting"])
             continue
         parts, cache = parts_of(case)
-        names.setdefault(stem, set()).update(parts - BESIDES, {cache} & set(CACHES) - {"none"})
+        names.setdefault(stem, set()).update(parts - BESIDES, cache - {"none"})
         seen["sampler"].update(parts)
-        seen["cache"][cache] += 1
-    tables = [*routines(recorded, count, names), *methods(seen), *drafting(), *official()]
+        seen["cache"].update(cache)
+    tables = [*routines(recorded, count, names), *methods(seen), *drafting()]
     text = "\n".join([HEAD, *tables, END])
     if "--check" in sys.argv:
         same = PAGE.exists() and PAGE.read_text(encoding="utf-8") == text
@@ -122,6 +118,7 @@ UNBUILT = (
     "which [are not built](architecture.md#decisions-that-may-surprise)."
 )
 END = "Made by `python benchmarks/fidelity.py`.\n"
+CHANGED = "\\*"
 BESIDES = {"eos", "prob", "blocks", "whole", "fixed"}  # parts that nearly every composition has
 
 
@@ -133,7 +130,9 @@ def routines(
     lines = [
         "## Recorded runs", "",
         f"{whole + part} decoding traces are replayed, {whole} of them whole, {part} in part.",
-        "All of them by parts of the library, which a user gets by the same names.", "",
+        f"{CHANGED} marks a part that the tests change, where released code does something else "
+        "than its paper (`tests/golden/quirks.py`); the others are those that a user names.",
+        "",
         UNBUILT, "",
         "| recorded | source | replayed by | cases | whole | what deviates, and why |",
         "| --- | --- | --- | --- | --- | --- |",
@@ -143,7 +142,7 @@ def routines(
         source = data["provenance"]
         link = f"[{source['repo']}](https://github.com/{source['repo']}) @ {source['commit'][:10]}"
         own = count.get(stem, Counter())
-        by = " ".join(f"`{name}`" for name in sorted(names.get(stem, ()))) or "-"
+        by = " ".join(map(code, sorted(names.get(stem, ())))) or "-"
         seen = own["whole"] + own["part"]
         replayed = f"{seen} of {len(data['cases'])}"
         note = ROUTINES.get(stem, "")
@@ -155,16 +154,25 @@ def routines(
     return [*lines, ""]
 
 
+def code(name: str) -> str:
+    """A name as it stands on the page."""
+    plain = name.removesuffix(CHANGED)
+    return f"`{plain}`{name[len(plain) :]}"
+
+
 def methods(seen: dict[str, Counter[str]]) -> list[str]:
     """One row per registered part."""
     lines = [
         "## Methods", "",
-        "In how many cases a part is at work, and where it deviates from the published code.",
+        "In how many cases a part is at work, as it is and as the tests change it, and where it "
+        "deviates from the published code.",
         "", "| name | paper | cases | what deviates, and why |", "| --- | --- | --- | --- |",
     ]  # fmt: skip
     for kind, registry in (("sampler", SAMPLERS), ("cache", CACHES)):
         for name in sorted(registry):
-            cls, cases, note = registry[name], seen[kind][name], METHODS.get((kind, name), "")
+            cls, note = registry[name], METHODS.get((kind, name), "")
+            own, changed = seen[kind][name], seen[kind][name + CHANGED]
+            cases = f"{own} + {changed}{CHANGED}" if changed else str(own or "")
             if not cases and not note:
                 raise SystemExit(f"{kind} {name}: say in fidelity_notes.py why nothing is replayed")
             link = f"[{cls.arxiv}](https://arxiv.org/abs/{cls.arxiv})" if cls.arxiv else "-"
@@ -191,29 +199,6 @@ def drafting() -> list[str]:
     for name, (arxiv, note) in TRAINING.items():
         link = f"[{arxiv}](https://arxiv.org/abs/{arxiv})"
         lines.append(f"| training | `dllm train {name}` | {link} | {note} |")
-    return [*lines, ""]
-
-
-def official() -> list[str]:
-    """What `official=True` changes on the bundled model, where it was measured."""
-    path = ROOT / "benchmarks" / "results" / "official.json"
-    if not path.exists():
-        return []
-    result = json.loads(path.read_text(encoding="utf-8"))
-    lines = [
-        "## Defaults against released code", "",
-        f"Where the default is the paper's rule and `official=True` the released code's, on `nano` "
-        f"({result['prompts']} held-out prompts, `benchmarks/official.py`):", "",
-        "| sampler | right | official | points (95 %) | forwards | official |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]  # fmt: skip
-    for name, row in result["samplers"].items():
-        change = f"{row['points']:+.1f} ({row['low']:+.1f} to {row['high']:+.1f})"
-        lines.append(
-            f"| `{name}` | {100 * row['default']['right']:.1f} % | "
-            f"{100 * row['official']['right']:.1f} % | {change} | {row['default']['nfe']:.2f} | "
-            f"{row['official']['nfe']:.2f} |"
-        )
     return [*lines, ""]
 
 

@@ -13,8 +13,6 @@ ROUTINES: dict[str, str] = {
     "daedal_llada": "With `official=True`: an insertion beyond the largest canvas drops its end, "
     "decided or not, and an answer without an end of text stays as long as it is. Rows of a batch "
     "do not see the padding of shorter prompts.",
-    "rho_eos_llada": "With `official=True`: a cut may drop decided text. The signal is that of the "
-    "released code; `signal=density` is the paper's.",
     "llada21_edit": "Replayed on a canvas that ends with a block, as the official one does before "
     "its text is cut.",
     "remdm_llada": "The official routine samples at temperature 1; recorded and replayed is its "
@@ -23,8 +21,6 @@ ROUTINES: dict[str, str] = {
     "of text the official code fills to the end.",
     "dpad_dream": "As for LLaDA, and `blocks(force_first=True)` where cached: the opening pass of "
     "a block commits exactly its first position.",
-    "streaming_dllm_llada": "Behind an end of text the official code fills to the end.",
-    "streaming_dllm_dream": "As for LLaDA, and `blocks(force_first=True)`.",
     "t2m_remask_llada2": "As `llada21_edit`; with `block(official=True)`, because the released "
     "code keeps the keys and values of a block's last forward, without what that decided.",
     "window_diffusion_dream": "With `whole(force_first=...)`: a refresh commits exactly the first "
@@ -56,10 +52,6 @@ ROUTINES: dict[str, str] = {
     "apd_dream": 'With `speculate(rule="apd", search="apd")`; its baseline from left to right with '
     "`threshold(tau=0)+blocks`. The official code keeps the verifier's logits of the last token, "
     "this one feeds that token again, with the draft.",
-    "saber_llada": "With `official=True` and `cumulative_blocks`.",
-    "slowfast_llada": "With cache `slowfast`, which leaves out what lies behind a cycle as the "
-    "official code does.",
-    "slowfast_dream": "As for LLaDA.",
     "localleap_llada": "A third-party copy of the authors' code.",
     "localleap_dream": "A third-party copy of the authors' code.",
     "learn2pd_llada": "With random filters of the stated size: the authors' filter is not public.",
@@ -115,8 +107,6 @@ METHODS: dict[tuple[str, str], str] = {
     "those after temperature and filters. Of the masks of a block only the run that is judged is "
     "fed a second time. At equal S hysteresis switches on as in the released code, where the paper "
     "has >=.",
-    ("sampler", "rho"): "A cut stops at decided text, an answer without an end of text gets "
-    "another block.",
     ("sampler", "edit"): "New tokens are committed where the probability reaches the threshold, "
     "in the official code where it exceeds it. The reviser also works with other selectors.",
     (
@@ -126,16 +116,9 @@ METHODS: dict[tuple[str, str], str] = {
     "with fewer steps than positions, where the official code starts at 7/8 of the block's length.",
     (
         "sampler",
-        "stability",
-    ): f"{RECONSTRUCTED}: the rule follows the paper; 0 where a position was "
-    "not predicted in the step before.",
-    (
-        "sampler",
         "append",
     ): "Blocks are appended as block diffusion does; on models without a causal "
     "mask the lookahead is this library's.",
-    ("sampler", "anti_loop"): "SGLang's code was read, not run. At temperature 0 only.",
-    ("sampler", "crop"): f"{RECONSTRUCTED}: the rule follows the paper.",
     ("sampler", "random"): "Recorded orders are replayed; the draws are this library's.",
     ("sampler", "factor"): "The official scan commits the last-ranked position when it alone fails "
     "its bound: a defect, `official=True` has it.",
@@ -167,8 +150,6 @@ METHODS: dict[tuple[str, str], str] = {
     ("sampler", "lopa"): "`k` counts the row as it stands, the official `branching_factor` does "
     "not.",
     ("sampler", "certainty_prior"): "Alone: no official code; the rule is that of a third party.",
-    ("sampler", "pc"): "No official code was readable; the formula is that of a third party, the "
-    "fading with the position that of the paper.",
     ("sampler", "prophet"): "Where no selector keeps a schedule and no `steps` are given, progress "
     "is the decided share; regions other than the answer behind given text are extensions.",
     (
@@ -176,11 +157,6 @@ METHODS: dict[tuple[str, str], str] = {
         "r2",
     ): "The paper's 88 % fewer steps are with its fine-tuned checkpoints; the rules "
     "alone save what `docs/samplers/r2.md` measures.",
-    ("sampler", "saber"): "Ranked by the change of the committed token's own probability; the "
-    "official code takes the likeliest token's (`official=True`).",
-    ("sampler", "saber_accept"): "Tokens that were taken back no longer count in the mean; in the "
-    "official code they do (`official=True`).",
-    ("sampler", "slowfast"): "`early` ends exploring when the end is known, as the text suggests.",
     ("sampler", "wino"): "Given positions are never taken back.",
     ("sampler", "dcd"): "Each row has its own window; the official code shares one over a batch.",
     (
@@ -199,14 +175,11 @@ METHODS: dict[tuple[str, str], str] = {
     ("cache", "delayed"): "Where logits are shifted, the row left of what is computed is computed "
     "again and predicts its first position; `official=True` has the released code's shift.",
     ("cache", "d2f"): "Keeps no logits: where they are shifted, one row more is computed.",
-    ("cache", "surelock"): "No official code was at hand: the rule follows the paper's abstract, "
-    "without its optional gate by confidence. Compared are only steps that both saw the token, and "
-    "the threshold is this library's.",
     ("cache", "elastic"): "Could not be recorded; the rule follows paper and code.",
     ("cache", "block"): "Exact by construction: equals no cache on block-causal models (tested).",
     ("cache", "vicinity"): "Not recorded: the rule follows dInfer's code.",
     ("cache", "window_diffusion"): "Speed-ups of up to 99x are the paper's, with long canvases of "
-    "8B models; `docs/caches.md` has what was measured here.",
+    "8B models; `docs/reference/caches.md` has what was measured here.",
 }
 
 # Registered drafting part -> where it deviates from its paper, and how it was checked.  No official

@@ -27,14 +27,13 @@ from dllm.eval.tasks import TASKS
 from dllm.request.holes import measured
 from dllm.request.prompts import encode, encode_continuation, encode_text
 
-from report import RESULTS, write  # isort: skip
+from harness import RESULTS, write  # isort: skip
 
 CAP = 96
 FIXED = (8, 12, 16, 24, 32, 48, 64, CAP)
 RULES = (
-    "append(block=16)", "append(block=16, lookahead=0)", "append(block=32)", "crop(tau=0.5)",
-    "crop(tau=0.1)", "crop(tau=0.01)", "rho(initial=16)", "rho(initial=64)",
-    "rho(initial=32, signal=density)", "daedal(initial=16)", "daedal(initial=64)",
+    "append(block=16)", "append(block=16, lookahead=0)", "append(block=32)",
+    "daedal(initial=16)", "daedal(initial=64)",
     "daedal(initial=16, insert=False)",
 )  # fmt: skip
 POOL = 1200  # positions
@@ -134,7 +133,7 @@ def main() -> None:
         print(name, {k: [round(x, 3) for x in v] if isinstance(v, list) else round(v, 3)
                      for k, v in cases[name].items()}, flush=True)  # fmt: skip
     prompts = [example.prompt for example in examples]
-    pools = {str(rule): pool(rule, prompts) for rule in (None, "append(block=16)", "crop(tau=0.1)")}
+    pools = {str(rule): pool(rule, prompts) for rule in (None, "append(block=16)")}
     for rule, found in pools.items():
         print(rule, found, flush=True)
     measured_holes = {"chosen on": holes(12, 0), "fresh": holes(36, 1)}

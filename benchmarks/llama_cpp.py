@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from report import RESULTS, write  # isort: skip
+from harness import RESULTS, write  # isort: skip
 
 TYPES = ("BF16", "Q8_0", "Q4_0")
 SHAPE = {"hidden": 2048, "wide": 5632, "layers": 16, "heads": 16, "vocabulary": 32768}

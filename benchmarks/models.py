@@ -1,4 +1,4 @@
-"""docs/models.md, from the registry of families.
+"""docs/reference/models.md, from the registry of families.
 
 python benchmarks/models.py [--check]
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dllm.models import Family, families
 
-PAGE = Path(__file__).parents[1] / "docs" / "models.md"
+PAGE = Path(__file__).parents[1] / "docs" / "reference" / "models.md"
 HEAD = """# Models
 
 Every checkpoint loads into a class of transformers by its hub id, its folder, or from memory:
@@ -81,4 +81,4 @@ if __name__ == "__main__":
     if "--check" not in sys.argv:
         PAGE.write_text(page(), encoding="utf-8")
     elif PAGE.read_text(encoding="utf-8") != page():
-        sys.exit("docs/models.md is not what the registry says: run python benchmarks/models.py")
+        sys.exit("docs/reference/models.md is stale: run python benchmarks/models.py")

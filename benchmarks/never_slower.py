@@ -29,8 +29,7 @@ import dllm
 from dllm.drafting.dflash.drafter import BlockDrafter
 from dllm.drafting.length.rate import Rate
 
-from real import load_verifier  # isort: skip
-from report import RESULTS, write  # isort: skip
+from harness import RESULTS, load_verifier, write  # isort: skip
 
 KINDS = ("random words", "another language", "temperature 1.5")
 

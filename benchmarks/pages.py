@@ -1,5 +1,4 @@
-"""Write docs/samplers/, a page per method with what it costs and a picture of its commit order, and
-docs/gallery.md, all pictures on one page.
+"""Write docs/samplers/, a page per method with what it costs and a picture of its commit order.
 
     python benchmarks/pages.py
 
@@ -25,7 +24,7 @@ import dllm
 from dllm.core.capabilities import LEFT_TO_RIGHT
 from dllm.samplers import SAMPLERS
 
-from report import RESULTS  # isort: skip
+from harness import RESULTS  # isort: skip
 
 FOLDER = Path(__file__).parents[1] / "docs" / "samplers"
 PROMPT = "Tom has 23 apples. Tom buys 12 more. Then Tom loses 7. How many apples does Tom have?"
@@ -41,8 +40,6 @@ PAGES = {
     "threshold": ("threshold", "The default. Fast wherever the model is sure, careful where not."),
     "factor": ("factor", "Like `threshold`, but asks for more certainty the more is committed at "
                "once; no probability to tune."),
-    "capped_threshold": ("capped_threshold", "Fast-dLLM's rule for uncached Dream. Elsewhere "
-                         "`threshold` is simpler and faster."),
     "eb": ("eb", "When a bound on the joint error of a step is wanted instead of one per token."),
     "dparallel": ("dparallel", "With distilled dParallel checkpoints; otherwise `threshold`."),
     "d3llm": ("d3llm", "With d3LLM's distilled checkpoints only; cache `delayed`."),
@@ -56,7 +53,6 @@ PAGES = {
     "adablock": ("adablock", "Structured text, with lines or steps: blocks end where units end."),
     "dcd": ("dcd", "When errors gather at block borders: uncertain positions may wait."),
     "dsb": ("dsb", "Like `dcd` with less state; the window follows the number of commits."),
-    "slowfast": ("slowfast", "Long answers that settle from the left in spans."),
     "prophet": ("prophet", "Answers whose end is what counts, e.g. `prophet(start=...)` with "
                 "`constraints`; stops refining once the answer is clear."),
     "ete": ("ete", "Where `threshold` keeps falling back to one token per step. Experimental: "
@@ -67,22 +63,14 @@ PAGES = {
     "wino": ("wino", "When early mistakes should be taken back. Feeds the block twice, no cache."),
     "edit": ("edit", "With LLaDA2.1 and other checkpoints trained to edit; its remasking modes "
              "(`edit(mode=low_prob)`) need no training. Low thresholds first, repair after."),
-    "anti_loop": ("anti_loop+edit", "Where editing fills a block with one token: repeating the "
-                  "token to the left costs something."),
     "s2d2": ("s2d2", "With block-diffusion models (SDAR, LLaDA2, Fast-dLLM v2's kind) and cache "
              "`block`: a forward that verifies costs about two blocks."),
     "remdm": ("remdm", "More forwards for better text: the least sure tokens of a block are "
               "written again and again before it closes."),
-    "saber": ("saber", "Code: accelerates as the text becomes certain and takes back what sank."),
     "learn2pd": ("learn2pd", "With a filter trained on your model (`dllm train filter`)."),
-    "pc": ("pc", "Plans and puzzles, where frequent tokens come too early; needs token counts."),
     "dawn": ("dawn", "When tokens of one phrase should not be decided blindly side by side; reads "
              "the attention of the last layers, so without a cache."),
     "wedlm": ("wedlm", "Streams from left to right and looks a little ahead."),
-    "streaming": ("streaming", "Long canvases, with cache `streaming`: the threshold falls as the "
-                  "block fills."),
-    "stability": ("stability+threshold", "With any selector: positions about which the model has "
-                  "just changed its mind wait. Needs memory for distributions."),
     "certainty_prior": ("certainty_prior", "A gentle left-to-right order without blocks."),
 }  # fmt: skip
 
@@ -201,23 +189,6 @@ def picture(result: Any, pieces: list[str]) -> str:
     )
 
 
-def gallery(cards: Iterable[tuple[str, str, int]]) -> str:
-    """All pictures on one page: (name, specification, forwards) of each."""
-    lines = [
-        "# Gallery", "",
-        "The order in which each sampler commits the tokens of one answer by the bundled model, "
-        "from light (early) to dark (late); the number is the step.  Tokens of one step were "
-        "decided in parallel.", "",
-        f"The question: {PROMPT}", "", '<div class="grid cards" markdown>', "",
-    ]  # fmt: skip
-    for name, spec, forwards in cards:
-        lines += [
-            f"- [`{spec}`](samplers/{name}.md): {forwards} forwards", "",
-            f"    ![commit order of {name}](samplers/{name}.svg)", "",
-        ]  # fmt: skip
-    return "\n".join([*lines, "</div>", "", "Made by `python benchmarks/pages.py`.", ""])
-
-
 def example(model: dllm.DiffusionModel, spec: str) -> tuple[dllm.Result, str]:
     """The example in blocks of `BLOCK` positions, so that several steps are seen, or as the sampler
     has it where it knows no blocks; and the options of the command that writes the same."""
@@ -237,7 +208,6 @@ def main() -> None:
     FOLDER.mkdir(parents=True, exist_ok=True)
     index = ["# Samplers", "", "| name | what it does | forwards on the example |",
              "| --- | --- | --- |"]  # fmt: skip
-    cards = []
     for name, (spec, advice) in PAGES.items():
         cls = SAMPLERS[name]
         order, forwards = "None: the bundled model, which is bidirectional, is refused.\n", "-"
@@ -251,7 +221,6 @@ def main() -> None:
                 f"positions computed.\n\n![commit order]({name}.svg)\n\n```\n{result.text}\n```\n"
             )
             forwards = str(result.nfe)
-            cards.append((name, spec, result.nfe))
         text = re.sub(r"``([^`]*)``", r"`\1`", inspect.cleandoc(cls.__doc__ or ""))
         summary, _, body = text.partition("\n\n")
         paper = f"*{cls.paper}*, arXiv [{cls.arxiv}](https://arxiv.org/abs/{cls.arxiv})"
@@ -263,7 +232,6 @@ def main() -> None:
         (FOLDER / f"{name}.md").write_text(page, encoding="utf-8")
         index.append(f"| [{name}]({name}.md) | {summary.splitlines()[0]} | {forwards} |")
         print(f"{name:20} {forwards:>3} forwards", flush=True)
-    (FOLDER.parent / "gallery.md").write_text(gallery(cards), encoding="utf-8")
     index += against_papers(outcome)
     index += ["", f"The example: {PROMPT}", "", "Made by `python benchmarks/pages.py`."]
     (FOLDER / "index.md").write_text("\n".join(index) + "\n", encoding="utf-8")

@@ -23,8 +23,7 @@ import torch
 import dllm
 from dllm.eval.tasks import TASKS
 
-from real import smollm2  # isort: skip
-from report import RESULTS, kernels, write  # isort: skip
+from harness import RESULTS, kernels, smollm2, write  # isort: skip
 
 SETTINGS = (
     None, "int8", "int8(head=False)", "int8(embeddings=True)", "int4(group=32)", "int4(group=64)",

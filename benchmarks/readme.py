@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 
 from dllm.eval.measure import Record
-from dllm.eval.metrics import holm, paired, wilson
+from dllm.eval.metrics import holm, paired
 from dllm.eval.plot import multiples, pareto
 from dllm.eval.report import COMMON, REFERENCE, area_table, cache_table, fastest_table
 from dllm.eval.report import markdown as table
 from dllm.eval.sweep import Journal
 
 from cache_memory import plot  # isort: skip
-from report import RESULTS  # isort: skip
+from harness import RESULTS  # isort: skip
 from samplers import flags  # isort: skip
 from step_tables import official  # isort: skip
 from tables import conditions, joining, load, pages, setting  # isort: skip
@@ -34,46 +34,12 @@ SWEEP = "readme.jsonl"  # of `dllm bench --preset readme`
 KNOWN_CACHES = ("none", "dual", "dkv", "window_diffusion")
 
 
-def accuracy_table(result: dict[str, Any]) -> str:
-    """One row per task, one column per way of decoding, percent with 95 % intervals."""
-    columns = {
-        f"{model}, {way}": by_task
-        for model, ways in result["accuracy"].items()
-        for way, by_task in ways.items()
-    }
-    rows = []
-    for task in next(iter(columns.values())):
-        cells = []
-        for by_task in columns.values():
-            low, high = wilson(round(by_task[task] * result["examples"]), result["examples"])
-            cells.append(f"{100 * by_task[task]:.1f} ({100 * low:.0f}–{100 * high:.0f})")
-        rows.append([f"`{task}`", *cells])
-    note = f"Percent right of {result['examples']} held-out prompts, with 95 % intervals.\n\n"
-    return note + table(["task", *columns], rows)
-
-
 def speed() -> str:
     """Ratios, each measured side by side in one run."""
-    head, step = load("kernels_llada"), load("step_cost")
+    head = load("kernels_llada")
     parts = [
-        f"Float32, torch {step['machine']['torch']}, transformers "
-        f"{step['machine']['transformers']}.  Ratios come from one run each; compare them, not "
-        "seconds.",
-        "**A step costs little beside its forward** (time of a step outside the backbone and the "
-        f"bare head product; {conditions(step)}):",
-        table(
-            ["model", "cache", "rows", "outside the forward", "share of the forward"],
-            [
-                [
-                    c["model"],
-                    f"`{c['cache']}`",
-                    str(c["batch"]),
-                    f"{c['rest_us'] / 1e3:.2f} ms",
-                    f"{100 * c['rest_share']:.1f} %",
-                ]
-                for c in step["cases"]
-            ],
-        ),
+        f"Float32, torch {head['machine']['torch']}.  Ratios come from one run each; compare them, "
+        "not seconds.",
         "**Logits are never stored**: statistics of R positions at LLaDA's head shape "
         "(4096 → 126,464) against the bare matrix product, and extra memory against the float64 "
         f"softmax over all logits of the official loops ({conditions(head)}):",
@@ -116,7 +82,7 @@ def front(records: list[Record]) -> str:
         f"{', '.join(tasks)}: the six that save most, of those shown to lose at most 5 points "
         "against one token per step "
         f"([all {len({record.method for record in plain})}, and what this does not show]"
-        "(docs/results.md#every-sampler-along-its-knob)):\n\n"
+        "(docs/results/samplers.md#every-sampler-along-its-knob)):\n\n"
         + fastest
         + f"\n\nTimes: {machine['threads']} threads of an {machine['cpu']}"
         + (f"; of {', '.join(others)}: another, busy machine." if others else ".")
@@ -208,8 +174,9 @@ def areas(records: list[Record]) -> str:
     """The area under every curve of the sweep."""
     return (
         "Area under the curve of accuracy over tokens per forward (dense AUP, see "
-        "[eval](eval.md)) of `dllm bench --preset readme`; larger is better.  Bootstrap intervals; "
-        "the third column compares draw by draw on the same prompts, and an interval with 0 in it "
+        "[evaluation](../evaluation.md)) of `dllm bench --preset readme`; larger is "
+        "better.  Bootstrap intervals; the third column compares draw by draw on the "
+        "same prompts, and an interval with 0 in it "
         "is no ranking.\n\n" + area_table([record for record in records if record.cache == "none"])
     )
 
@@ -282,7 +249,7 @@ def main() -> None:
     records = sweep()
     parts = pages(ROOT / "docs") | {
         ROOT / "README.md": {"samplers": front(records), "caches": headline_caches()},
-        ROOT / "docs" / "results.md": {
+        ROOT / "docs" / "results" / "samplers.md": {
             "methods": methods(load("samplers")),
             "areas": areas(records),
             "sweep": samplers(records),
@@ -290,14 +257,11 @@ def main() -> None:
             "fast_dllm": official(load("fast_dllm")),
             "joining": joining(load("engine")),
         },
-        ROOT / "dllm" / "nano" / "README.md": {
-            "accuracy": accuracy_table(load("nano")) + "\n" + accuracy_table(load("nano_ar"))
-        },
     }
     if not options.check:
-        pareto(records, [ROOT / "docs" / "pareto.svg"])
-        plot(load("cache_memory")["cases"], ROOT / "docs" / "cache_memory.svg")
-        multiples(records, [ROOT / "docs" / "methods.svg"])
+        pareto(records, [ROOT / "docs" / "results" / "pareto.svg"])
+        plot(load("cache_memory")["cases"], ROOT / "docs" / "reference" / "cache_memory.svg")
+        multiples(records, [ROOT / "docs" / "results" / "methods.svg"])
         multiples(records, [ROOT / "docs" / "overview.svg"], shown(records), across=2)
     stale = []
     for path, contents in parts.items():

@@ -29,16 +29,16 @@ from dllm.eval.tasks import TASKS
 from dllm.kernels.noise import uniform
 from dllm.samplers import Prediction, compose
 
-from report import RESULTS, write  # isort: skip
+from harness import RESULTS, write  # isort: skip
 
 BASELINE = "threshold"
 METHODS = (
-    BASELINE, "llada", "dream", "factor", "capped_threshold", "eb", "dparallel", "d3llm",
+    BASELINE, "llada", "dream", "factor", "eb", "dparallel", "d3llm",
     "localleap", "hierarchical", "klass", "r2", "threshold+credit", "adablock",
-    "adablock+localleap", "dcd", "dsb", "slowfast", "prophet", "threshold+prophet", "ete", "lopa",
-    "freedave", "freedave(threshold(tau=0.95))", "wino", "saber", "learn2pd", "learn2pd+eotp",
-    "pc", "certainty_prior", "streaming", "edit", "edit(mode=low_prob)", "stability+threshold",
-    "dawn", "wedlm", "remdm", "anti_loop+edit",
+    "adablock+localleap", "dcd", "dsb", "prophet", "threshold+prophet", "ete", "lopa",
+    "freedave", "freedave(threshold(tau=0.95))", "wino", "learn2pd", "learn2pd+eotp",
+    "certainty_prior", "edit", "edit(mode=low_prob)",
+    "dawn", "wedlm", "remdm",
 )  # fmt: skip
 BRANCHING = {"ete", "lopa", "freedave", "freedave(threshold(tau=0.95))", "wino", "dawn", "s2d2"}
 

@@ -4,7 +4,7 @@
     python benchmarks/serving.py --model 135M --rates 0.7 1.5 3 --requests 24
     python benchmarks/serving.py engine              # the same without HTTP, see below
     python benchmarks/serving.py overhead            # HTTP and queue at one client, 135M shape
-    python benchmarks/readme.py                      # then: the tables of docs/serving-reference.md
+    python benchmarks/readme.py                      # then: the tables of its page
 
 The client is open: requests arrive as a Poisson process, whatever became of those before.  The
 modes share the server, the engine and its cache:
@@ -47,7 +47,7 @@ import numpy as np
 
 from dllm.core.errors import DllmError
 
-from report import RESULTS, write  # isort: skip
+from harness import RESULTS, write  # isort: skip
 
 MODES = ("continuous", "static", "equal", "serial")
 ROWS = 16
@@ -60,7 +60,7 @@ WATCHED = 4  # every fourth request asks for drafts, the price of which others n
 
 def load(name: str) -> Any:
     """The model that is served."""
-    from shapes import llada_135m
+    from harness import llada_135m
 
     import dllm
 
@@ -92,8 +92,8 @@ def batch(scheduler: Any, admit: Callable[[], Any], equal: bool) -> Any:
     entering = list(islice(scheduler.waiting, ROWS))
     longest = max((request.size for request in entering), default=0)
     for request in entering if equal else ():
-        ids, draft, _, _, *rest = request.make.args
-        request.make = partial(request.make.func, ids, draft, longest, longest, *rest)
+        *before, _, _, fixed, repetition = request.make.args
+        request.make = partial(request.make.func, *before, longest, longest, fixed, repetition)
         request.positions += longest - request.size
         request.size = longest
     return admit()
@@ -259,21 +259,22 @@ def drive(
     draft, the first final text and the end.  ``steps`` gets the seconds of steps by their rows."""
     from dllm.cache import compose
     from dllm.engine import Engine
-    from dllm.request.preparation import Preparation
+    from dllm.request.requests import answering, recipe_for
     from dllm.runtime.events import final_end
     from dllm.runtime.scheduler import Scheduler
 
     cache = compose(CACHE, model.family.name)
     rows = 1 if mode == "serial" else ROWS
     engine = Engine(model, cache, most=rows * model.facts.context_length, max_batch_size=rows)
-    scheduler = Scheduler(model, engine)
+    scheduler = Scheduler(engine)
     if mode in ("static", "equal"):
         scheduler._admit = partial(batch, scheduler, scheduler._admit, mode == "equal")
     made = []
     for one in work:
         length = one["max_tokens"]
         how = {"max_new_tokens": length, "min_new_tokens": length, "block_length": BLOCK}
-        made += Preparation.of(model, one["sampler"], CACHE, None, how).prompts([one["prompt"]])
+        recipe = recipe_for(model, one["sampler"], None, how)
+        made += answering(model, recipe, [one["prompt"]])
     arrived = dict(zip(made, arrivals, strict=True))
     times: dict[Any, dict[str, float]] = {request: {} for request in made}
     coming, clock = list(reversed(made)), 0.0
@@ -409,7 +410,7 @@ def main() -> None:
     if given.what in ("load", "engine"):
         run = measure if given.what == "load" else on_the_clock
         write(file, run(given.model, given.rates, given.requests, given.seeds))
-    picture = RESULTS.parents[1] / "docs" / f"serving{suffix}.svg"
+    picture = RESULTS.parents[1] / "docs" / "reference" / f"serving{suffix}.svg"
     try:
         draw(json.loads(file.read_text()), file.with_suffix(".svg") if given.output else picture)
     except (DllmError, ImportError) as error:  # no matplotlib: the figures stand in the file

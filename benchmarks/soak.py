@@ -200,7 +200,7 @@ def server() -> Iterator[tuple[str, int]]:
 
 
 def main() -> None:
-    from report import RESULTS, write  # isort: skip
+    from harness import RESULTS, write  # isort: skip
 
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seconds", type=float, default=3600)

@@ -40,8 +40,7 @@ from dllm.kernels.statistics import token_statistics
 from dllm.models.quantisation import quantise, read
 from dllm.models.segments import Segment
 
-from report import RESULTS, kernels, write  # isort: skip
-from shapes import llada_135m  # isort: skip
+from harness import RESULTS, kernels, llada_135m, write  # isort: skip
 
 ROWS, KEYS = (8, 32, 64, 192), 192
 BOUND = 0.85

@@ -10,8 +10,8 @@ from typing import Any
 from dllm.eval.report import markdown
 
 from cpu_tables import PROCESSORS  # isort: skip
-from dflash_tables import ablations, aligned, counts, plain, times  # isort: skip
-from report import RESULTS  # isort: skip
+from dflash_tables import counts, plain, times  # isort: skip
+from harness import RESULTS  # isort: skip
 from step_tables import compiled, conditions, dtypes, steps  # isort: skip
 
 Found = dict[str, Any]
@@ -83,18 +83,6 @@ def cache_shapes(result: Found) -> str:
     return "\n\n".join(parts)
 
 
-def cache_accuracy(result: Found) -> str:
-    """Percent right with every cache."""
-    ways = list(dict.fromkeys(case["way"] for case in result["cases"]))
-    cells: dict[str, dict[str, str]] = {}
-    for case in result["cases"]:
-        low, high = 100 * case["low"], 100 * case["high"]
-        cell = f"{100 * case['accuracy']:.1f} ({low:.1f} to {high:.1f})"
-        cells.setdefault(case["cache"], {})[case["way"]] = cell
-    rows = [[f"`{name}`", *(row.get(way, "–") for way in ways)] for name, row in cells.items()]
-    return markdown(["cache", *ways], rows)
-
-
 def cache_memory(result: Found) -> str:
     """Time of a step between refreshes and bytes held, over the length of the prompt."""
     prompts = list(dict.fromkeys(case["prompt"] for case in result["cases"]))
@@ -153,14 +141,6 @@ def draft_rate(result: Found, both: Found) -> str:
     )
 
 
-def verify_curve(result: Found) -> str:
-    """Processor time of a forward by its number of tokens."""
-    curves = result["processor_milliseconds"]
-    counts = list(next(iter(curves.values())))
-    rows = [[name, *(f"{by[k]:.0f}" for k in counts)] for name, by in curves.items()]
-    return f"{conditions(result)}.\n\n" + markdown(["tokens", *counts], rows)
-
-
 def throughput(result: Found) -> str:
     """Tokens per processor second by batch, group and setting."""
     settings = list(dict.fromkeys(cell["setting"] for cell in result["cells"]))
@@ -217,27 +197,6 @@ def _ratio(one: float | None, other: float | None, most: float = math.inf) -> st
     return f"{'≥ ' * (one >= most)}{one / other:.1f}×"
 
 
-def queueing(result: Found) -> str:
-    """What a step's cost allows, by arithmetic."""
-    rows = []
-    for entry in result["borne"]:
-        loads = entry["loads"]
-        rows.append([
-            f"{entry['added']:g}", f"{entry['limit']:g}×",
-            *("–" if load is None else f"{load:.2f}" for load in loads.values()),
-            *(_ratio(loads["continuous"], loads[mode]) for mode in ("static", "equal", "serial")),
-        ])  # fmt: skip
-    modes = list(result["borne"][0]["loads"])
-    head = ["a row adds", "p99 at most", *(f"`{mode}`" for mode in modes),
-            *(f"over `{mode}`" for mode in modes[1:])]  # fmt: skip
-    light = [[f"{entry['added']:g}", *(f"{entry['p50'][mode]:.2f}" for mode in modes)]
-             for entry in result["light"]]  # fmt: skip
-    return markdown(head, rows) + (
-        f"\n\nMedians at a load of {result['load']:g}, in latencies of a request alone:\n\n"
-        + markdown(["a row adds", *(f"`{mode}`" for mode in modes)], light)
-    )
-
-
 def serving_overhead(result: Found) -> str:
     """What HTTP, queue and events cost at one client."""
     low, high = min(result["ratios"]), max(result["ratios"])
@@ -269,41 +228,15 @@ def soaked(result: Found) -> str:
 
 def plot_of(docs: Path, name: str) -> str:
     """The plot beside a table, where there is one."""
-    there = (docs / f"{name}.svg").exists()
+    there = (docs / "reference" / f"{name}.svg").exists()
     return f"\n\n![Latency against load, by mode]({name}.svg)" if there else ""
 
 
 SERVING = {
-    "queueing": queueing, "serving": serving, "serving_engine": serving,
+    "serving": serving, "serving_engine": serving,
     "serving_135m_engine": serving,
     "serving_overhead": serving_overhead, "soak": soaked,
 }  # fmt: skip
-
-
-def lossy(result: Found) -> str:
-    """Lossy accept rules against the verifier's own texts."""
-    rows = []
-    for temperature, rules in result["temperatures"].items():
-        for rule, row in rules.items():
-            points = f"{row['points']:+.1f} ({row['low']:+.1f} to {row['high']:+.1f})"
-            rows.append([
-                temperature, f"`{rule}`", f"{row['saved']:.2f}×", f"{100 * row['same']:.0f} %",
-                "-" if rule == "plain" else points, f"{row['nats']:.3f}",
-                f"{100 * row['deviations']:.1f}",
-            ])  # fmt: skip
-    share = 100 * result["pivotal"] / max(result["labelled"], 1)
-    table = markdown(
-        ["temperature", "rule", "fewer forwards", "same text", "points of accuracy (95 %)",
-         "nats per token", "deviations per 100 tokens"], rows,
-    )  # fmt: skip
-    return (
-        f"`nano-ar` verifies, `nano` drafts 12 tokens, {result['prompts']} held-out prompts "
-        f"(`benchmarks/lossy.py`; counts, not times).\n\n{table}\n\n"
-        "`plain` is the verifier alone, `keyed` the lossless default; `pivot(0.3)` has "
-        f"`threshold=0.3`.  Its classifier was fitted on {result['labelled']:,} refused tokens of "
-        f"other prompts, {share:.0f} % of them pivotal.  Nats per token: how unlikely the texts "
-        "are to the verifier at temperature 1."
-    )
 
 
 def joining(result: Found) -> str:
@@ -351,26 +284,24 @@ def pages(docs: Path) -> dict[Path, dict[str, str]]:
             "heads": heads(load("kernels_llada"), load("kernels_dream")),
             "steps": steps(load("step")), "compiled": compiled(load("cpu_kernels")),
         },
-        docs / "models.md": {
+        docs / "reference" / "models.md": {
             "dtypes": dtypes(load("step")),
             **{name: table(load(file)) for name, (file, table) in PROCESSORS.items()
                if (RESULTS / f"{file}.json").exists()},
         },
-        docs / "caches.md": {
+        docs / "reference" / "caches.md": {
             "costs": cache_costs(load("caches")),
             "shapes": cache_shapes(load("caches")),
             "memory": cache_memory(load("cache_memory")),
-            "accuracy": cache_accuracy(load("cache_accuracy")),
         },
-        docs / "drafting-reference.md": {
+        docs / "reference" / "drafting.md": {
             "drafts": drafts(load("drafting")), "times": draft_times(load("drafting_times")),
             "rate": draft_rate(load("drafting_rate"), load("drafting_times")["overlap"]),
             "times135": draft_times(load("drafting_times_135m")),
-            "curve": verify_curve(load("verify_curve")),
             "throughput": throughput(load("throughput")),
             **drafter_tables(),
         },
-        docs / "serving-reference.md": {
+        docs / "reference" / "http-api.md": {
             name: made(load(name)) + plot_of(docs, name) for name, made in SERVING.items()
             if (RESULTS / f"{name}.json").exists()
         },
@@ -381,14 +312,11 @@ def pages(docs: Path) -> dict[Path, dict[str, str]]:
 def drafter_tables() -> dict[str, str]:
     """Those whose measurements are there."""
     made = {
-        "ablations": ("dflash_ablations", ablations),
-        "ablations-2": ("dflash_2_ablations", ablations), "counts": ("dflash_counts", counts),
+        "counts": ("dflash_counts", counts),
         "counts-2": ("dflash_counts_2", counts),
         "dflash-times": ("dflash_times", times), "dflash-times-2": ("dflash_times_2", times),
         "dflash-times-compiled": ("dflash_times_compiled", times),
         "plain": ("drafting_plain", plain),
-        "aligned": ("deer_nano", aligned),
-        "lossy": ("lossy", lossy),
     }  # fmt: skip
     return {
         name: table(load(file))

@@ -25,8 +25,7 @@ import dllm
 from dllm.eval.speculation import read_questions
 from dllm.request.prompts import encode
 
-from real import load_verifier  # isort: skip
-from report import RESULTS, kernels, write  # isort: skip
+from harness import RESULTS, kernels, load_verifier, write  # isort: skip
 
 THINGS = ("tea", "rain", "bees", "chess", "gold", "trains", "snow", "bread", "maps", "the moon",
           "salt", "roses", "rivers", "clocks", "glass", "cats")  # fmt: skip

@@ -207,7 +207,6 @@ class Cache:
     # Family -> field -> value: what the paper uses there, for fields left at None.
     family_defaults: ClassVar[FamilyDefaults] = {}
     limits: ClassVar[Limits] = {}  # what values its arguments may take
-    statistics: ClassVar[frozenset[str]] = frozenset()  # what it reads of the predictions: "kl"
 
     def __post_init__(self) -> None:
         check_limits(self)
@@ -254,12 +253,10 @@ class Cache:
         """A chance to look at the attention of a layer."""
 
     def after_step(
-        self, canvas: Canvas, slots: Slots, positions: IntArray, logprob: FloatArray,
-        kl: FloatArray | None = None,
-    ) -> None:  # fmt: skip
+        self, canvas: Canvas, slots: Slots, positions: IntArray, logprob: FloatArray
+    ) -> None:
         """A chance to look at the predictions, before anything is decided: of ``positions`` the
-        ``logprob`` of what is proposed and, where `statistics` name it, how far the distribution
-        has moved since the step before, in nats."""
+        ``logprob`` of what is proposed."""
 
 
 C = TypeVar("C", bound=Cache)

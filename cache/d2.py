@@ -96,9 +96,8 @@ class D2Cache(Refreshing):
         layer.memory[layer.index] = layer.stream, layer.attention(layer.stream)
 
     def after_step(
-        self, canvas: Canvas, slots: Slots, positions: IntArray, logprob: FloatArray,
-        kl: FloatArray | None = None,
-    ) -> None:  # fmt: skip
+        self, canvas: Canvas, slots: Slots, positions: IntArray, logprob: FloatArray
+    ) -> None:
         seen = slots.state(Seen)
         seen.masks = canvas.masks()
         if seen.confidence is None:

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from ..core.canvas import Canvas, IntArray
-from ..core.capabilities import BRANCHES, COMMITTED_LOGITS, FRESH_LOGITS
+from ..core.capabilities import BRANCHES, FRESH_LOGITS
 from ..core.limits import COUNT, SHARE, bounds
 from ..core.spec import FamilyDefaults
 from .base import REGION, Cache, Layer, LayerPlan, Plan, Slots, register
@@ -45,7 +45,7 @@ class DLLMCache(Cache):
     """
 
     # rows that a layer does not compute look converged
-    offers = REGION - {BRANCHES, FRESH_LOGITS} | {COMMITTED_LOGITS}
+    offers = REGION - {BRANCHES, FRESH_LOGITS}
     layerwise = True
     keeps = "change"
 

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import numpy as np
 
 from ..core.canvas import SELECTION, Canvas, IntArray
 from ..core.limits import COUNT, NOT_NEGATIVE, bounds, one_of
-from .base import register
-from .suffix import SuffixCache
+from .base import BLOCK, Plan, Slots, register
+from .refresh import Refreshing
 
+BASES = ("none", "prefix", "dual")
 DROPOUTS = ("gaussian", "uniform")
+
+
+@dataclass(slots=True)
+class Suffix:
+    """The ``positions`` behind the window that are fed; ``window``: the block and the end of the
+    window they were chosen for."""
+
+    positions: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
+    window: tuple[int, int] = (-1, 0)
 
 
 @register(
@@ -17,23 +29,29 @@ DROPOUTS = ("gaussian", "uniform")
     paper="DPad: Efficient Diffusion Language Models with Suffix Dropout",
     arxiv="2508.14148",
 )
-class DPadCache(SuffixCache):
+class DPadCache(Refreshing):
     """Keep few of the masks behind the block, drawn once per block; the others do not exist.
 
     Of the ``window`` (128) positions behind the block, the j-th (from 0) stays with probability
     ``scale`` (2) x the density of the standard normal distribution at ``sigma`` (4) x j /
     (``window`` - 1); those beyond it are dropped.  With ``dropout`` "uniform" ``number`` (16) of
-    the first ``window`` positions stay, whichever.  What is kept has its true positions.  The
-    published settings differ by task.  ``base`` (default "prefix"): "none", "prefix" or "dual", as
-    Fast-dLLM's caches.  The method ends a text behind the block that holds its end:
+    the first ``window`` positions stay, whichever.  Given text stays.  What is kept has its true
+    positions; what is left out is not predicted, either.  The published settings differ by task.
+
+    ``base`` (default "prefix"): what else a step computes.  "none": all that it reads; "prefix":
+    the window and what is kept behind it; "dual": the window.  The last two compute all that they
+    read when a block opens.  The method ends a text behind the block that holds its end:
     ``eos_policy="block_contains"``.
     """
 
+    offers = BLOCK
+    by_block = True
     limits = bounds(
-        dropout=one_of(DROPOUTS), window=COUNT, number=NOT_NEGATIVE, sigma=NOT_NEGATIVE,
-        scale=NOT_NEGATIVE
+        base=one_of(BASES), dropout=one_of(DROPOUTS), window=COUNT, number=NOT_NEGATIVE,
+        sigma=NOT_NEGATIVE, scale=NOT_NEGATIVE
     )  # fmt: skip
 
+    base: str = "prefix"
     dropout: str = "gaussian"
     sigma: float = 4.0
     scale: float = 2.0
@@ -41,6 +59,7 @@ class DPadCache(SuffixCache):
     number: int = 16
 
     def kept(self, canvas: Canvas, behind: IntArray) -> IntArray:
+        """Those of the undecided positions ``behind`` the window that stay, ascending."""
         near = behind[behind < canvas.window[1] + self.window]
         if self.dropout == "uniform" and self.number >= len(behind):
             return behind
@@ -50,3 +69,20 @@ class DPadCache(SuffixCache):
         far = self.sigma * (near - canvas.window[1]) / max(self.window - 1, 1)
         kept: IntArray = near[noise < self.scale * np.exp(-(far**2) / 2) / np.sqrt(2 * np.pi)]
         return kept
+
+    def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
+        suffix, (low, high) = slots.state(Suffix), canvas.window
+        due = self.due(canvas, slots)
+        if suffix.window != (canvas.block, high):
+            suffix.window, due = (canvas.block, high), True
+            masked = canvas.masked[high : canvas.length]
+            kept = self.kept(canvas, masked.nonzero()[0] + high)
+            suffix.positions = np.union1d(kept, (~masked).nonzero()[0] + high)
+        ahead = suffix.positions
+        ahead = ahead[(ahead >= high) & (ahead < canvas.length)]
+        read = np.concatenate([np.arange(high), ahead])
+        if due or self.base == "none":
+            return Plan(read, read)
+        if self.base == "dual":
+            return Plan(np.arange(low, high), read)
+        return Plan(read[low:], read)

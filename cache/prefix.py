@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 
 from ..core.canvas import Canvas, IntArray
-from ..core.capabilities import COMMITTED_LOGITS
 from .base import REGION, Plan, Slots, register
 from .refresh import Refreshing
 
@@ -20,7 +19,7 @@ FAST_DLLM = "Fast-dLLM: Training-free Acceleration of Diffusion LLM"
 class PrefixCache(Refreshing):
     """Freeze everything left of the open block; recompute from its start to the end."""
 
-    offers = REGION | {COMMITTED_LOGITS}
+    offers = REGION
     by_block = True
 
     def between(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, Literal, Unpack, overload
 
-from .cache.base import CacheLike
+from .cache.base import CacheLike, compose
 from .core.config import GenerationArguments, GenerationConfig
-from .core.errors import ConfigError, check_switch
-from .models import load
-from .request.preparation import Preparation
+from .core.errors import ConfigError
+from .models import DiffusionModel, load
 from .request.prompts import ManyPrompts, OnePrompt, is_batch
-from .runtime.drive import completed, each, events
+from .request.request import Request
+from .request.requests import answering, engine_for, filling, recipe_for
 from .runtime.events import Event
 from .runtime.result import Result
 from .runtime.scheduler import Scheduler
 from .runtime.streamers import Streamer, feeding
 from .samplers.compose import SamplerLike
 
+DEFAULTS = {"sampler": "threshold", "cache": "none", "config": None, "trace": False}
 ModelLike = Any  # DiffusionModel, PreTrainedModel, hub id, folder or bundled name
 
 
@@ -39,7 +41,6 @@ class CallOptions(FillOptions, total=False):
 class GenerateOptions(CallOptions, total=False):
     """What `generate` takes beside."""
 
-    progress: bool
     streamer: Streamer | None
     repetitions: Sequence[int] | None
 
@@ -69,7 +70,6 @@ def generate(
     chat: bool | None = None,
     n: int = 1,
     trace: bool = False,
-    progress: bool = False,
     streamer: Streamer | None = None,
     repetitions: Sequence[int] | None = None,
     config: GenerationConfig | None = None,
@@ -85,26 +85,24 @@ def generate(
     `dllm.cache.available`.  ``chat``: whether a string goes through the chat template (default:
     when there is one).  ``n``: answers per prompt, each with noise of its own; at temperature 0
     they differ only where the sampler draws, as ``"llada(remasking=random)"`` does.  ``trace``
-    keeps every step in ``result.trace``; ``progress`` shows a bar on stderr; ``streamer`` (one
-    prompt only) receives what is final as it is decided, and drafts where it has ``put_draft``.
-    ``repetitions``: per prompt how many times it was answered before, so that a new answer draws
-    new noise; by default equal prompts of a batch are counted, from 0.  ``config``: a
-    `dllm.GenerationConfig` in place of the checkpoint's defaults; ``arguments``: single fields of
-    it.
+    keeps every step in ``result.trace``; ``streamer`` (one prompt only) receives what is final as
+    it is decided, and drafts where it has ``put_draft``.  ``repetitions``: per prompt how many
+    times it was answered before, so that a new answer draws new noise; by default equal prompts of
+    a batch are counted, from 0.  ``config``: a `dllm.GenerationConfig` in place of the
+    checkpoint's defaults; ``arguments``: single fields of it.
 
     Returns a `Result`, or a list of them for a list of prompts; with ``n`` > 1 a list of ``n`` in
     place of each.  Raises `dllm.DllmError` with one sentence that says what to do.
     """
-    with feeding(streamer) as feed:
-        check_switch("progress", progress)
+    following: Any = nullcontext() if streamer is None else feeding(streamer)
+    with following as feed:
         prompts = list(prompt) if is_batch(prompt) else [prompt]
-        how = Preparation.of(load(model), sampler, cache, config, arguments)
-        requests = how.prompts(prompts, chat, repetitions, n, trace)
+        loaded = load(model)
+        recipe = recipe_for(loaded, sampler, config, arguments)
+        requests = answering(loaded, recipe, prompts, chat, repetitions, n, trace)
         if feed is not None and len(requests) > 1:
             raise ConfigError("a streamer follows one answer: pass prompts one by one")
-        results = completed(
-            Scheduler.of(how, requests), how.sampler.spec if progress else None, feed
-        )
+        results = _scheduler(loaded, cache, requests).completed(None if feed is None else feed.take)
     grouped = [results[i : i + n] for i in range(0, len(results), n)] if n > 1 else results
     return grouped if is_batch(prompt) else grouped[0]
 
@@ -117,16 +115,13 @@ def as_completed(
 
     The iterator may be closed early: what still ran is dropped.
     """
-    how, chat, trace = _prepared(model, options)
-    return each(Scheduler.of(how, how.prompts(list(prompts), chat, repetitions, 1, trace)))
+    return _answering(model, list(prompts), options, repetitions).each()
 
 
 def stream(model: ModelLike, prompt: Any, **options: Unpack[CallOptions]) -> Iterator[Event]:
     """Like `generate`, step by step: yields an `Event` per row and step; the last one of a row
     carries its result."""
-    how, chat, trace = _prepared(model, options)
-    prompts = list(prompt) if is_batch(prompt) else [prompt]
-    return events(Scheduler.of(how, how.prompts(prompts, chat, None, 1, trace)))
+    return _answering(model, list(prompt) if is_batch(prompt) else [prompt], options).events()
 
 
 def infill(
@@ -144,17 +139,28 @@ def infill(
     around the holes stays as it is.  The result's ``text`` is the whole text, ``tokens`` all of its
     ids.
     """
-    how, _, trace = _prepared(model, options, holes=True)
-    request = how.text(text, prompt, trace)
-    return completed(Scheduler.of(how, [request]))[0]
+    given: dict[str, Any] = {**DEFAULTS, **options}
+    sampler, cache, config, trace = map(given.pop, DEFAULTS)
+    loaded = load(model)
+    recipe = recipe_for(loaded, sampler, config, given, holes=True)
+    result: Result = _scheduler(
+        loaded, cache, [filling(loaded, recipe, text, prompt, trace)]
+    ).completed()[0]
+    return result
 
 
-def _prepared(
-    model: ModelLike, options: Mapping[str, Any], holes: bool = False
-) -> tuple[Preparation, bool | None, bool]:
-    """The preparation, whether strings go through the chat template, and whether to trace."""
-    given = dict(options)
-    chat, trace = (None if holes else given.pop("chat", None)), given.pop("trace", False)
-    sampler, cache = given.pop("sampler", "threshold"), given.pop("cache", "none")
-    config: Any = given.pop("config", None)
-    return Preparation.of(load(model), sampler, cache, config, given, holes), chat, trace
+def _answering(
+    model: ModelLike, prompts: list[Any], options: Mapping[str, Any],
+    repetitions: Sequence[int] | None = None,
+) -> Scheduler:  # fmt: skip
+    given = {**DEFAULTS, **options}
+    sampler, cache, config, trace = map(given.pop, DEFAULTS)
+    chat, loaded = given.pop("chat", None), load(model)
+    recipe = recipe_for(loaded, sampler, config, given)
+    requests = answering(loaded, recipe, prompts, chat, repetitions, trace=trace)
+    return _scheduler(loaded, cache, requests)
+
+
+def _scheduler(model: DiffusionModel, cache: CacheLike, requests: Sequence[Request]) -> Scheduler:
+    """The requests, which have one recipe, in the queue of an engine of their own."""
+    return Scheduler.of(engine_for(model, compose(cache, model.family.name), requests), requests)

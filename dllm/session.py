@@ -12,24 +12,24 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from numbers import Real
 from typing import Any, Unpack
 
+from .cache import compose
 from .core.config import GenerationConfig, SessionArguments, SessionConfig
-from .core.declared import MACHINE
+from .core.declared import ANSWER, MACHINE, VERIFIER
 from .core.errors import CancelledError, ConfigError, QueueFullError, short
+from .engine import Engine
+from .engine.work import Work
 from .models import DiffusionModel, load
-from .request.preparation import Preparation
 from .request.request import Request
-from .request.request_maker import Order, RequestMaker
-from .runtime.events import events
+from .request.requests import one_request, recipe_for
+from .runtime.events import Progress, events
 from .runtime.handle import Handle
-from .runtime.scheduler import Progress, Scheduler
+from .runtime.scheduler import Scheduler
 
-DEFAULTS = {"cache": "none", "cuda_graphs": False, "compile": False, "vocabulary": "auto",
-            "exact": True}  # fmt: skip
-PREPARED = ("cache", "sampler", "length", "cuda_graphs", "compile", "drafter", "rule", "controller",
-            "vocabulary", "exact")  # fmt: skip
+Make = Callable[[Any, Any, dict[str, Any]], Request]  # of a prompt, a text to fill, and how
 IDLE_SECONDS = 0.2  # between two looks at deadlines while nothing runs
 
 
@@ -70,12 +70,9 @@ class Session:
     ) -> None:
         self.model, config = load(model), SessionConfig(**how)
         self.max_waiting, self.observe = config.max_waiting, observe
-        given = {name: getattr(config, name) for name in PREPARED}
-        self._how = _prepared(self.model, **given | {"cache": config.cache or "none"})
-        most = config.max_positions or config.max_batch_size * self.model.facts.context_length
-        engine = self._how.engine(most, config.max_batch_size, config.max_batch_tokens)
+        engine, self._make = _opened(self.model, config)
         engine.prefix_cache_tokens(config.prefix_cache_tokens)
-        self._scheduler = Scheduler(self.model, engine)
+        self._scheduler = Scheduler(engine)
         self._handles: dict[Request, Handle] = {}
         self._inbox: deque[tuple[str, Handle]] = deque()  # what other threads want of the engine's
         self._wake = threading.Condition()
@@ -101,28 +98,26 @@ class Session:
         fails with `DeadlineError`.  ``max_events``: see `Handle`.  Raises what is wrong with the
         request, and `QueueFullError`.
         """
-        return self._enqueue(Order.of(prompt, None, how), deadline, max_events)
+        return self._enqueue(prompt, None, how, deadline, max_events)
 
     def infill(
         self, text: Any, *, prompt: Any = None, deadline: float | None = None,
         max_events: int = 64, **how: Any,
     ) -> Handle:  # fmt: skip
         """Ask for the holes of a text to be filled, see `dllm.infill`; returns at once."""
-        return self._enqueue(Order.of(prompt, text, how), deadline, max_events)
+        return self._enqueue(prompt, text, how, deadline, max_events)
 
-    def _request(self, order: Order) -> Request:
-        """The request that ``order`` describes; raises what is wrong with it."""
-        for name in GenerationConfig.fields(MACHINE):
-            if name in order.arguments:
-                raise ConfigError(f"{name} belongs to the session, not to a request: pass it there")
-        return self._how.request(order)
-
-    def _enqueue(self, order: Order, deadline: float | None, max_events: int) -> Handle:
+    def _enqueue(
+        self, prompt: Any, text: Any, how: dict[str, Any], deadline: float | None, max_events: int
+    ) -> Handle:
         if max_events < 1:
             raise ConfigError(f"max_events must be at least 1, not {max_events}")
         if deadline is not None and not (isinstance(deadline, Real) and deadline == deadline):
             raise ConfigError(f"deadline is a number of seconds from now, not {short(deadline)}")
-        request = self._request(order)
+        for name in GenerationConfig.fields(MACHINE):
+            if name in how:
+                raise ConfigError(f"{name} belongs to the session, not to a request: pass it there")
+        request = self._make(prompt, text, how)
         self._scheduler.engine.must_fit(request.recipe, request.positions)
         with self._wake:
             if self._state != "open":
@@ -295,19 +290,46 @@ class Session:
         self._handles.clear()
 
 
-def _prepared(model: DiffusionModel, **how: Any) -> RequestMaker:
-    """What a session's requests have in common.  A model without a mask token verifies, and so does
-    one that can, where a drafter is named."""
-    kind: Any = Preparation
-    verifies = model.facts.mask_token_id is None or how["drafter"] is not None
-    if verifies:
-        from .drafting.preparation import SpeculativePreparation as kind
-    for name in how.keys() - set(kind.SESSION):
-        if how.pop(name) != DEFAULTS.get(name):
+def _opened(model: DiffusionModel, config: SessionConfig) -> tuple[Work[Any, Any], Make]:
+    """The engine of a session, and what makes its requests.  A model without a mask token
+    verifies, and so does one that can, where a drafter is named."""
+    verifies = model.facts.mask_token_id is None or config.drafter is not None
+    theirs = SessionConfig.fields(VERIFIER) if verifies else SessionConfig.fields(ANSWER, MACHINE)
+    for name in config.model_fields_set - theirs.keys():
+        if getattr(config, name) != SessionConfig.model_fields[name].default:
             kinds = ("diffusion", "autoregressive")
-            theirs, own = kinds if verifies else kinds[::-1]
+            other, own = kinds if verifies else kinds[::-1]
             raise ConfigError(
-                f"{name} is for {theirs} models, and {model.name} is decoded as {own}: drop {name}"
+                f"{name} is for {other} models, and {model.name} is decoded as {own}: drop {name}"
             )
-    made: RequestMaker = kind.for_session(model, **how)
-    return made
+    most = config.max_positions or config.max_batch_size * model.facts.context_length
+    return (_verifying if verifies else _masked)(model, config, most)
+
+
+def _masked(model: DiffusionModel, config: SessionConfig, most: int) -> tuple[Work[Any, Any], Make]:
+    sampler, length = config.sampler or "threshold", config.length
+    engine = Engine(
+        model, compose(config.cache or "none", model.family.name), most=most,
+        max_batch_size=config.max_batch_size, max_batch_tokens=config.max_batch_tokens,
+        cuda_graphs=config.cuda_graphs, compile=config.compile,
+    )  # fmt: skip
+    recipe = recipe_for(model, sampler, None, {} if length is None else {"length": length})
+    if config.sampler is not None:  # what every request that names none would be refused for
+        engine.check(recipe)
+    return engine, partial(one_request, model, sampler, length)
+
+
+def _verifying(
+    model: DiffusionModel, config: SessionConfig, most: int
+) -> tuple[Work[Any, Any], Make]:
+    from .drafting import recipe as drafted
+    from .drafting.engine import SpeculativeEngine
+
+    recipe = drafted.of_session(model, config)
+    engine = SpeculativeEngine(
+        model, taps=recipe.taps, exact=config.exact, most=most,
+        max_batch_size=config.max_batch_size, max_batch_tokens=config.max_batch_tokens,
+    )  # fmt: skip
+    engine.check(recipe)
+    own = {"drafter": recipe.drafter, "rule": config.rule, "controller": recipe.controller}
+    return engine, partial(drafted.one_request, model, own, config.vocabulary)

@@ -41,8 +41,6 @@ class Knob:
 KNOBS: dict[str, Knob] = {
     "llada": Knob("llada(steps={})", SHARES),
     "dream": Knob("dream(steps={})", SHARES),
-    "capped_threshold": Knob("capped_threshold(steps={})", SHARES),
-    "pc": Knob("pc+llada(steps={})", SHARES),
     "certainty_prior": Knob("certainty_prior+llada(steps={})", SHARES),
     "random": Knob("random+llada(steps={})", SHARES),
     "margin": Knob("margin+llada(steps={})", SHARES),
@@ -58,7 +56,6 @@ KNOBS: dict[str, Knob] = {
     "hierarchical": Knob("hierarchical(threshold={})", TAUS),
     "localleap": Knob("localleap(tau_r={})", (0.9, 0.8, 0.75, 0.6, 0.5, 0.3)),
     "r2": Knob("r2(spatial_threshold={})", (0.9, 0.8, 0.7, 0.6, 0.5)),
-    "saber": Knob("saber(n={})", (2, 4, 8, 16)),
     "wino": Knob("wino+wino_draft(tau1={})", (0.9, 0.8, 0.7, 0.6, 0.5)),
     "ete": Knob("ete(tau={})", TAUS),
     "prophet": Knob(
@@ -77,7 +74,6 @@ WITHOUT = {  # registered parts that have no curve of their own, and why
     "blocks": "the window of every sampler that brings no other",
     "prob": "the score of every sampler that brings no other",
     "eos": "the end of every sampler that brings no other",
-    "saber_accept": "complete only with saber",
     "wino_draft": "complete only with wino",
 }
 

@@ -26,19 +26,19 @@ from tqdm import tqdm
 
 from ..api import as_completed
 from ..cache import compose as compose_cache
-from ..core.config import FORMATS, GenerationConfig
+from ..core.config import FILTERS, FORMATS, GenerationConfig
 from ..core.errors import ConfigError, UnknownNameError
 from ..likelihood.scoring import Score, ScoreRequest, Scoring, score_requests
 from ..models import load
 from ..request.prompts import chat_openings, encode_chat, encode_text
-from ..request.request_maker import occurrences
+from ..request.requests import occurrences
 from ..samplers import compose as compose_sampler
 from .ranks import Ranks
 from .usage import Scored, Usage, whole
 
 LOG = logging.getLogger(__name__)
 LENGTH_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_length")
-SAMPLING = ("temperature", "top_p", "top_k", "min_p")
+SAMPLING = ("temperature", *FILTERS)
 
 
 @register_model("dllm")

@@ -22,7 +22,7 @@ from ..core.errors import DllmError, one_line
 from ..engine.graphs import uncaptured
 from ..kernels import linear, noise
 from ..kernels.rotation import rotate_scatter
-from ..kernels.statistics import token_statistics
+from ..kernels.statistics import Filters, token_statistics
 from ..models import DiffusionModel, load
 from .cost import Rates, Shape, step_cost
 from .machine import machine
@@ -83,7 +83,7 @@ def statistics(device: str) -> Iterator[Check]:
     hidden = 2 * torch.randn(48, 256, generator=generator)
     weight = torch.randn(5000, 256, generator=generator) / 16
     keys = noise.pack_keys([(1, 0, row, 2) for row in range(48)], device)
-    cases: list[dict[str, Any]] = [{"top": 4}, {"temperature": 0.8, "noise_keys": keys}]
+    cases: list[dict[str, Any]] = [{"top": 4}, {"filters": Filters(0.8), "noise_keys": keys}]
     for backend in backends(device):
         for dtype in (torch.float32, torch.bfloat16):
             rows, head = hidden.to(device, dtype), weight.to(device, dtype)

@@ -1,9 +1,8 @@
-"""The fastest setting that is as good as one token per step: successive halving, then a proof.
+"""The fastest setting that is as good as one token per step: a screening, then a confirmation.
 
-All candidates answer the same prompts as the baseline.  Each rung brings new prompts, drops what is
-clearly worse and keeps the cheapest share of the rest.  The fastest of one sample may be so by
-luck: a few finalists are confirmed, cheapest first, on prompts that had no part in choosing them,
-at a level that allows for their number.
+All candidates answer the same screening prompts as the baseline; the cheapest that may be as good
+are the finalists.  The fastest of one sample may be so by luck: finalists are confirmed, cheapest
+first, on prompts that had no part in choosing them, at a level that allows for their number.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from itertools import accumulate
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
@@ -71,7 +69,8 @@ class Choice:
     confirmed: bool
 
 
-# What a search tries after its first round: one of each kind that saves most of a forward.
+# What the finalists of a first screening are tried with: a cache of each kind that saves most of a
+# forward.
 CACHES = ("prefix", "dual", "dkv", "dllm_cache", "block", "wedlm")
 
 Progress = Callable[[str, Sequence[Candidate]], None]
@@ -81,19 +80,18 @@ Progress = Callable[[str, Sequence[Candidate]], None]
 class Tuning:
     """How to search.  ``keep``: share of the baseline's accuracy to preserve; ``tolerance``: how
     far below that the lower end of the 95 % interval may lie (an interval has a width, also where
-    two settings never differ); ``rungs``: new prompts per task in each round; ``eta``: one in so
-    many survives a rung; ``finalists``: how many are put to the proof at most, each with an
-    interval of 1 - 0.05 / their number (Bonferroni); ``confirm``: prompts per task of the proof;
-    ``by``: what to save; ``caches``: those that the survivors of the first round are crossed with,
-    as far as the model can run them; ``timings``: runs of the baseline and each finalist where
-    seconds are saved.  The prompts of rounds and proof are different ones."""
+    two settings never differ); ``screen``: prompts per task that all candidates answer;
+    ``finalists``: how many settings are confirmed at most, each with an interval of 1 - 0.05 /
+    their number (Bonferroni); ``confirm``: prompts per task for that, which are different ones;
+    ``by``: what to save; ``caches``: those that finalists are crossed with and screened again, as
+    far as the model can run them; ``timings``: runs of the baseline and each finalist where seconds
+    are saved."""
 
     tasks: Sequence[str]
     keep: float = 0.99
     tolerance: float = 0.05
-    rungs: Sequence[int] = (16, 48, 96)
+    screen: int = 96
     confirm: int = 200
-    eta: int = 3
     finalists: int = 5
     by: str = "seconds"
     seed: int = 0
@@ -108,10 +106,9 @@ class Tuning:
             raise UnknownNameError("cost", self.by, COSTS)
         if not self.tasks:
             raise ConfigError("there is no task to tune on: pass tasks=[...] (--task), e.g. 'sort'")
-        if min(*self.rungs, self.confirm, self.finalists, self.timings, self.eta - 1) < 1:
+        if min(self.screen, self.confirm, self.finalists, self.timings) < 1:
             raise ConfigError(
-                "rungs and confirm count prompts, finalists settings, timings runs, all from 1; "
-                "eta is from 2"
+                "screen and confirm count prompts, finalists settings, timings runs: all from 1"
             )
 
 
@@ -159,45 +156,42 @@ def tune(
     check_enough(how, len(candidates) * (1 + len(how.caches)))
     identity = fingerprint(model)
     tasks = {name: problems(name) for name in how.tasks}
-    # One order of each task's prompts, cut into rounds.  Seed 0 leaves files as they stand, maybe
-    # sorted by difficulty, so it is not used.
-    starts = [0, *accumulate(how.rungs)]
+    # One order of each task's prompts, cut in two.  Seed 0 leaves files as they stand, maybe sorted
+    # by difficulty, so it is not used.
     for task in tasks.values():
-        draw(task, starts[-1] + how.confirm, how.seed + 1)  # too few are refused now
+        draw(task, how.screen + how.confirm, how.seed + 1)  # too few are refused now
 
-    def answer(setting: Setting, n: int, start: int) -> list[Record]:
+    def answer(setting: Setting, n: int, start: int) -> Candidate:
         cells = [Cell(name, setting, n, how.seed + 1, how.rows, start) for name in tasks]
-        return [measure(model, tasks[cell.task], cell, identity) for cell in cells]
+        records = [measure(model, tasks[cell.task], cell, identity) for cell in cells]
+        return Candidate(setting, records)
 
-    def answered(them: Sequence[Candidate], n: int, start: int) -> list[Candidate]:
+    def screened(settings: Sequence[Setting]) -> list[Candidate]:
         able = []
-        for who in them:
-            with suppress(RefusedError):  # e.g. a sampler whose trained part is not there
-                who.records += answer(who.setting, n, start)
-                able.append(who)
+        for setting in settings:
+            if refusal(setting) is None:
+                with suppress(RefusedError):  # e.g. a sampler whose trained part is not there
+                    able.append(answer(setting, how.screen, 0))
         return able
 
-    base = Candidate(baseline)
-    alive = [Candidate(setting) for setting in candidates if refusal(setting) is None]
-    for n, start in zip(how.rungs, starts, strict=False):
-        base.records += answer(baseline, n, start)
-        alive = survivors(answered(alive, n, start), base, how)
-        if not start and how.caches:
-            also = crossed(alive, how.caches)
-            alive = survivors(alive + answered(also, n, start), base, how)
-        progress(f"{start + n} prompts per task", alive)
-    proof = Candidate(baseline, answer(baseline, how.confirm, starts[-1]))
+    base = answer(baseline, how.screen, 0)
+    finalists = survivors(screened(candidates), base, how)
+    if how.caches:
+        progress("screened without a cache", finalists)
+        crossings = crossed([who.setting for who in finalists], how.caches)
+        finalists = survivors(finalists + screened(crossings), base, how)
+    progress("screened", finalists)
+    proof = answer(baseline, how.confirm, how.screen)
     if not any(proof.right):
         raise ConfigError(
             f"one token per step solves none of {len(proof.right)} prompts of "
             f"{', '.join(how.tasks)}: there is no accuracy to keep; choose a task the model can do"
         )
-    finalists = alive[: how.finalists]
     slowest: dict[str, float] = {}
     if how.by == "seconds":  # one timing says little: the worst of each against the baseline's best
         spans = timings(
             [who.setting for who in (base, *finalists)],
-            lambda setting: Candidate(setting, answer(setting, how.rungs[-1], starts[-2])),
+            lambda setting: answer(setting, how.screen, 0),
             how.timings,
         )
         quickest = min(spans.pop(0))
@@ -205,7 +199,7 @@ def tune(
         finalists.sort(key=lambda who: slowest[who.setting.label])
     z = _z(len(finalists))
     for who in finalists:
-        fresh = Candidate(who.setting, answer(who.setting, how.confirm, starts[-1]))
+        fresh = answer(who.setting, how.confirm, how.screen)
         change = paired(fresh.right, proof.right, z)
         saving = (
             quickest / slowest[who.setting.label] if slowest
@@ -218,15 +212,13 @@ def tune(
     return _choice(proof, proof, paired(proof.right, proof.right, z), how, None)
 
 
-def crossed(alive: Sequence[Candidate], caches: Sequence[str]) -> list[Candidate]:
-    """The settings without a cache, with each of the ``caches`` that they go with."""
-    plain = [who.setting for who in alive if who.setting.cache == "none"]
-    result = (
+def crossed(settings: Sequence[Setting], caches: Sequence[str]) -> list[Setting]:
+    """The settings without a cache, with each of the ``caches``."""
+    return [
         replace(setting, cache=cache, method=f"{setting.method} · {cache}")
-        for setting in plain
+        for setting in settings if setting.cache == "none"
         for cache in caches
-    )
-    return [Candidate(setting) for setting in result if refusal(setting) is None]
+    ]  # fmt: skip
 
 
 def timings(
@@ -237,13 +229,13 @@ def timings(
     return [list(span) for span in zip(*turns, strict=True)]
 
 
-def survivors(alive: Sequence[Candidate], base: Candidate, how: Tuning) -> list[Candidate]:
-    """The cheapest share of those that may still keep the accuracy, promising ones first."""
+def survivors(screened: Sequence[Candidate], base: Candidate, how: Tuning) -> list[Candidate]:
+    """The cheapest of those that may keep the accuracy, first those that did on these prompts."""
     least = (how.keep - 1) * base.accuracy
-    changes = {id(who): paired(who.right, base.right) for who in alive}
-    left = [who for who in alive if changes[id(who)].high >= least]
+    changes = {id(who): paired(who.right, base.right) for who in screened}
+    left = [who for who in screened if changes[id(who)].high >= least]
     left.sort(key=lambda who: (changes[id(who)].difference < least, who.cost(how.by)))
-    return left[: max(how.finalists, math.ceil(len(alive) / how.eta))]
+    return left[: how.finalists]
 
 
 def holds(change: Paired, baseline: float, how: Tuning) -> bool:

@@ -18,7 +18,7 @@ def main() -> None:
     model = dllm.load("nano")
     candidates = settings([], CURVES, ["none"], CANVAS)
     baseline = Setting("llada", "llada", "none", CANVAS)
-    how = Tuning(["reverse"], by="nfe", rungs=(6,), confirm=48, tolerance=0.15)
+    how = Tuning(["reverse"], by="nfe", screen=6, confirm=48, tolerance=0.15)
     result = tune(model, candidates, baseline, how)
     print(f"{result.setting.label}: {result.saving:.1f} times fewer forwards, confirmed by "
           f"{result.examples} prompts: {result.confirmed}")  # fmt: skip

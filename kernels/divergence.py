@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from .noise import row_gumbel
-from .statistics.filters import dropped
+from .statistics.filters import Filters, dropped
 from .statistics.heads import Head, full_logits
 from .statistics.result import COLDEST
 
@@ -30,17 +30,14 @@ def log_probabilities(
     return logits.log_softmax(-1)
 
 
-def drawn_from(
-    logprobs: torch.Tensor, temperature: float, top_p: float, top_k: int, min_p: float
-) -> torch.Tensor:
+def drawn_from(logprobs: torch.Tensor, filters: Filters) -> torch.Tensor:
     """(n, V) log-probabilities after temperature and filters; unchanged at temperature 0, where
     nothing is drawn."""
-    if temperature < COLDEST:
+    if filters.temperature < COLDEST:
         return logprobs
-    if top_p < 1 or top_k or min_p:
-        lost = dropped(logprobs, temperature, top_p, top_k, min_p)
-        logprobs = logprobs.masked_fill(lost, -torch.inf)
-    return (logprobs / temperature).log_softmax(-1)
+    if filters.cut:
+        logprobs = logprobs.masked_fill(dropped(logprobs, filters), -torch.inf)
+    return (logprobs / filters.temperature).log_softmax(-1)
 
 
 def divergence(

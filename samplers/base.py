@@ -270,8 +270,7 @@ class Window(Part):
         return False
 
     def decides(self, canvas: Canvas) -> bool:
-        """Whether the window itself says what this step commits, in place of the selectors: the
-        exploring steps of SlowFast, whose rule is another one than that of its other steps."""
+        """Whether the window itself says what this step commits, in place of the selectors."""
         return False
 
     def select(self, view: View) -> BoolArray:

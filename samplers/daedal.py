@@ -14,9 +14,18 @@ from ..core.limits import COUNT, SHARE, bounds
 from .append import after_a_miss
 from .base import Length, Part, Prediction, View
 from .compose import register
-from .rho import end_confidence
 from .threshold import Threshold
 from .turn import Turn
+
+
+def end_confidence(prediction: Prediction, eos: int | None, tokens: int) -> float:
+    """Probability of the end of the text at the last ``tokens`` positions where it is the likeliest
+    token, divided by ``tokens``: also where there are fewer."""
+    top, sure = prediction.token, prediction.logprob
+    if prediction.top_token is not None and prediction.top_logprob is not None:
+        top, sure = prediction.top_token[:, 0], prediction.top_logprob[:, 0]
+    last = sure[top == eos][-tokens:]
+    return float(np.exp(last.astype(np.float64)).sum()) / tokens
 
 
 @dataclass

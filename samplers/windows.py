@@ -50,18 +50,6 @@ class StaticBlocks(Window):
         return self.force_first and canvas.block_step == 0
 
 
-@register("cumulative_blocks", paper="Large Language Diffusion Models", arxiv="2502.09992")
-class CumulativeBlocks(StaticBlocks):
-    """Blocks of equal length that stay open, for methods that take decisions back there.
-
-    As `blocks`, but the window begins where the region does.
-    """
-
-    def advance(self, canvas: Canvas) -> None:
-        super().advance(canvas)
-        canvas.window = canvas.start, canvas.window[1]
-
-
 @register("whole", paper="Dream 7B", arxiv="2508.15487")
 class WholeRegion(Window):
     """Every undecided position of the region, from the first step on.

@@ -9,7 +9,7 @@ import torch
 from dllm.cache import Cache
 from dllm.core.canvas import Canvas
 from dllm.core.config import GenerationConfig
-from dllm.engine import Engine, Recipe, Row, Step
+from dllm.engine import Engine, MaskedRecipe, Row, Step
 from dllm.engine.forward import Forward
 from dllm.engine.recipe import check_recipe
 from dllm.models import DiffusionModel
@@ -22,7 +22,7 @@ class Decoding:
         config: GenerationConfig | None = None,
     ) -> None:  # fmt: skip
         self.sampler, self.cache = sampler, cache
-        self.recipe = Recipe(sampler, config or GenerationConfig())
+        self.recipe = MaskedRecipe(sampler, config=config or GenerationConfig())
         check_recipe(self.recipe, cache, model)
         self.engine = Engine(model, cache)
 

@@ -257,14 +257,6 @@ def test_out_of_memory_says_what_to_do(
     assert dllm.generate(tiny, PROMPT, max_new_tokens=8).tokens
 
 
-def test_progress_goes_to_stderr(
-    tiny: dllm.DiffusionModel, capsys: pytest.CaptureFixture[str]
-) -> None:
-    dllm.generate(tiny, PROMPT, max_new_tokens=8, progress=True)
-    captured = capsys.readouterr()
-    assert captured.out == "" and "tokens per forward" in captured.err
-
-
 def test_bfloat16_decodes(tiny_folder: Path) -> None:
     model = dllm.load(tiny_folder, dtype="bfloat16")
     for cache in ("none", "dual"):

@@ -83,7 +83,7 @@ def test_help_imports_no_deep_learning_library() -> None:
         "except SystemExit:\n"
         "    pass\n"
         "print()\n"
-        "heavy = {'torch', 'transformers', 'numpy', 'huggingface_hub'}\n"
+        "heavy = {'torch', 'transformers', 'numpy', 'huggingface_hub', 'pydantic'}\n"
         "print(*sorted(heavy & sys.modules.keys()) or ['none'])"
     )
     assert run(program).splitlines()[-1] == "none"

@@ -96,7 +96,6 @@ def test_drafts_of_several_prompts_and_of_sessions(tiny: dllm.DiffusionModel) ->
     ("how", "tokens"),
     [
         ({"length": "append(block=4)", "max_new_tokens": 16}, 16),
-        ({"length": "crop(initial=4)", "max_new_tokens": 16}, 16),
         ({"initial_text": list(range(10, 34)), "max_new_tokens": 24}, 24),
         ({"remask": [(2, 5)]}, 9),
         ({"remask": [2], "max_new_tokens": 12}, 12),

@@ -31,7 +31,7 @@ ROOMS = {
     "engine": (ENGINE, "numpy torch transformers einops psutil"),
     "request": (f"{ENGINE} engine", "numpy torch transformers jinja2"),
     "likelihood": (f"{ENGINE} engine request", "numpy torch"),
-    "runtime": (f"{ENGINE} engine request", "numpy torch rich"),
+    "runtime": (f"{ENGINE} engine request", "numpy torch"),
     "drafting": (f"{ENGINE} engine request runtime likelihood", "*"),
     "api": (f"{ENGINE} engine request runtime likelihood drafting", ""),
     "session": (f"{ENGINE} engine request runtime likelihood drafting", ""),

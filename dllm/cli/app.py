@@ -1,13 +1,15 @@
-"""The ``dllm`` application: its commands, and how errors leave it."""
+"""The ``dllm`` application: commands, imported when they are called, and how errors leave it."""
 
 from __future__ import annotations
 
+import functools
 import signal
 import sys
 import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
@@ -15,25 +17,48 @@ from typer.core import TyperGroup
 
 from .. import __version__
 from ..core.errors import DllmError, missing_module
-from .batch import batch
-from .bench import bench
-from .chat import chat
-from .compare import compare
-from .dflash import dflash
-from .distill import COMMANDS
-from .doctor import doctor
-from .evaluate import evaluate
-from .generate import generate
-from .infill import infill
-from .listing import caches, samplers
-from .options import DEBUG, everywhere, remember_debug
-from .output import USAGE_ERROR, complain
-from .serve import serve
-from .train import train_app
-from .tune import tune
+from .output import DEBUG, USAGE_ERROR, complain, remember_debug
 
 INTERRUPTED, TERMINATED = 130, 143
 UsageError: Any = typer.BadParameter.__base__  # some versions of typer bring their own click
+
+# Group: name, and what the list of commands says.
+COMMANDS = {
+    "Run": {
+        "generate": "Answer a prompt, or a file of prompts.",
+        "chat": "Talk to a model.",
+        "infill": "Fill the holes of a text.",
+        "serve": "Serve a model over HTTP (OpenAI's API).",
+        "batch": "Answer a file of requests.",
+    },
+    "Choose": {
+        "samplers": "List the samplers, or explain one.",
+        "caches": "List the caches, or explain one.",
+        "doctor": "Check this machine, and whether a model fits.",
+        "compare": "Answer one prompt with several samplers and caches.",
+    },
+    "Measure and train": {
+        "bench": "Measure accuracy and speed of samplers and caches.",
+        "tune": "Find the fastest setting that keeps the accuracy.",
+        "eval": "Run tasks of lm-evaluation-harness.",
+        "train": "Train drafters, and adapt diffusion models.",
+    },
+}
+ELSEWHERE = {"samplers": "listing", "caches": "listing", "eval": "evaluate"}  # modules
+
+
+@functools.cache
+def command_of(name: str) -> Any:
+    """The command itself, with all that it imports."""
+    from .options import everywhere
+
+    module = import_module(f".{ELSEWHERE.get(name, name)}", __package__)
+    if name == "train":
+        return typer.main.get_command(module.train_app)
+    function = getattr(module, "evaluate" if name == "eval" else name)
+    alone = typer.Typer(add_completion=False)
+    alone.command(name)(everywhere(function, getattr(module, "SHOWN", ())))
+    return typer.main.get_command(alone)
 
 
 class Commands(TyperGroup):
@@ -42,6 +67,10 @@ class Commands(TyperGroup):
     def make_context(self, *args: Any, **extra: Any) -> Any:
         with reported({}):
             return super().make_context(*args, **extra)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, listed, rest = super().resolve_command(ctx, args)
+        return name, command_of(name) if name and listed else listed, rest
 
     def invoke(self, ctx: Any) -> Any:
         with reported(ctx.meta), ended_by_sigterm():
@@ -125,17 +154,16 @@ def root(
         bool, typer.Option("--debug", callback=remember_debug, help="Show tracebacks of errors.")
     ] = False,
 ) -> None:
-    """A runtime for masked-diffusion language models.
+    """Try: dllm compare -s llada -s localleap "Reverse this list: Tom, Anna, Ben"
 
-    Try: dllm generate "Reverse this list: Tom, Anna, Ben" --watch
+    A runtime for masked-diffusion language models.
     """
 
 
-for command in (
-    generate, chat, infill, serve, batch, samplers, caches, doctor, compare, bench, tune,
-):  # fmt: skip
-    app.command()(everywhere(command))
-app.command("eval")(everywhere(evaluate))
-for train_command in (dflash, *COMMANDS):
-    train_app.command()(everywhere(train_command))
-app.add_typer(train_app, name="train")
+def _listed() -> None:
+    """What stands in the list for a command; `Commands` runs the command itself."""
+
+
+for group, names in COMMANDS.items():
+    for name, says in names.items():
+        app.command(name, help=says, rich_help_panel=group)(_listed)

@@ -11,26 +11,37 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from ..core.config import GenerationConfig
+from ..core.declared import MACHINE, about_of
 from ..core.errors import ConfigError
-from .options import MODEL, SAMPLER, Generation, Loading, Raw, option, takes
+from .options import EVERY, MODEL, RAW, SAMPLER, Decoding, Loading, option, takes
 from .output import Ticker, interactive, note, stderr
-from .remote import fields
 
 if TYPE_CHECKING:
     from ..serve.batch import Line, Results
     from ..serve.settings import Settings
 
+# Options of the help page; --help-all has all.
+SHOWN = (
+    "output model sampler cache max_new_tokens temperature "
+    "seed json_schema regex choice quantization max_batch_size ray"
+).split()
 FAILED = 1  # exit status: some requests have an error for a result
+FORMS = {"regex": "regex", "choice": "choice", "json_schema": "json"}
 SERVED = ("max_batch_tokens", "cuda_graphs", "compile")  # of the engine, not of a request
 
 
 @dataclass(frozen=True, kw_only=True)
-class Batched(Generation):
+class Batched(Decoding):
     """Options of ``dllm batch``."""
 
-    max_batch_size: Annotated[int, option("Requests written at a time.", MODEL, min=1)] = 16
-    raw: Raw = False
-    ray: Annotated[int, option("Engines, as actors of Ray Data; 0: here.", MODEL, min=0)] = 0
+    PARAMETERS = EVERY
+
+    max_batch_size: int = option(16, "Sequences decoded at a time, default 16.", MODEL, min=1)
+    raw: bool = RAW()
+    ray: int = option(
+        0, "Engines, as actors of Ray Data (default 0: one, in this process).", MODEL, min=0
+    )
 
     def settings(self) -> Settings:
         from ..serve.settings import Settings
@@ -44,13 +55,35 @@ class Batched(Generation):
         )  # fmt: skip
 
 
+def fields(options: Batched) -> dict[str, Any]:
+    """What the options are called in a request."""
+    declared = GenerationConfig.fields()
+    given = {
+        about_of(declared[name]).wire or name: value for name, value in options.arguments().items()
+        if name not in GenerationConfig.fields(MACHINE)
+    }  # fmt: skip
+    if "stop" in given:
+        given["stop"] = list(given["stop"])
+    if "constraints" in given:
+        given["constraints"] = {str(at): text for at, text in given["constraints"].items()}
+    form = {sent: given.pop(name) for name, sent in FORMS.items() if name in given}
+    if "json" in form:
+        from ..structured import schema_of
+
+        form["json"] = schema_of(form["json"])
+    return given | ({"structured_outputs": form} if form else {})
+
+
 @takes(Batched)
 def batch(
     requests: Annotated[Path, typer.Argument(help="OpenAI's batch file, or a prompt per line.")],
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", help="The results, default REQUESTS.results.jsonl.", show_default=""
+            "--output",
+            "-o",
+            help="File of the results, default REQUESTS.results.jsonl.",
+            show_default="",
         ),
     ] = None,
     *,
@@ -63,9 +96,6 @@ def batch(
     """
     from ..serve.batch import Lines, Results, open_requests
 
-    for name in ("watch", "server"):
-        if getattr(options, name):
-            raise ConfigError(f"a batch runs here, and is not watched: drop --{name}")
     if not requests.is_file():
         raise ConfigError(f"{requests} is no file: name a file of requests")
     target = output or requests.with_suffix(".results.jsonl")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from ..core.errors import ConfigError, missing
 from .options import MEASURING, OUTPUT, Measured, option, takes
@@ -19,21 +19,17 @@ if TYPE_CHECKING:
 class Bench(Measured):
     """Options of ``dllm bench``."""
 
-    preset: Annotated[str | None, option("A named sweep: readme, quick.", MEASURING)] = None
-    examples: Annotated[int | None, option("Per task, default 100.", MEASURING, "-n", min=1)] = None
-    rows: Annotated[int | None, option("Prompts together, default 32.", MEASURING, min=1)] = None
-    seed: Annotated[int | None, option("Of the examples, default 0.", MEASURING, min=0)] = None
-    output: Annotated[Path, option("Folder, default runs/bench.", OUTPUT, "-o")] = Path(
-        "runs/bench"
+    preset: str | None = option(None, "Named sweep: readme or quick.", MEASURING)
+    examples: int | None = option(None, "Examples per task, default 100.", MEASURING, min=1)
+    rows: int | None = option(None, "Sequences decoded at a time, default 32.", MEASURING, min=1)
+    seed: int | None = option(None, "Random seed of the examples, default 0.", MEASURING, min=0)
+    output: Path = option(Path("runs/bench"), "Folder of the results, default runs/bench.", OUTPUT)
+    plot: bool | None = option(
+        None,
+        "Draw pareto and methods, as .svg and .png; default: where matplotlib is installed.",
+        OUTPUT,
+        "--plot/--no-plot",
     )
-    plot: Annotated[
-        bool | None,
-        option(
-            "Draw pareto and methods, as .svg and .png; default: where matplotlib is installed.",
-            OUTPUT,
-            "--plot/--no-plot",
-        ),
-    ] = None
 
 
 @takes(Bench)

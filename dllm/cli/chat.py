@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import sys
-from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from ..core.config import GenerationConfig
 from ..core.declared import MACHINE
 from ..core.errors import ConfigError, DllmError, PromptError
-from . import remote
 from .bundled import ABILITIES, is_bundled, warn_of_unknown_words
 from .options import DECODING, Generation, option, takes
 from .output import complain, interactive, note, waiting
@@ -19,9 +17,12 @@ from .watch import watch
 if TYPE_CHECKING:
     from ..models import DiffusionModel
     from ..runtime.result import Result
-    from ..serve.client import Answer, Client
     from ..session import Session
 
+# Options of the help page; --help-all has all.
+SHOWN = (
+    "model sampler cache max_new_tokens temperature seed system drafter quantization watch"
+).split()
 HELP = "/reset forgets the conversation, /quit or Ctrl-D ends it, Ctrl-C stops an answer"
 
 
@@ -29,11 +30,10 @@ HELP = "/reset forgets the conversation, /quit or Ctrl-D ends it, Ctrl-C stops a
 class Talking(Generation):
     """Options of ``dllm chat``."""
 
-    system: Annotated[str | None, option("A system message to begin with.", DECODING)] = None
-    drafter: Annotated[
-        list[str] | None,
-        option("Of an autoregressive model: what proposes tokens; repeatable.", DECODING),
-    ] = None
+    system: str | None = option(None, "System message at the start.", DECODING)
+    drafter: list[str] | None = option(
+        None, "Drafters of an autoregressive model, tried in order; repeatable.", DECODING
+    )
 
 
 @takes(Talking)
@@ -45,14 +45,6 @@ def chat(*, options: Talking) -> None:
     from ..cache import compose
     from ..session import Session
 
-    if options.server is not None:
-        client = remote.connect(options, options.server)
-        note(f"{options.server}: {HELP}")
-        served = client.models()[0]
-        single = bool(served.get("dllm", {}).get("bundled"))
-        _warn(served["id"], single)
-        Conversation(None, options, client, single).run()
-        return
     model = options.load()
     if model.tokenizer is None or not model.tokenizer.chat_template:
         raise PromptError(f"{model.name} has no chat template: use dllm generate")
@@ -65,16 +57,16 @@ def chat(*, options: Talking) -> None:
         engine = GenerationConfig.fields(MACHINE).keys() & options.how
         if compose(str(options.cache)).exact and not options.watch and not engine:
             with Session(model, cache=options.cache, max_batch_size=1) as session:
-                Conversation(model, options, single=single, session=session).run()
+                Conversation(model, options, single, session).run()
             return
-        Conversation(model, options, single=single).run()
+        Conversation(model, options, single).run()
         return
     if options.watch:
         raise ConfigError("--watch follows a canvas: leave it out with an autoregressive model")
     named = options.drafter or []
     drafter = named[0] if len(named) == 1 else named or None
     with Session(model, drafter=drafter, max_batch_size=1) as session:  # keeps the turns before
-        Conversation(model, options, single=single, session=session).run()
+        Conversation(model, options, single, session).run()
 
 
 def _warn(name: str, single: bool) -> None:
@@ -87,16 +79,13 @@ def _warn(name: str, single: bool) -> None:
 
 
 class Conversation:
-    """The messages so far, and the loop that adds to them; ``model``, ``session`` or ``client``
-    answers.
+    """The messages so far, and the loop that adds to them; ``session`` answers where there is one.
     ``single``: questions are asked without the messages before them."""
 
     def __init__(
-        self, model: DiffusionModel | None, options: Talking, client: Client | None = None,
-        single: bool = False, session: Session | None = None,
-    ) -> None:  # fmt: skip
-        self.model, self.options, self.client, self.single = model, options, client, single
-        self.session = session
+        self, model: DiffusionModel, options: Talking, single: bool, session: Session | None = None
+    ) -> None:
+        self.model, self.options, self.single, self.session = model, options, single, session
         self.messages: list[dict[str, str]] = []
         self.reset()
 
@@ -138,18 +127,13 @@ class Conversation:
             self.messages.append({"role": "assistant", "content": result.text})
             print(result.text, flush=True)
             note(result.footer())
-            if self.model is not None:
-                warn_of_unknown_words(self.model, [text])
+            warn_of_unknown_words(self.model, [text])
 
-    def answer(self) -> Result | Answer:
+    def answer(self) -> Result:
         """What the model says to the messages."""
         from ..api import generate, stream
 
         options = self.options
-        if self.client is not None:
-            with nullcontext() if options.watch else waiting("writing"):
-                return remote.ask(self.client, options, self.messages)
-        assert self.model is not None
         if self.session is not None:
             diffuses = self.model.facts.mask_token_id is not None
             sampler: dict[str, Any] = {"sampler": options.sampler} if diffuses else {}

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from .bundled import warn_of_unknown_words
 from .inputs import read_text
-from .options import Json, Prompted, Raw, Ways, takes
+from .options import JSON, RAW, Prompted, Ways, takes
 from .output import as_json, text_of, waiting
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ class Comparison(Ways, Prompted):
     """Options of ``dllm compare``."""
 
     PARAMETERS: ClassVar[tuple[str, ...]] = (*Ways.PARAMETERS, "temperature", "seed")
-    raw: Raw = False
-    json: Json = False
+    raw: bool = RAW()
+    json: bool = JSON()
 
 
 @takes(Comparison)

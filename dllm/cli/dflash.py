@@ -3,124 +3,126 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from ..core.errors import ConfigError, UnknownNameError
+from .options import option, takes
 from .output import note
 
 if TYPE_CHECKING:
     from ..models import DiffusionModel
     from ..train.dflash.recipe import DFlashTraining
 
+# Options of the help page; --help-all has all.
+SHOWN = (
+    "verifier data answers steps layers block_size "
+    "markov_rank learning_rate weights_from device output seed"
+).split()
 DATA, SHAPE, TRAINING, OUTPUT = "Data", "Drafter", "Training", "Output"
 
 
-def setting(text: str, panel: str, *names: str, **more: Any) -> Any:
-    """A typer option of a training under a heading of the help page, with its default."""
-    return typer.Option(*names, help=text, rich_help_panel=panel, **more)
+def setting(default: Any, text: str, panel: str, *names: str, **more: Any) -> Any:
+    """An option of a training, with its default on the help page."""
+    return option(default, text, panel, *names, show_default=True, **more)
 
 
-def dflash(
-    verifier: Annotated[str, setting("Hub id or folder of a causal model.", SHAPE, "--verifier")],
-    output: Annotated[
-        Path, setting("Folder of the run.", OUTPUT, "--output", "-o")
-    ] = Path("runs/dflash"),
-    data: Annotated[
-        list[Path] | None,
-        setting(
-            'JSON lines {"ids", "answer"}, or {"prompt"} or {"messages"} for the verifier to '
-            "answer; repeatable; default: it prompts itself.", DATA,
-        ),
-    ] = None,
-    answers: Annotated[int, setting("Answers to prompts of its own.", DATA, min=1)] = 6000,
-    max_new_tokens: Annotated[int, setting("Longest answer that fits.", DATA, min=8)] = 200,
-    online_taps: Annotated[
-        bool, setting("Compute hidden states in every step instead of keeping them.", DATA)
-    ] = False,
-    layers: Annotated[int, setting("Layers of the drafter.", SHAPE, min=1)] = 4,
-    block_size: Annotated[int, setting("Anchor and drafts.", SHAPE, min=2)] = 8,
-    taps: Annotated[
-        str | None, setting("Layers of the verifier to read, e.g. 1,10,18,27.", SHAPE)
-    ] = None,
-    mask_token_id: Annotated[int | None, setting("Default: an id to spare.", SHAPE, min=0)] = None,
-    sliding_window: Annotated[int | None, setting("Default: none.", SHAPE, min=1)] = None,
-    draft_vocabulary: Annotated[
-        int, setting("Ids that it drafts, the most frequent ones; 0: all.", SHAPE, min=0)
-    ] = 0,
-    init: Annotated[str, setting("'verifier' (its last layers) or 'random'.", SHAPE)] = "verifier",
-    weights_from: Annotated[
-        str | None, setting("A drafter to go on from, its head and ids included.", SHAPE)
-    ] = None,
-    steps: Annotated[int, setting("Steps in all.", TRAINING, min=1)] = 4000,
-    rows: Annotated[int, setting("Answers per step and process.", TRAINING, min=1)] = 8,
-    anchors: Annotated[int, setting("Blocks per answer and step.", TRAINING, min=1)] = 48,
-    learning_rate: Annotated[float, setting("Peak.", TRAINING, min=0.0)] = 1e-3,
-    warmup: Annotated[int, setting("Steps.", TRAINING, min=0)] = 50,
-    schedule: Annotated[
-        str, setting("cosine, constant_with_warmup, ... of transformers.", TRAINING)
-    ] = "cosine",
-    loss: Annotated[str, setting("'dpace' or 'decay'.", TRAINING)] = "dpace",
-    gamma: Annotated[float, setting("Of 'decay'.", TRAINING, min=0.1)] = 4.0,
-    soft: Annotated[
-        float, setting("Share of the verifier's distribution in the target.", TRAINING, min=0.0)
-    ] = 0.5,
-    head_rows: Annotated[int, setting("Tokens in a step's head.", TRAINING, min=1)] = 6144,
-    markov_rank: Annotated[
-        int, setting("Of a Markov head that is trained beside the drafter; 0: none.", SHAPE, min=0)
-    ] = 0,
-    selector_rank: Annotated[
-        int, setting("Of DFlash 2's selector instead of a Markov head; 0: none.", SHAPE, min=0)
-    ] = 0,
-    selector: Annotated[
-        bool, setting("DFlash 2's selector, of rank 256.", SHAPE, "--selector")
-    ] = False,
-    conv: Annotated[
-        bool, setting("DFlash 2's convolutions around every sublayer.", SHAPE, "--conv")
-    ] = False,
-    from_anchor: Annotated[
-        bool, setting("The row of the last token drafts as well.", SHAPE, "--from-anchor")
-    ] = False,
-    evaluate_every: Annotated[int, setting("Steps.", TRAINING, min=1)] = 200,
-    held_out: Annotated[int, setting("One prompt in so many.", DATA, min=2)] = 64,
-    device: Annotated[str, setting("cpu, cuda, ...", TRAINING)] = "cpu",
-    seed: Annotated[int, setting("Of prompts, weights and batches.", TRAINING, min=0)] = 0,
-    into: Annotated[
-        str, setting("Format: native (transformers), z-lab or speculators.", OUTPUT, "--format")
-    ] = "native",
-    dry_run: Annotated[
-        bool, setting("Only say what a step would take.", OUTPUT, "--dry-run")
-    ] = False,
-) -> None:  # fmt: skip
-    """Train a drafter that fills a block of masks in one forward (DFlash).
+@dataclass(frozen=True, kw_only=True)
+class DFlash:
+    """Options of ``dllm train dflash``."""
 
-    A run that was stopped goes on where it saved last.  On several GPUs: write the data with one
-    process first, then `accelerate launch --module dllm train dflash ...`.
+    verifier: str = setting(..., "Verifier: hub id or folder of a causal model.", SHAPE)
+    output: Path = setting(Path("runs/dflash"), "Folder of the run.", OUTPUT)
+    data: list[Path] | None = setting(
+        None,
+        'JSON lines: {"ids", "answer"}, or {"prompt"} or {"messages"} that the verifier answers; '
+        "repeatable (default: it writes prompts itself).",
+        DATA,
+    )
+    answers: int = setting(6000, "Answers to prompts that the verifier writes.", DATA, min=1)
+    max_new_tokens: int = setting(200, "Maximum length of an answer in tokens.", DATA, min=8)
+    online_taps: bool = setting(
+        False, "Compute the verifier's hidden states in every step instead of storing them.", DATA
+    )
+    layers: int = setting(4, "Layers of the drafter.", SHAPE, min=1)
+    block_size: int = setting(
+        8, "Block size: 1 known token and block_size - 1 drafted ones.", SHAPE, min=2
+    )
+    taps: str | None = setting(
+        None, "Hidden-state layers of the verifier to read, e.g. 1,10,18,27.", SHAPE
+    )
+    mask_token_id: int | None = setting(
+        None, "Id of the mask token (default: an unused one).", SHAPE, min=0
+    )
+    sliding_window: int | None = setting(
+        None, "Sliding window of the attention in tokens (default: none).", SHAPE, min=1
+    )
+    draft_vocabulary: int = setting(
+        0, "Size of the draft vocabulary, the most frequent tokens (0: all).", SHAPE, min=0
+    )
+    init: str = setting("verifier", "Initial weights: verifier (its last layers) or random.", SHAPE)
+    weights_from: str | None = setting(
+        None, "Drafter whose weights, head and vocabulary the run starts with.", SHAPE
+    )
+    steps: int = setting(4000, "Training steps.", TRAINING, min=1)
+    rows: int = setting(8, "Answers per step.", TRAINING, min=1)
+    anchors: int = setting(48, "Blocks per answer and step.", TRAINING, min=1)
+    learning_rate: float = setting(1e-3, "Peak learning rate.", TRAINING, min=0.0)
+    warmup: int = setting(50, "Warm-up steps.", TRAINING, min=0)
+    schedule: str = setting(
+        "cosine", "Learning-rate schedule of transformers, e.g. constant_with_warmup.", TRAINING
+    )
+    loss: str = setting("dpace", "Loss: dpace or decay.", TRAINING)
+    gamma: float = setting(4.0, "Decay rate for --loss decay.", TRAINING, min=0.1)
+    soft: float = setting(0.5, "Weight of distillation (0: labels only).", TRAINING, min=0.0)
+    head_rows: int = setting(6144, "Vocabulary rows used in the loss per step.", TRAINING, min=1)
+    markov_rank: int = setting(0, "Rank of the Markov head (0: no head).", SHAPE, min=0)
+    selector_rank: int = setting(
+        0, "Rank of DFlash 2's selector, instead of a Markov head (0: none).", SHAPE, min=0
+    )
+    conv: bool = setting(
+        False, "Add DFlash 2's convolutions around every sublayer.", SHAPE, "--conv"
+    )
+    from_anchor: bool = setting(
+        False, "Draft from the position of the last known token, too.", SHAPE, "--from-anchor"
+    )
+    evaluate_every: int = setting(200, "Evaluate every N steps.", TRAINING, min=1)
+    held_out: int = setting(64, "Hold out one prompt in N for evaluation.", DATA, min=2)
+    device: str = setting("cpu", "Device: cpu, cuda, ...", TRAINING)
+    seed: int = setting(0, "Random seed.", TRAINING, min=0)
+    format: str = setting(
+        "native", "Format of the drafter: native (transformers) or speculators (vLLM).", OUTPUT
+    )
+
+
+@takes(DFlash)
+def dflash(*, options: DFlash) -> None:
+    """Train a drafter that fills a block of masks in one forward pass (DFlash).
+
+    A run that was stopped goes on from its last checkpoint.  On several GPUs: write the data with
+    one process first, then `accelerate launch --module dllm train dflash ...`.
     """
-
     from ..drafting.naming import load_verifier
     from ..train.dflash.export import FORMATS
     from ..train.dflash.objective import Objective
     from ..train.dflash.recipe import DFlashTraining, Schedule
 
-    if into not in FORMATS:
-        raise UnknownNameError("format", into, FORMATS)
+    o = options
+    if o.format not in FORMATS:
+        raise UnknownNameError("format", o.format, FORMATS)
     recipe = DFlashTraining(
-        layers, _numbers(taps), block_size, mask_token_id, sliding_window, init, held_out,
-        draft_vocabulary=draft_vocabulary, conv=conv, from_anchor=from_anchor,
-        objective=Objective(loss, gamma, soft, head_rows, markov=markov_rank,
-                            selector=selector_rank or (256 if selector else 0)),
-        schedule=Schedule(steps, learning_rate, warmup, schedule, evaluate_every, seed=seed,
-                          rows=rows, anchors=anchors),
+        o.layers, _numbers(o.taps), o.block_size, o.mask_token_id, o.sliding_window, o.init,
+        o.held_out, draft_vocabulary=o.draft_vocabulary, conv=o.conv, from_anchor=o.from_anchor,
+        objective=Objective(o.loss, o.gamma, o.soft, o.head_rows, markov=o.markov_rank,
+                            selector=o.selector_rank),
+        schedule=Schedule(o.steps, o.learning_rate, o.warmup, o.schedule, o.evaluate_every,
+                          seed=o.seed, rows=o.rows, anchors=o.anchors),
     )  # fmt: skip
-    if dry_run:
-        return _dry_run(verifier, recipe)
-    model = load_verifier(loaded(verifier, device))
-    output.mkdir(parents=True, exist_ok=True)
-    files = written_answers(model, data or [], output, answers, max_new_tokens, seed)
-    _train(model, files, recipe, output, weights_from, online_taps, into)
+    model = load_verifier(loaded(o.verifier, o.device))
+    o.output.mkdir(parents=True, exist_ok=True)
+    files = written_answers(model, o.data or [], o.output, o.answers, o.max_new_tokens, o.seed)
+    _train(model, files, recipe, o.output, o.weights_from, o.online_taps, o.format)
 
 
 def _numbers(text: str | None) -> tuple[int, ...] | None:
@@ -128,17 +130,6 @@ def _numbers(text: str | None) -> tuple[int, ...] | None:
         return None if text is None else tuple(int(part) for part in text.split(","))
     except ValueError as error:
         raise ConfigError(f"taps are layer numbers, e.g. 1,10,18,27, not {text!r}") from error
-
-
-def _dry_run(verifier: str, recipe: DFlashTraining) -> None:
-    from ..models.checkpoint import open_checkpoint
-    from ..models.reading import family_of, native_config
-    from ..train.dflash.recipe import dry_run
-
-    checkpoint = open_checkpoint(verifier)
-    config, _ = native_config(checkpoint, family_of(checkpoint))
-    for name, value in dry_run(config, recipe).items():
-        note(f"{name} {value:.1f}")
 
 
 def loaded(name: str, device: str, dtype: str = "auto") -> DiffusionModel:

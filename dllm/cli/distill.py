@@ -5,79 +5,65 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from ..core.errors import ConfigError, UnknownNameError
-from .dflash import DATA, OUTPUT, TRAINING
+from .dflash import DATA, OUTPUT, TRAINING, setting
 from .inputs import read_lines
-from .options import option, takes
+from .options import takes
 from .output import note
 
 if TYPE_CHECKING:
-    from ..train.forecast import Load
     from ..train.loop import Schedule
     from ..train.recipes.distill import ObjectiveSettings
     from ..train.trajectories import Question
 
 
-def setting(text: str, panel: str, *names: str, **more: Any) -> Any:
-    """An option with its default."""
-    return option(text, panel, *names, show_default=True, **more)
+# Options of the help page; --help-all has all.
+SHOWN = (
+    "model prompts tasks answers steps rows rank "
+    "learning_rate evaluate_every rounds recipe device seed output"
+).split()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Run:
     """Options of both commands."""
 
-    model: Annotated[str, setting("Hub id, folder or bundled name.", DATA, "--model", "-m")]
-    prompts: Annotated[
-        Path | None, setting("Prompts, one per line; default: generated tasks.", DATA)
-    ] = None
-    tasks: Annotated[
-        str | None, setting("Of the generated ones, e.g. story2,shuffle; default: all.", DATA)
-    ] = None
-    data: Annotated[
-        list[Path] | None, setting("Files that a run has written before; repeatable.", DATA)
-    ] = None
-    answers: Annotated[int, setting("Prompts to answer.", DATA, min=1)] = 2000
-    held_out: Annotated[int, setting("Prompts to measure with.", DATA, min=1)] = 64
-    steps: Annotated[int, setting("Steps in all; 0 only writes answers.", TRAINING, min=0)] = 1000
-    rows: Annotated[int, setting("Answers per step.", TRAINING, min=1)] = 8
-    rank: Annotated[
-        int | None,
-        setting("Of the adapter, 32 by default; 0 trains all weights.", TRAINING, min=0),
-    ] = None  # fmt: skip
-    learning_rate: Annotated[float | None, setting("Peak; default: 2e-5.", TRAINING, min=0.0)] = (
-        None
+    model: str = setting(..., "Model: hub id, folder or bundled name.", DATA)
+    prompts: Path | None = setting(
+        None, "File of prompts, one per line (default: generated tasks).", DATA
     )
-    schedule: Annotated[str, setting("A name of transformers.", TRAINING)] = "cosine"
-    warmup: Annotated[int, setting("Steps.", TRAINING, min=0)] = 20
-    accumulate: Annotated[int, setting("Batches per step.", TRAINING, min=1)] = 1
-    evaluate_every: Annotated[int, setting("Steps.", TRAINING, min=1)] = 100
-    checkpointing: Annotated[
-        bool,
-        setting("Recompute activations instead of keeping them.", TRAINING,
-                "--checkpointing/--no-checkpointing"),
-    ] = False  # fmt: skip
-    device: Annotated[str, setting("cpu, cuda, ...", TRAINING)] = "cpu"
-    dtype: Annotated[str, setting("Of the weights that are not trained.", TRAINING)] = "auto"
-    seed: Annotated[int, setting("Of prompts and batches.", TRAINING, min=0)] = 0
-    output: Annotated[Path | None, setting("Folder of the run.", OUTPUT, "--output", "-o")] = None
-    dry_run: Annotated[bool, setting("Only say what it would take.", OUTPUT, "--dry-run")] = False
-    tflops: Annotated[float, setting("Of the dry run's hardware.", OUTPUT, min=0.001)] = 100.0
-    memory: Annotated[float, setting("Of the dry run's hardware, GB.", OUTPUT, min=0.1)] = 24.0
-    length: Annotated[int, setting("Tokens of a text in the dry run.", OUTPUT, min=1)] = 512
+    tasks: str | None = setting(None, "Generated tasks, e.g. story2,shuffle (default: all).", DATA)
+    data: list[Path] | None = setting(None, "Files of answers from earlier runs; repeatable.", DATA)
+    answers: int = setting(2000, "Prompts to answer.", DATA, min=1)
+    held_out: int = setting(64, "Prompts held out for evaluation.", DATA, min=1)
+    steps: int = setting(1000, "Training steps (0: only write answers).", TRAINING, min=0)
+    rows: int = setting(8, "Answers per step.", TRAINING, min=1)
+    rank: int | None = setting(
+        None, "Rank of the LoRA adapter, default 32 (0: train all weights).", TRAINING, min=0
+    )
+    learning_rate: float | None = setting(
+        None, "Peak learning rate, default 2e-5.", TRAINING, min=0.0
+    )
+    schedule: str = setting("cosine", "Learning-rate schedule of transformers.", TRAINING)
+    warmup: int = setting(20, "Warm-up steps.", TRAINING, min=0)
+    accumulate: int = setting(1, "Batches per step.", TRAINING, min=1)
+    evaluate_every: int = setting(100, "Evaluate every N steps.", TRAINING, min=1)
+    checkpointing: bool = setting(
+        False,
+        "Recompute activations instead of keeping them.",
+        TRAINING,
+        "--checkpointing/--no-checkpointing",
+    )
+    device: str = setting("cpu", "Device: cpu, cuda, ...", TRAINING)
+    dtype: str = setting("auto", "Data type of the frozen weights.", TRAINING)
+    seed: int = setting(0, "Random seed.", TRAINING, min=0)
+    output: Path | None = setting(None, "Folder of the run.", OUTPUT)
 
     def ranked(self, default: int) -> Run:
         """These options with a rank."""
         return self if self.rank is not None else replace(self, rank=default)
-
-    def forecast(self, load: Load) -> None:
-        """Say what a run would take."""
-        from ..train.forecast import forecast
-
-        for line in forecast(self.model, load, self.tflops * 1e12, self.memory * 1e9):
-            note(line)
 
     def asked(self) -> tuple[Callable[[int], list[Question]], list[Question]]:
         """The questions of a round, and those that are held out."""
@@ -110,52 +96,56 @@ class Run:
         )  # fmt: skip
 
 
-@takes(Run)
-def parallel(
-    options: Run,
-    recipe: Annotated[str, setting("tad, dparallel or d3llm.", TRAINING)] = "tad",
-    delta: Annotated[
-        int | None, setting("Steps within which a token is learnt; 0: all.", TRAINING, min=0)
-    ] = None,
-    reference: Annotated[bool | None, setting("Show the teacher the answer.", TRAINING)] = None,
-    kl: Annotated[float | None, setting("Weight of the divergence.", TRAINING, min=0.0)] = None,
-    entropy: Annotated[float | None, setting("Weight of the entropy term.", TRAINING)] = None,
-    state: Annotated[
-        str | None, setting("Where masks stand: trajectory, random or order.", TRAINING)
-    ] = None,
-    ratio: Annotated[
-        str | None,
-        setting("Share of a block that is masked, or from,to; not of trajectories.", TRAINING),
-    ] = None,
-    sampler: Annotated[
-        str, setting("Decodes the trajectories, and measures.", DATA)
-    ] = "threshold(0.9)",
-    rounds: Annotated[
-        int, setting("Decode and train so often, each time with what was trained.", TRAINING, min=1)
-    ] = 1,
-    samples: Annotated[
-        int, setting("Answers to a prompt; the fastest right one is learnt.", DATA, min=1)
-    ] = 1,
-    temperature: Annotated[float, setting("Of the answers.", DATA, min=0.0)] = 0.0,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Parallel(Run):
+    """Options of ``dllm train parallel``."""
+
+    recipe: str = setting("tad", "Recipe: tad, dparallel or d3llm.", TRAINING)
+    delta: int | None = setting(
+        None, "Learn the tokens decided within the next N steps (0: all).", TRAINING, min=0
+    )
+    reference: bool | None = setting(None, "Show the teacher the answer.", TRAINING)
+    kl: float | None = setting(
+        None, "Weight of the KL divergence from the frozen model.", TRAINING, min=0.0
+    )
+    entropy: float | None = setting(None, "Weight of the entropy term.", TRAINING)
+    state: str | None = setting(None, "Choice of masks: trajectory, random or order.", TRAINING)
+    ratio: str | None = setting(
+        None, "Masked fraction of a block, or from,to (not with --state trajectory).", TRAINING
+    )
+    sampler: str = setting(
+        "threshold(0.9)", "Sampler that decodes the trajectories and the evaluation.", DATA
+    )
+    rounds: int = setting(
+        1, "Rounds of decoding and training, each with the model of the last.", TRAINING, min=1
+    )
+    samples: int = setting(
+        1, "Answers per prompt; the correct one with the fewest forwards is learnt.", DATA, min=1
+    )
+    temperature: float = setting(0.0, "Sampling temperature of the answers.", DATA, min=0.0)
+
+
+@takes(Parallel)
+def parallel(*, options: Parallel) -> None:
     """Teach a diffusion model to decide more tokens per forward (TAD, dParallel, d3LLM)."""
     from ..train.objectives.parallel import PRESETS
 
+    o = options
     try:
-        shares = None if ratio is None else [float(share) for share in ratio.split(",")]
+        shares = None if o.ratio is None else [float(share) for share in o.ratio.split(",")]
         if shares and len(shares) > 2:
             raise ValueError
     except ValueError:
-        raise ConfigError(f"--ratio is a share or two, e.g. 0.0,0.8, not {ratio!r}") from None
+        raise ConfigError(f"--ratio is a share or two, e.g. 0.0,0.8, not {o.ratio!r}") from None
     given: dict[str, Any] = {
-        "delta": delta, "reference": reference, "kl": kl, "entropy": entropy, "state": state,
-        "ratio": shares and (shares[0], shares[-1]),
+        "delta": o.delta, "reference": o.reference, "kl": o.kl, "entropy": o.entropy,
+        "state": o.state, "ratio": shares and (shares[0], shares[-1]),
     }  # fmt: skip
-    if recipe not in PRESETS:
-        raise UnknownNameError("recipe", recipe, PRESETS)
-    settings = replace(PRESETS[recipe], **{k: v for k, v in given.items() if v is not None})
-    _distill(options, settings, "parallel", sampler=sampler, rounds=rounds, samples=samples,
-             temperature=temperature)  # fmt: skip
+    if o.recipe not in PRESETS:
+        raise UnknownNameError("recipe", o.recipe, PRESETS)
+    settings = replace(PRESETS[o.recipe], **{k: v for k, v in given.items() if v is not None})
+    _distill(o, settings, "parallel", sampler=o.sampler, rounds=o.rounds, samples=o.samples,
+             temperature=o.temperature)  # fmt: skip
 
 
 def _distill(
@@ -165,17 +155,11 @@ def _distill(
     """One run of `train.recipes.distill`; ``block``: of an autoregressive model that learns to
     decode in blocks from what it was."""
     from ..models import load
-    from ..train.forecast import Load
     from ..train.recipes.convert import in_blocks
     from ..train.recipes.distill import Distillation, finish, train
 
     run = run.ranked(32)
     assert run.rank is not None
-    if run.dry_run:
-        kl = bool(getattr(settings, "kl", block))
-        rows = run.rows * (1 + getattr(settings, "complement", False)) * (2 if block else 1)
-        return run.forecast(Load(rows, run.length, run.rank, float(kl), kl and not run.rank,
-                                 recomputed=run.checkpointing))  # fmt: skip
     folder = run.output or Path("runs") / name
     model = load(run.model, device=run.device, dtype=run.dtype if run.rank else "float32")
     teacher = model if block else None
@@ -194,20 +178,23 @@ def _distill(
     note(f"{name}: {folder / ('adapter' if run.rank else 'model')}")
 
 
-@takes(Run)
-def convert(
-    options: Run,
-    mask_token_id: Annotated[int | None, setting("Default: an id to spare.", TRAINING)] = None,
-    block: Annotated[int, setting("Tokens of a block.", TRAINING, min=1)] = 4,
-    rounds: Annotated[int, setting("Rounds on its own answers.", TRAINING, min=1)] = 4,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Conversion(Run):
+    """Options of ``dllm train convert``."""
+
+    mask_token_id: int | None = setting(
+        None, "Id of the mask token (default: an unused one).", TRAINING
+    )
+    block: int = setting(4, "Tokens per block.", TRAINING, min=1)
+    rounds: int = setting(4, "Rounds on its own answers.", TRAINING, min=1)
+
+
+@takes(Conversion)
+def convert(*, options: Conversion) -> None:
     """Make a block-diffusion model of an autoregressive one (OPDLM)."""
     from ..train.objectives.blocks import BlockSettings
 
     if options.rank:
         raise ConfigError("a conversion trains all weights: leave --rank out")
-    _distill(replace(options, rank=0), BlockSettings(), "convert", block=block,
-             mask_token_id=mask_token_id, rounds=rounds)  # fmt: skip
-
-
-COMMANDS = (parallel, convert)
+    _distill(replace(options, rank=0), BlockSettings(), "convert", block=options.block,
+             mask_token_id=options.mask_token_id, rounds=options.rounds)  # fmt: skip

@@ -11,12 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..core.errors import ConfigError, DllmError, UnknownNameError, missing
-from .options import DECODING, OUTPUT, Decoding, RunCode, option, takes
+from .options import DECODING, OUTPUT, Decoding, option, takes
 from .output import check_output, note, versions, waiting
 
 if TYPE_CHECKING:
     from ..eval.usage import Usage
 
+# Options of the help page; --help-all has all.
+SHOWN = (
+    "tasks model sampler cache num_fewshot limit "
+    "chat batch_size max_gen_toks estimator samples quantization output"
+).split()
 TASK, LIKELIHOOD = "Tasks", "Likelihood"
 HARNESS = ("batch_size", "max_gen_toks", "estimator", "samples", "early_stop", "check_greedy")
 
@@ -25,24 +30,26 @@ HARNESS = ("batch_size", "max_gen_toks", "estimator", "samples", "early_stop", "
 class Evaluation(Decoding):
     """Options of ``dllm eval``."""
 
-    include_path: Annotated[Path | None, option("Folder of task files of yours.", TASK)] = None
-    num_fewshot: Annotated[int | None, option("Examples, default the task's.", TASK, min=0)] = None
-    limit: Annotated[int | None, option("Documents per task, default all.", TASK, min=1)] = None
-    chat: Annotated[bool, option("Wrap prompts in the model's chat template.", TASK)] = False
-    system: Annotated[str | None, option("System prompt, before everything else.", TASK)] = None
-    confirm_run_unsafe_code: RunCode = False
-    batch_size: Annotated[int, option("Requests together, default 32.", DECODING, min=1)] = 32
-    max_gen_toks: Annotated[int, option("Canvas where a task is silent.", DECODING, min=1)] = 256
-    estimator: Annotated[
-        str | None, option("stratified (default), llada, dream, ...", LIKELIHOOD)
-    ] = None
-    samples: Annotated[int, option("Forwards per likelihood, default 128.", LIKELIHOOD)] = 128
-    early_stop: Annotated[bool, option("Stop once a choice is decided.", LIKELIHOOD)] = False
-    check_greedy: Annotated[bool, option("Also check greedy continuations.", LIKELIHOOD)] = False
-    output: Annotated[Path | None, option("Write all results as JSON.", OUTPUT, "-o")] = None
-    log_samples: Annotated[
-        bool, option("With every document and likelihood in the JSON.", OUTPUT)
-    ] = False
+    include_path: Path | None = option(None, "Folder of your own task files.", TASK)
+    num_fewshot: int | None = option(None, "Few-shot examples (default: the task's).", TASK, min=0)
+    limit: int | None = option(None, "Documents per task, default all.", TASK, min=1)
+    chat: bool = option(False, "Put prompts into the model's chat template.", TASK)
+    system: str | None = option(None, "System prompt, before everything else.", TASK)
+    confirm_run_unsafe_code: bool = option(
+        False, "Allow tasks to run code that the model wrote.", TASK
+    )
+    batch_size: int = option(32, "Sequences decoded at a time, default 32.", DECODING, min=1)
+    max_gen_toks: int = option(
+        256, "Maximum length of an answer where the task sets none, default 256.", DECODING, min=1
+    )
+    estimator: str | None = option(
+        None, "Estimator of likelihoods: stratified (default), llada, dream, ...", LIKELIHOOD
+    )
+    samples: int = option(128, "Forward passes per likelihood, default 128.", LIKELIHOOD)
+    early_stop: bool = option(False, "Stop once a choice is decided.", LIKELIHOOD)
+    check_greedy: bool = option(False, "Also check greedy continuations.", LIKELIHOOD)
+    output: Path | None = option(None, "Write all results as JSON.", OUTPUT)
+    log_samples: bool = option(False, "Add every document and likelihood to the JSON.", OUTPUT)
 
 
 @takes(Evaluation)

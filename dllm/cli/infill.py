@@ -10,7 +10,7 @@ import typer
 
 from .bundled import warn_of_unknown_words
 from .inputs import read_text
-from .options import Decoding, Json, Prompted, TraceFile, takes
+from .options import JSON, TRACE, Decoding, Prompted, takes
 from .output import as_json, note, save_traces, text_of, trace_files, waiting
 
 
@@ -18,9 +18,15 @@ from .output import as_json, note, save_traces, text_of, trace_files, waiting
 class Filling(Decoding, Prompted):
     """Options of ``dllm infill``."""
 
-    json: Json = False
-    trace: TraceFile = None
+    json: bool = JSON()
+    trace: Path | None = TRACE()
     PARAMETERS = Decoding.PARAMETERS | {"top_candidates"}
+
+
+# Options of the help page; --help-all has all.
+SHOWN = (
+    "file model sampler cache temperature seed regex choice json_schema quantization trace json"
+).split()
 
 
 @takes(Filling)

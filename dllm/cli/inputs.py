@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from ..core.errors import PromptError, short
+from ..core.json_lines import read_json_lines
 
 STDIN = "-"
 
@@ -35,10 +36,21 @@ def _read(prompt: str | None, file: Path | None) -> str:
     return _read_file(file).removesuffix("\n")
 
 
-def read_prompts(prompt: str | None, file: Path | None, lines: bool) -> list[str]:
-    """One prompt, or with ``lines`` one per line, blank ones among them."""
-    text = read_text(prompt, file)
-    return text.split("\n") if lines else [text]
+def read_prompts(prompt: str | None, file: Path | None) -> list[str]:
+    """One prompt, or that of every line of a ``.jsonl`` file: a string, or an object that has a
+    ``prompt`` and nothing else."""
+    if prompt is not None or file is None or file.suffix != ".jsonl":
+        return [read_text(prompt, file)]
+    result = []
+    for where, entry in read_json_lines(file, "prompts"):
+        text = entry["prompt"] if isinstance(entry, dict) and [*entry] == ["prompt"] else entry
+        if not isinstance(text, str) or not text.strip():
+            raise PromptError(
+                f'{where} is no prompt: write "a text" or {{"prompt": "a text"}}; requests with '
+                "more fields are for dllm batch"
+            )
+        result.append(_checked(text, where))
+    return result
 
 
 def read_ids(text: str) -> list[int]:
@@ -53,8 +65,8 @@ def read_ids(text: str) -> list[int]:
 
 
 def read_lines(file: Path) -> list[str]:
-    """The lines of a file that are not blank."""
-    return [line for line in read_prompts(None, file, lines=True) if line.strip()]
+    """The lines of a file that are not blank; they end at line feeds alone."""
+    return [line for line in read_text(None, file).split("\n") if line.strip()]
 
 
 def _read_stdin() -> str:

@@ -1,6 +1,6 @@
 """Options that commands share, each declared once.
 
-A group of options is a frozen dataclass whose fields say what their option is.  Parameters of
+A group of options is a frozen dataclass, whose fields are made by `option`.  Parameters of
 decoding are not listed here: a group names which it `PARAMETERS` has, and they are as
 `dllm.GenerationConfig` declares them.  `takes` gives a command all of these as options and the
 command a filled instance as ``options``.
@@ -8,21 +8,22 @@ command a filled instance as ``options``.
 
 from __future__ import annotations
 
-import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, dataclass, field, fields
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args, get_origin, get_type_hints
 
 import typer
+from typer.models import OptionInfo
 
 from ..core.config import GenerationConfig
 from ..core.declared import HOLES, MACHINE, Declared, about_of
 from ..core.errors import ConfigError
 from . import completion
 from .inputs import read_ids
-from .output import waiting
+from .output import remember_debug, waiting
 from .preset import read_preset
 
 if TYPE_CHECKING:
@@ -30,82 +31,98 @@ if TYPE_CHECKING:
 
     from ..models import DiffusionModel
 
-DEBUG = "dllm.debug"  # key in the context's meta, which nested contexts share
 MODEL, DECODING, DRAFTING, OUTPUT = "Model", "Decoding", "Drafting", "Output"
 MEASURING = "Measuring"
 SAMPLER, CACHE = "threshold", "none"
+OPTION = "option"  # key in the metadata of a field
+LETTERS = {"cache": "-c", "caches": "-c", "examples": "-n", "model": "-m", "output": "-o",
+           "sampler": "-s", "tasks": "-t", "watch": "-w"}  # fmt: skip
+COMPLETED = {
+    "cache": completion.caches, "model": completion.models, "sampler": completion.samplers
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Opt:
-    """An option under a heading of the help page.  It is called as its field, and by a letter that
-    is named; any other name is instead of the field's."""
+    """An option under a heading of the help page.  It is called as its field, or by the names that
+    are given; `LETTERS` are the same everywhere."""
 
     text: str
-    panel: str
+    panel: str | None
     names: tuple[str, ...]
     more: Mapping[str, Any]
 
     def typer(self, field: str) -> Any:
         """The option of ``field``, as typer wants it."""
-        long = any(name.startswith("--") for name in self.names)
-        own = () if long or len(field) == 1 else (f"--{field.replace('_', '-')}",)
-        return typer.Option(*own, *self.names, rich_help_panel=self.panel, help=self.text,
+        names = [*(self.names or [f"--{field.replace('_', '-')}"])]
+        names += [LETTERS[field]] if field in LETTERS else []
+        return typer.Option(*names, rich_help_panel=self.panel, help=self.text,
+                            autocompletion=COMPLETED.get(field),
                             **{"show_default": False, **self.more})  # fmt: skip
 
 
-def option(text: str, panel: str, *names: str, **more: Any) -> Any:
-    return Opt(text, panel, names, more)
+def option(default: Any, text: str, panel: str | None, *names: str, **more: Any) -> Any:
+    """A field of a group that is an option; ``...`` for a default: it must be given."""
+    about = {OPTION: Opt(text, panel, names, more)}
+    return field(metadata=about) if default is ... else field(default=default, metadata=about)
 
 
-def remember_debug(ctx: typer.Context, value: bool) -> bool:
-    """Callback of ``--debug``, wherever on the command line it stands."""
-    if value:
-        ctx.meta[DEBUG] = True
-    return value
+RAW = partial(option, False, "Use the prompt as it is, without the chat template.", DECODING)
+JSON = partial(option, False, "Print a JSON object per answer.", OUTPUT)
+TRACE = partial(option, None, "Write every step to this file: .json, or .html to view.", OUTPUT)
 
 
-def the_servers(flag: str) -> ConfigError:
-    """The error for an option that does not go with ``--server``."""
-    return ConfigError(f"{flag} is the server's: drop it, or set it where the server starts")
-
-
-THREADS = option("Of the processor; default: timed once, see docs.", MODEL, min=1)
-TRACEBACKS = option("Show tracebacks.", OUTPUT, callback=remember_debug)
-EVERYWHERE = {
-    "threads": Annotated[int | None, THREADS.typer("threads")],
-    "debug": Annotated[bool, TRACEBACKS.typer("debug")],
-}
-Raw = Annotated[bool, option("Take the prompt as it is: no chat template.", DECODING)]
-Json = Annotated[bool, option("Print a JSON object per answer.", OUTPUT)]
-TraceFile = Annotated[
-    Path | None, option("Write every step to this file: .json, or .html to look at.", OUTPUT)
-]
-RunCode = Annotated[bool, option("Let tasks run code of the model.", MEASURING)]
-
-
-def everywhere(command: Callable[..., None]) -> Callable[..., None]:
-    """Decorator: the command takes ``--threads`` and ``--debug``."""
+def everywhere(command: Callable[..., None], shown: Collection[str] = ()) -> Callable[..., None]:
+    """The command with ``--threads`` and ``--debug``.  Where options are named that its help shows,
+    ``--help-all`` shows the others as well."""
     signature = inspect.signature(command)
     hints = get_type_hints(command, include_extras=True)
+    extra = {
+        "threads": (int | None, Opt("CPU threads (default: chosen by a short timing).", MODEL, (),
+                                    {"min": 1})),
+        "debug": (bool, Opt("Show tracebacks of errors.", OUTPUT, (),
+                            {"callback": remember_debug})),
+        "help_all": (bool, Opt("Show all options.", None, (),
+                               {"callback": _help_all, "is_eager": True})),
+    }  # fmt: skip
+    if not shown:
+        del extra["help_all"]
 
-    @functools.wraps(command)
+    @wraps(command)
     def run(**values: Any) -> None:
         if values["threads"] is not None:
             from ..models.threads import set_threads
 
-            if values.get("server"):
-                raise the_servers("--threads")
             set_threads(values["threads"])
-        command(**{name: value for name, value in values.items() if name not in EVERYWHERE})
+        command(**{name: value for name, value in values.items() if name not in extra})
 
-    own = [parameter.replace(annotation=hints.get(name, parameter.annotation))
-           for name, parameter in signature.parameters.items()]  # fmt: skip
-    extra = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
-        for name, kind in EVERYWHERE.items()
-    ]
-    return _shown(run, [*own, *extra])
+    parameters = [parameter.replace(annotation=hints.get(name, parameter.annotation))
+                  for name, parameter in signature.parameters.items()]  # fmt: skip
+    parameters += [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None,
+                          annotation=Annotated[kind, told.typer(name)])
+        for name, (kind, told) in extra.items()
+    ]  # fmt: skip
+    for parameter in parameters:
+        for one in getattr(parameter.annotation, "__metadata__", ()):
+            if shown and isinstance(one, OptionInfo):
+                one.hidden = parameter.name not in {*shown, "help_all"}
+    return _shown(run, parameters)
+
+
+def _help_all(ctx: typer.Context, value: bool) -> None:
+    """Callback of ``--help-all``."""
+    if not value:
+        return
+    hidden = [one for one in ctx.command.params if getattr(one, "hidden", False)]
+    for one in hidden:
+        vars(one)["hidden"] = False
+    try:
+        print(ctx.get_help())
+    finally:
+        for one in hidden:
+            vars(one)["hidden"] = True
+    raise typer.Exit
 
 
 def _shown(run: Callable[..., None], parameters: list[inspect.Parameter]) -> Callable[..., None]:
@@ -120,17 +137,17 @@ def _shown(run: Callable[..., None], parameters: list[inspect.Parameter]) -> Cal
 class Loading:
     """How a model is loaded, and where."""
 
-    dtype: Annotated[str, option("auto, float32, bfloat16 or float16, default auto.", MODEL)] = (
-        "auto"
+    dtype: str = option(
+        "auto", "Data type of the weights: auto (default), float32, bfloat16 or float16.", MODEL
     )
-    device: Annotated[str, option("Default cuda where there is one, else cpu.", MODEL)] = "auto"
-    quantization: Annotated[str | None, option("Weights in int8 or int4, on a CPU.", MODEL)] = None
-    tokenizer: Annotated[
-        str | None, option("Folder or hub id, instead of the model's (or --verifier's).", MODEL)
-    ] = None
-    adapter: Annotated[
-        str | None, option("Low-rank adapter, of the model (or --verifier).", MODEL)
-    ] = None
+    device: str = option("auto", "Device: cpu, cuda, ... (default: cuda if available).", MODEL)
+    quantization: str | None = option(None, "Quantise the weights: int8 or int4 (CPU).", MODEL)
+    tokenizer: str | None = option(
+        None, "Tokenizer folder or hub id (default: the model's, or --verifier's).", MODEL
+    )
+    adapter: str | None = option(
+        None, "Folder of a LoRA adapter for the model (or --verifier).", MODEL
+    )
 
     @property
     def loading(self) -> dict[str, Any]:
@@ -152,10 +169,7 @@ class Loading:
 class Loaded(Loading):
     """Which model, and where."""
 
-    model: Annotated[
-        str,
-        option("Hub id, folder, or nano (default).", MODEL, "-m", autocompletion=completion.models),
-    ] = "nano"
+    model: str = option("nano", "Model: hub id, folder, or nano (default).", MODEL)
 
     def load(self) -> DiffusionModel:
         """The model on its device."""
@@ -166,7 +180,7 @@ class Loaded(Loading):
 class Prompted:
     """How prompts are written."""
 
-    ids: Annotated[bool, option("Prompts are token ids, e.g. '5 17 9'.", DECODING)] = False
+    ids: bool = option(False, "Read the prompt as token ids, e.g. '5 17 9'.", DECODING)
 
     def prompt(self, text: str) -> str | list[int]:
         """What ``text`` stands for."""
@@ -182,19 +196,10 @@ class Prompted:
 class Ways(Loaded):
     """Several ways of decoding: every sampler with every cache."""
 
-    sampler: Annotated[
-        list[str] | None,
-        option(
-            "Repeatable; {a,b} for several values.",
-            DECODING,
-            "-s",
-            autocompletion=completion.samplers,
-        ),
-    ] = None
-    cache: Annotated[
-        list[str] | None,
-        option("Default none; repeatable.", DECODING, "-c", autocompletion=completion.caches),
-    ] = None
+    sampler: list[str] | None = option(
+        None, "Samplers to run; repeatable; {a,b} stands for several values.", DECODING
+    )
+    cache: list[str] | None = option(None, "Caches to run; repeatable (default none).", DECODING)
     PARAMETERS: ClassVar[tuple[str, ...]] = ("max_new_tokens", "block_length")
     how: Mapping[str, Any] = field(default_factory=dict)
 
@@ -208,15 +213,18 @@ class Ways(Loaded):
 class Measured(Ways):
     """Ways of decoding, measured on tasks."""
 
-    tasks: Annotated[
-        list[str] | None,
-        option(
-            "Names or .jsonl files, by commas or repeated.", MEASURING, "--tasks", "--task", "-t"
-        ),
-    ] = None
-    curve: Annotated[
-        list[str] | None, option("A sampler along its knob, or 'all'; repeatable.", MEASURING)
-    ] = None
+    tasks: list[str] | None = option(
+        None,
+        "Tasks: names or .jsonl files, separated by commas or repeated.",
+        MEASURING,
+        "--tasks",
+        "--task",
+    )
+    curve: list[str] | None = option(
+        None,
+        "Sampler to run at several values of its main parameter, or 'all'; repeatable.",
+        MEASURING,
+    )
 
     def task_names(self) -> list[str]:
         """The tasks, one by one."""
@@ -248,7 +256,6 @@ TEXTS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "sampler": (str, str),
     "cors": (list[str], tuple),
 }
-LETTERS = {"sampler": ("-s",), "caches": ("-c",)}
 PANELS = {
     "top_candidates": OUTPUT,
     **dict.fromkeys(("name", "page", "tool_parser", "cors"), "Network"),
@@ -260,19 +267,18 @@ PANELS = {
 
 def parameter(name: str, declared: FieldInfo) -> tuple[str, Any]:
     """What the option of a declared field is called, and its type for typer."""
-    told = about_of(declared)
+    about = about_of(declared)
     kind = TEXTS[name][0] if name in TEXTS else _plain(declared.annotation)
-    letter = LETTERS.get(name, ())
     default = declared.get_default(call_default_factory=True)
-    help = told.says.partition(".  ")[0].rstrip(".")
+    help = about.says.partition(".  ")[0].rstrip(".")
     help += "; repeatable" * (get_origin(kind) is list)
     if isinstance(default, int | float) and not isinstance(default, bool):
         help += f", default {default:,g}" if default < 1e6 else ""
-    flag = told.flag or name
+    flag = about.flag or name
     long = f"--{flag.replace('_', '-')}"
     if default is True:
         long += f"/--no-{long[2:]}"
-    told = option(help + ".", PANELS.get(name, DECODING), long, *letter)
+    told = Opt(help + ".", PANELS.get(name, DECODING), (long,), {})
     return flag, Annotated[kind | None, told.typer(flag)]
 
 
@@ -289,22 +295,11 @@ class Decoding(Loaded):
     """One way of decoding.  None leaves the default of the checkpoint or the API; a sampler or a
     cache that is not given is that of the preset, or else `SAMPLER` and `CACHE`."""
 
-    sampler: Annotated[
-        str | None,
-        option(
-            "See 'dllm samplers', default threshold.",
-            DECODING,
-            "-s",
-            autocompletion=completion.samplers,
-        ),
-    ] = None
-    cache: Annotated[
-        str | None,
-        option(
-            "See 'dllm caches', default none.", DECODING, "-c", autocompletion=completion.caches
-        ),
-    ] = None
-    preset: Annotated[Path | None, option("A file that 'dllm tune' wrote.", DECODING)] = None
+    sampler: str | None = option(
+        None, "Sampler (default threshold); 'dllm samplers' lists them.", DECODING
+    )
+    cache: str | None = option(None, "Cache (default none); 'dllm caches' lists them.", DECODING)
+    preset: Path | None = option(None, "Preset file that 'dllm tune' wrote.", DECODING)
     how: Mapping[str, Any] = field(default_factory=dict)
 
     PARAMETERS: ClassVar = EVERY - ANSWERS
@@ -336,13 +331,9 @@ class Decoding(Loaded):
 class Generation(Decoding):
     """Decoding after a prompt."""
 
-    server: Annotated[
-        str | None, option("Ask 'dllm serve' at this URL instead of a model.", MODEL)
-    ] = None
-
     PARAMETERS: ClassVar = EVERY
-    watch: Annotated[bool, option("Show the canvas while it is written.", OUTPUT, "-w")] = False
-    delay: Annotated[float, option("Seconds to pause per step watched.", OUTPUT, min=0)] = 0.0
+    watch: bool = option(False, "Show the canvas while it is decoded.", OUTPUT)
+    delay: float = option(0.0, "Seconds to pause per step with --watch.", OUTPUT, min=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -378,19 +369,22 @@ def _bias(text: str) -> tuple[int, float]:
 def takes(group: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorator: the fields of ``group`` and its parameters become options, its instance the
     argument ``options``."""
-    hints = get_type_hints(group, include_extras=True)
-    own = [one for one in fields(group) if one.name != "how"]
+    hints = get_type_hints(group)
+    own = [one for one in fields(group) if OPTION in one.metadata]
     shared = {
-        one.name: (_typed(one.name, hints[one.name]), inspect.Parameter.empty if one.default is
-                   MISSING else one.default)
+        one.name: (
+            Annotated[hints[one.name], one.metadata[OPTION].typer(one.name)],
+            inspect.Parameter.empty if one.default is MISSING else one.default,
+        )
         for one in own
-    }  # fmt: skip
+    }
     declared: type[Declared] = getattr(group, "DECLARED", GenerationConfig)
     flags = {
         name: parameter(name, one) for name, one in declared.fields().items()
         if name in getattr(group, "PARAMETERS", ()) and name not in shared
     }  # fmt: skip
     shared |= {flag: (kind, None) for flag, kind in flags.values()}
+    shared = dict(sorted(shared.items(), key=lambda item: item[0] != "model"))  # is shown first
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         types = get_type_hints(command, include_extras=True)
@@ -406,7 +400,7 @@ def takes(group: type[Any]) -> Callable[[Callable[..., None]], Callable[..., Non
             for name, (kind, default) in shared.items()
         ]
 
-        @functools.wraps(command)
+        @wraps(command)
         def run(**values: Any) -> None:
             given = {one.name: values.pop(one.name) for one in own}
             if flags:
@@ -420,9 +414,3 @@ def takes(group: type[Any]) -> Callable[[Callable[..., None]], Callable[..., Non
         return _shown(run, [*first, *added])
 
     return decorate
-
-
-def _typed(name: str, hint: Any) -> Any:
-    """The annotation with an option of typer in place of an `Opt`."""
-    kind, told = get_args(hint)[:2]
-    return Annotated[kind, told.typer(name)]

@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
 from rich.console import Console
 
 from .. import __version__
@@ -22,9 +23,17 @@ if TYPE_CHECKING:
     from ..runtime.result import Result
 
 USAGE_ERROR = 2  # exit status
+DEBUG = "dllm.debug"  # key in the meta of a command line's context, which nested contexts share
 MEASURED = ("text", "tokens", "nfe", "computed", "forced", "tokens_per_forward",
             "tokens_per_second", "seconds", "peak_memory", "finish_reason", "prompt_length",
             "sampler", "cache", "seed")  # fmt: skip
+
+
+def remember_debug(ctx: typer.Context, value: bool) -> bool:
+    """Callback of ``--debug``, wherever on the command line it stands."""
+    if value:
+        ctx.meta[DEBUG] = True
+    return value
 
 
 def stderr() -> Console:

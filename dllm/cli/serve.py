@@ -19,6 +19,11 @@ from .output import note
 if TYPE_CHECKING:
     from ..serve.service import Service
 
+# Options of the help page; --help-all has all.
+SHOWN = (
+    "host port api_key sampler cache drafter "
+    "max_batch_size max_waiting quantization device threads replicas"
+).split()
 LEVELS = ("debug", "info", "warning", "error")
 NETWORK = "Network"
 
@@ -27,9 +32,11 @@ NETWORK = "Network"
 class Networked(Loading):
     """Where a server listens, and who may ask it."""
 
-    host: Annotated[str, option("Address to listen on, default 127.0.0.1.", NETWORK)] = "127.0.0.1"
-    port: Annotated[int, option("0 takes a free one.", NETWORK, min=0, max=65535)] = 8000
-    api_key: Annotated[str | None, option("What clients must know.", NETWORK, envvar=KEY)] = None
+    host: str = option("127.0.0.1", "Address to listen on, default 127.0.0.1.", NETWORK)
+    port: int = option(
+        8000, "Port to listen on, default 8000 (0: a free one).", NETWORK, min=0, max=65535
+    )
+    api_key: str | None = option(None, "API key that clients must send.", NETWORK, envvar=KEY)
 
     def warn_open(self) -> None:
         """Say so when other machines need no key."""
@@ -43,12 +50,12 @@ class Served(Networked):
 
     DECLARED: ClassVar = Settings
     PARAMETERS: ClassVar = Settings.fields().keys() - {"api_key", "write_patience"}
-    log_level: Annotated[
-        str, option("debug, info (default: a line per request), warning or error.", NETWORK)
-    ] = "info"
-    replicas: Annotated[
-        int, option("Copies of the model, in Ray Serve; 0 (default): one, here.", MODEL, min=0)
-    ] = 0
+    log_level: str = option(
+        "info", "Log level: debug, info (default: a line per request), warning or error.", NETWORK
+    )
+    replicas: int = option(
+        0, "Replicas of the model in Ray Serve (default 0: one, in this process).", MODEL, min=0
+    )
     how: Mapping[str, Any] = field(default_factory=dict)
 
     def settings(self) -> Settings:

@@ -7,11 +7,17 @@ from typing import Annotated
 
 import typer
 
+from . import dflash, distill
 from .inputs import read_lines
 from .options import everywhere
 from .output import check_output, note
 
-train_app = typer.Typer(help="Train drafters and the bundled models.", no_args_is_help=True)
+train_app = typer.Typer(
+    help="Train drafters, and adapt diffusion models.",
+    no_args_is_help=True,
+    add_completion=False,
+)
+
 NAMES = {"masked": "nano", "causal": "nano-ar"}
 
 
@@ -26,18 +32,19 @@ def nano(
         str, typer.Option(help="'masked' for nano, 'causal' for its autoregressive sibling.")
     ] = "masked",
     steps: Annotated[
-        int | None, typer.Option(help="Steps in all.", min=1, show_default="the recipe's")
+        int | None, typer.Option(help="Training steps.", min=1, show_default="the recipe's")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the run.", min=0)] = 0,
-    device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
+    seed: Annotated[int, typer.Option(help="Random seed.", min=0)] = 0,
+    device: Annotated[str, typer.Option(help="Device: cpu, cuda, ...")] = "cpu",
     compiled: Annotated[
-        bool, typer.Option("--compile/--no-compile", help="Compile the network first.")
+        bool, typer.Option("--compile/--no-compile", help="Compile the network with torch.compile.")
     ] = True,
     examples: Annotated[
-        int, typer.Option(help="Held-out prompts per task when it is measured; 0: never.", min=0)
+        int,
+        typer.Option(help="Held-out prompts per task in an evaluation (0: no evaluation).", min=0),
     ] = 16,
     weights_from: Annotated[
-        Path | None, typer.Option(help="Folder of a run whose weights a new run starts with.")
+        Path | None, typer.Option(help="Folder of a run whose weights this run starts with.")
     ] = None,
 ) -> None:
     """Train nano from scratch; a run that was stopped goes on where it saved last."""
@@ -71,7 +78,7 @@ def learned_filter(
     count: Annotated[int, typer.Option(help="Prompts per bundled task.", min=1)] = 40,
     block_length: Annotated[int, typer.Option(help="Positions the filter sees.", min=1)] = 32,
     steps: Annotated[int, typer.Option(help="Training steps.", min=1)] = 1_500,
-    seed: Annotated[int, typer.Option(help="Seed of prompts and weights.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed.", min=0)] = 0,
 ) -> None:
     """Train Learn2PD's filter for a model: `--sampler "learn2pd(filter='FILE')"` then uses it."""
     from .. import load
@@ -107,7 +114,7 @@ def deer(
     marker_position: Annotated[
         str, typer.Option(help="Where the end marker stands: after_masks or before_masks.")
     ] = "after_masks",
-    seed: Annotated[int, typer.Option(help="Seed of the run.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed.", min=0)] = 0,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the result.")] = Path(
         "runs/deer"
     ),
@@ -128,3 +135,8 @@ def deer(
     for number, model in enumerate(align(load(drafter), pairs, recipe, output, note), 1):
         save_aligned(model, recipe, output / f"stage{number}")
     note(f"aligned drafter: {output / 'stage2'}")
+
+
+train_app.command()(everywhere(dflash.dflash, dflash.SHOWN))
+for command in (distill.parallel, distill.convert):
+    train_app.command()(everywhere(command, distill.SHOWN))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from ..core.errors import ConfigError
 from .options import MEASURING, OUTPUT, Measured, option, takes
 from .output import check_output, note, waiting
 
@@ -21,23 +20,21 @@ class Tune(Measured):
     """Options of ``dllm tune``; without samplers and curves it searches all of them, without
     caches those of `dllm.eval.tune.CACHES`, and none where forwards are saved."""
 
-    keep: Annotated[float, option("Share of the accuracy to keep, default 0.99.", MEASURING)] = 0.99
-    tolerance: Annotated[float, option("Room for the interval's lower end, 0.05.", MEASURING)] = (
-        0.05
+    keep: float = option(
+        0.99, "Fraction of the baseline's accuracy to keep, default 0.99.", MEASURING
     )
-    by: Annotated[str, option("What to save: seconds (default), nfe, computed.", MEASURING)] = (
-        "seconds"
+    tolerance: float = option(
+        0.05, "How far below it the 95 % interval may reach, default 0.05.", MEASURING
     )
-    examples: Annotated[int, option("Confirming prompts, default 200.", MEASURING, "-n", min=1)] = (
-        200
+    by: str = option("seconds", "What to save: seconds (default), nfe, computed.", MEASURING)
+    examples: int = option(
+        200, "Prompts per task that confirm the choice, default 200.", MEASURING, min=1
     )
-    rungs: Annotated[str, option("New prompts per round, default 16,48,96.", MEASURING)] = (
-        "16,48,96"
+    screen: int = option(
+        96, "Prompts per task that all candidates answer, default 96.", MEASURING, min=1
     )
-    seed: Annotated[int, option("Of the prompts.", MEASURING, min=0)] = 0
-    output: Annotated[Path, option("Preset file, default preset.json.", OUTPUT, "-o")] = Path(
-        "preset.json"
-    )
+    seed: int = option(0, "Random seed of the prompts, default 0.", MEASURING, min=0)
+    output: Path = option(Path("preset.json"), "Preset file to write, default preset.json.", OUTPUT)
 
 
 @takes(Tune)
@@ -45,8 +42,7 @@ def tune(*, options: Tune) -> None:
     """Find sampler, cache and parameters that are fastest at no loss; write them as a preset.
 
     Without -s and --curve it tries the curves of all samplers; without -c it tries prefix, dual,
-    dkv, dllm_cache and block with those left after the first round, unless --by nfe, which no
-    cache lowers.
+    dkv, dllm_cache and block with the finalists, unless --by nfe, which no cache lowers.
 
     Use it: dllm generate PROMPT --preset preset.json
     """
@@ -59,8 +55,8 @@ def tune(*, options: Tune) -> None:
 
     check_output(options.output, "the preset ")
     how = Tuning(
-        options.task_names(), options.keep, options.tolerance, _numbers(options.rungs),
-        options.examples, by=options.by, seed=options.seed,
+        options.task_names(), options.keep, options.tolerance, options.screen, options.examples,
+        by=options.by, seed=options.seed,
         caches=() if options.cache or options.by == "nfe" else CACHES,
     )  # fmt: skip
     for task in how.tasks:
@@ -75,13 +71,6 @@ def tune(*, options: Tune) -> None:
     write_preset(choice, model.name, how, options.output)
     print(summary(choice))
     note(f"written: {options.output}")
-
-
-def _numbers(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise ConfigError(f"--rungs takes numbers such as 16,32, not {text!r}") from None
 
 
 def tell(stage: str, left: Sequence[Candidate]) -> None:

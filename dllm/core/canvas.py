@@ -99,15 +99,6 @@ class Blocks:
 
 
 @dataclass(slots=True)
-class Suffix:
-    """The ``positions`` behind the window that the row's forwards see, where its cache leaves out
-    some; None: all.  ``window``: the block and the end of the window they were chosen for."""
-
-    positions: IntArray | None = None
-    window: tuple[int, int] = (-1, 0)
-
-
-@dataclass(slots=True)
 class Fed:
     """What released code feeds, where a sampler has to know it (``official`` of DSB and LoPA): the
     ``whole`` text, or positions ``first`` to ``end``."""
@@ -115,24 +106,6 @@ class Fed:
     first: int = -1
     end: int = 0
     whole: bool = True
-
-
-@dataclass
-class Cycle:
-    """SlowFast's phase, which its window sets and its cache reads: positions ``start`` to
-    ``block_end`` are decided while it is ``exploring``, ``start`` to ``end`` afterwards; the
-    ``estimates`` of the end so far; whether one was ``stable``."""
-
-    start: int = -1
-    block_end: int = -1
-    end: int = -1
-    exploring: bool = True
-    stable: bool = False
-    estimates: list[int] = field(default_factory=list)
-
-    def begin(self, start: int, block_end: int) -> None:
-        self.start, self.block_end = start, block_end
-        self.exploring, self.stable, self.estimates = True, False, []
 
 
 @dataclass(slots=True, eq=False)

@@ -84,7 +84,7 @@ UNCONDITIONAL = Capability(
 
 # Of the cache: what is computed in a step, from all to part of what is asked.
 
-# DAWN reads the attention between all positions; DAEDAL and rho-EOS what the model says of all.
+# DAWN reads the attention between all positions; DAEDAL what the model says of all.
 WHOLE_TEXT = Capability("a forward over the whole text at every step", {"a cache": NO_CACHE})
 # WINO feeds every position of its block a second time, as a mask that does not see its token.
 SHADOW = Capability(
@@ -93,16 +93,12 @@ SHADOW = Capability(
 )
 # S2D2 feeds the drafts of a block once more, each seeing what is left of it, and masks beside them.
 JUDGED = Capability("forwards that judge drafts", {"a cache": "use cache='block' or 'none'"})
-# Prophet ends the text once all that is left is sure; rho-EOS counts ends among the masks.
+# Prophet ends the text once all that is left is sure.
 REGION_LOGITS = Capability(
     "predictions of every undecided position at every step", {"a cache": NO_CACHE}
 )
 # T2T edits and Learn2PD's filter read decided positions of the window, too.
 WINDOW_LOGITS = Capability("predictions of the whole window at every step", {"a cache": NO_CACHE})
-# Saber compares a decided token with what the model says there now.
-COMMITTED_LOGITS = Capability(
-    "predictions of decided positions at every step", {"a cache": NO_CACHE}
-)
 # Methods that compare with the step before: a cached prediction has not changed.
 FRESH_LOGITS = Capability("predictions that every step computes anew", {"a cache": NO_CACHE})
 # A window that is the whole region, where a cache plans for blocks.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
 from os import PathLike
 from typing import Annotated, Any, Self, TypedDict
@@ -14,9 +14,10 @@ from .errors import ConfigError, check_unicode, short
 
 MOST = 2**31 - 1  # of what is counted
 MAX_TEMPERATURE = 1e6  # temperature and guidance in float32; all tokens are alike long before
+FILTERS = ("top_p", "top_k", "min_p")  # of what is drawn from
 FORMATS = ("regex", "choice", "json_schema")
 NOT_WITH_FORMATS = {
-    **dict.fromkeys(("top_p", "top_k", "min_p"), "what it leaves may hold no text of the form"),
+    **dict.fromkeys(FILTERS, "what it leaves may hold no text of the form"),
     "min_new_tokens": "the form says how long the answer is",
 }
 
@@ -154,18 +155,18 @@ class Machine(Declared):
     """How an engine works: what it holds at once, what a forward takes.  No text depends on it."""
 
     max_batch_size: Annotated[Count, about(
-        "Most texts decoded at a time.  Further ones join as others finish.", MACHINE, VERIFIER,
+        "Sequences decoded at a time.  Further ones join as others finish.", MACHINE, VERIFIER,
         wire=None,
     )] = 32  # fmt: skip
     max_batch_tokens: Annotated[Count | None, about(
-        "Most positions fed at once.  Default: 512 on a CPU, else without bound.", MACHINE,
-        wire=None,
+        "Token positions per forward pass.  Default: 512 on a CPU, else no limit.", MACHINE,
+        VERIFIER, wire=None,
     )] = None  # fmt: skip
     cuda_graphs: Annotated[bool, about(
         "Replay cached steps as CUDA graphs.  They are padded to a few sizes.", MACHINE, wire=None,
     )] = False  # fmt: skip
     compile: Annotated[
-        bool, about("Pass cached steps through torch.compile.", MACHINE, wire=None)
+        bool, about("Compile cached steps with torch.compile.", MACHINE, wire=None)
     ] = False
 
 
@@ -177,40 +178,55 @@ class GenerationConfig(Machine):
     ELSEWHERE = ELSEWHERE
 
     max_new_tokens: Annotated[Count | None, about(
-        "Positions of the canvas.  Default: what the checkpoint recommends, else 128 or what is "
-        "left of the context; blocks until it ends on models whose attention is causal between "
-        "blocks.  With ``length`` the most that an answer may get.",
+        "Maximum length of the answer in tokens.  Default: what the checkpoint recommends, else "
+        "128 or what is left of the context; blocks until it ends on models whose attention is "
+        "causal between blocks.  With ``length`` the most that an answer may get.",
         ANSWER, VERIFIER, wire="max_tokens",
     )] = None  # fmt: skip
     min_new_tokens: Annotated[Number, about(
-        "No end before.  Stop ids are not proposed among the first that many positions, and no "
-        "stop string that is complete within them ends the text.",
+        "Minimum length of the answer in tokens.  Stop ids are not proposed among the first that "
+        "many positions, and no stop string that is complete within them ends the text.",
         ANSWER, VERIFIER, wire="min_tokens",
     )] = 0  # fmt: skip
-    steps: Annotated[Count | None, about("Steps, where the sampler has a quota.")] = None
-    block_length: Annotated[Count | None, about("Positions of a block.")] = None
-    temperature: Annotated[Scale, about("0 is greedy, and anything below 1e-6.", *EVERY)] = 0.0
+    steps: Annotated[
+        Count | None, about("Denoising steps, for samplers with a fixed schedule (llada, dream).")
+    ] = None
+    block_length: Annotated[
+        Count | None, about("Tokens per block.  Blocks are decoded left to right.")
+    ] = None
+    temperature: Annotated[Scale, about("Sampling temperature (0: greedy).", *EVERY)] = 0.0
     top_p: Annotated[
-        float, Field(gt=0, le=1), Numeric, about("Nucleus of the proposals.", *EVERY)
+        float,
+        Field(gt=0, le=1),
+        Numeric,
+        about(
+            "Sample from the smallest set of tokens with this total probability (1: all).", *EVERY
+        ),
     ] = 1.0
-    top_k: Annotated[Number, about("Propose among the best; 0: all.", *EVERY)] = 0
-    min_p: Annotated[Share, about("Propose what has this share of the best; 0: all.", *EVERY)] = 0.0
+    top_k: Annotated[Number, about("Sample from the k most probable tokens (0: all).", *EVERY)] = 0
+    min_p: Annotated[
+        Share,
+        about("Drop tokens below this fraction of the best token's probability (0: none).", *EVERY),
+    ] = 0.0
     logit_bias: Annotated[Mapping[Number, Bias], about(
-        "Token id and what is added to its logit, wherever the answer might have it.", *EVERY,
+        "Token id and the number added to its logit, at every position.", *EVERY,
         kind="a mapping of token ids to numbers",
     )] = Field(default_factory=dict)  # fmt: skip
-    cfg_scale: Annotated[Scale, about("Classifier-free guidance; 0: off.  Two lanes per row.")] = (
-        0.0
-    )
+    cfg_scale: Annotated[
+        Scale,
+        about("Scale of classifier-free guidance (0: off).  Each sequence is then fed twice."),
+    ] = 0.0
     eos_policy: Annotated[str | None, about(
-        "What an end token does.  See `dllm.samplers.eos`.", ANSWER, kind="a name such as 'none'",
+        "How an EOS token ends the answer: prefix_complete, none, block_contains, block_all, "
+        "first_commit, last_block, suppress or rank_last.  See `dllm.samplers.eos`.",
+        ANSWER, kind="a name such as 'none'",
     )] = None  # fmt: skip
     stop_strings: Annotated[tuple[str, ...], BeforeValidator(_texts), about(
-        "Texts that end the answer where they first appear.", *EVERY, wire="stop",
+        "Text that ends the answer where it first appears.", *EVERY, wire="stop",
         flag="stop",
     )] = ()  # fmt: skip
     seed: Annotated[int, Field(ge=0, le=2**63 - 1), Whole, about(
-        "Of all noise.  Random choices are a function of it, the prompt's repetition count, "
+        "Random seed.  Random choices are a function of it, the prompt's repetition count, "
         "position and step.", *EVERY,
     )] = 0  # fmt: skip
     top_candidates: Annotated[Number, about("Candidates per position in the trace.", wire=None)] = 0
@@ -223,39 +239,41 @@ class GenerationConfig(Machine):
         "reproduction of its probabilities.", wire=None, flag="",
     )] = True  # fmt: skip
     constraints: Annotated[Mapping[int, int | str], BeforeValidator(_constraints), about(
-        "Parts that are fixed: offset in the answer to a token id or a text.  The answer does not "
-        "end before the last of them.", ANSWER, flag="constraint",
+        "Text fixed at an offset: OFFSET=TEXT, in tokens of the answer.  A mapping of offsets to "
+        "token ids or texts.  The answer does not end before the last of them.",
+        ANSWER, flag="constraint",
     )] = Field(default_factory=dict)  # fmt: skip
     initial_text: Annotated[Any, BeforeValidator(_draft), about(
-        "Draft that the answer begins as; [[8]] in it: 8 open tokens.  A text, or ids with -1; of "
-        "several prompts a list with one each.", ANSWER,
+        "Text that decoding starts from; [[8]] in it stands for 8 masked tokens.  A text, or ids "
+        "with -1; of several prompts a list with one each.", ANSWER,
     )] = None  # fmt: skip
     remask: Annotated[tuple[tuple[int, int], ...], BeforeValidator(_spans), about(
-        "Tokens of the draft to write anew.  Positions and (first, past the last) pairs.", ANSWER,
+        "Positions of the initial text to generate again, e.g. 0,4..9.  Positions and (first, past "
+        "the last) pairs.", ANSWER,
     )] = ()  # fmt: skip
     length: Annotated[str | None, BeforeValidator(lambda v: None if v == "fixed" else v), about(
-        "How the length is found: append, crop, rho, daedal; default fixed.  See "
+        "How the length of the answer is found: append, daedal or fixed (default).  See "
         "`dllm.samplers.base.Length`; of [[*]] holes sure, lr or cal.",
         kind="a rule such as 'append', or 'fixed'",
     )] = None  # fmt: skip
     regex: Annotated[str | None, BeforeValidator(_unicode), about(
-        "Expression that the whole answer matches.", *EVERY, kind="an expression as a text",
+        "Regular expression that the whole answer matches.", *EVERY, kind="an expression as a text",
         wire=None,
     )] = None  # fmt: skip
     choice: Annotated[
         tuple[str, ...] | None,
         BeforeValidator(_choice),
-        about("Text that the answer may be.", *EVERY, wire=None),
+        about("An allowed answer.", *EVERY, wire=None),
     ] = None
     json_schema: Annotated[Any, BeforeValidator(_schema), about(
         "JSON schema of the answer.  A pydantic class, a dictionary, or a file.", *EVERY, wire=None,
     )] = None  # fmt: skip
     confidence: Annotated[str | None, about(
-        "'model': how sure a token of a form is without the form.", kind="'model' or left out",
-        wire=None,
+        "With structured output: 'model' uses the unconstrained probability as confidence.",
+        kind="'model' or left out", wire=None,
     )] = None  # fmt: skip
     literals: Annotated[
-        bool, about("Write what a form leaves no choice about without asking the model.", wire=None)
+        bool, about("Insert text that the schema fixes without a forward pass.", wire=None)
     ] = False
 
     @model_validator(mode="after")
@@ -298,15 +316,14 @@ class GenerationConfig(Machine):
         made.model_fields_set.update(given)
         return made
 
-    def check_used(
-        self, given: Collection[str], *, canvas: int, tempered: bool, traced: bool
-    ) -> None:
-        """Raise `ConfigError` where something ``given`` would change nothing.
+    def check_used(self, *, canvas: int, tempered: bool, traced: bool) -> None:
+        """Raise `ConfigError` where something that the caller named would change nothing.
 
         ``canvas``: positions of the longest answer; ``tempered``: whether samplers see the
         probabilities after temperature and filters; ``traced``: whether there is a trace.
         """
-        for name in ("top_p", "top_k", "min_p"):
+        given = self.model_fields_set
+        for name in FILTERS:
             plain = getattr(self, name) == DEFAULTS[name] or name not in given
             if not (plain or self.temperature or tempered):
                 raise ConfigError(
@@ -375,29 +392,33 @@ class Serving(Machine):
 
     KIND = "argument of a session"
 
-    sampler: Annotated[Any, about("Of requests that name none, default threshold.")] = None
+    sampler: Annotated[Any, about("Sampler of requests that name none, default threshold.")] = None
     length: Annotated[str | None, about(
-        "How answers find their length, of requests that do not say.  ``max_new_tokens`` is then "
-        "the most; default fixed.")] = None  # fmt: skip
-    max_batch_size: Annotated[Count, about("Requests written at a time.")] = 16
-    max_waiting: Annotated[Number | None, about("Requests in the queue; more are refused.")] = None
+        "How the length of answers is found where a request does not say (default fixed).  "
+        "``max_new_tokens`` is then the most.")] = None  # fmt: skip
+    max_batch_size: Annotated[Count, about("Sequences decoded at a time.", *EVERY)] = 16
+    max_waiting: Annotated[
+        Number | None, about("Requests in the queue; more are rejected.", *EVERY)
+    ] = None
     max_positions: Annotated[Count | None, about(
-        "Room for keys and values, of all rows.  Default: ``max_batch_size`` times the context; "
-        "memory is taken as it is needed.")] = None  # fmt: skip
+        "Size of the key-value cache in tokens, of all sequences.  Default: ``max_batch_size`` "
+        "times the context; memory is taken as it is needed.", *EVERY)] = None  # fmt: skip
     prefix_cache_tokens: Annotated[Number | None, about(
-        "Of a verifier, or with the cache block or wedlm: tokens of complete texts kept for those "
-        "that begin like them, default 16384; 0: none.")] = None  # fmt: skip
+        "Size of the prefix cache in tokens (default 16384; 0: off).  For verifiers, and with the "
+        "caches block and wedlm.", *EVERY)] = None  # fmt: skip
 
 
 class SessionConfig(Serving):
     """How a `Session` works."""
 
-    cache: Annotated[Any, about("Of a diffusion model.")] = None
-    drafter: Annotated[Any, about("Of a verifier: see `dllm.speculate`; None: none.")] = None
-    rule: Annotated[Any, about("Of a verifier: how drafts are accepted.")] = None
-    controller: Annotated[Any, about("Of a verifier: length of drafts.")] = None
-    vocabulary: Annotated[str, about("Of a verifier.")] = "auto"
-    exact: Annotated[bool, about("Of a verifier.")] = True
+    cache: Annotated[Any, about("Of a diffusion model.")] = "none"
+    drafter: Annotated[Any, about("Of a verifier: see `dllm.speculate`; None: none.", VERIFIER)] = (
+        None
+    )
+    rule: Annotated[Any, about("Of a verifier: how drafts are accepted.", VERIFIER)] = None
+    controller: Annotated[Any, about("Of a verifier: length of drafts.", VERIFIER)] = None
+    vocabulary: Annotated[str, about("Of a verifier.", VERIFIER)] = "auto"
+    exact: Annotated[bool, about("Of a verifier.", VERIFIER)] = True
 
 
 class SessionArguments(TypedDict, total=False):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from .canvas import Canvas
+from .config import GenerationConfig
+
 Decode = Callable[[Sequence[int]], str]
 UNFINISHED = "\ufffd"  # what a tokenizer writes for bytes that are no character yet
 
@@ -44,6 +47,12 @@ def stop_at(text: str, stops: Sequence[str], floor: int = 0) -> int | None:
     """Where the first of the ``stops`` begins that ends behind the first ``floor`` characters."""
     starts = (text.find(stop, max(0, floor - len(stop) + 1)) for stop in stops)
     return min((at for at in starts if at >= 0), default=None)
+
+
+def stop_floor(canvas: Canvas, config: GenerationConfig) -> int:
+    """The position before which no stop string ends the text, because something is given there or
+    within ``min_new_tokens``."""
+    return max(canvas.text_floor, canvas.start + config.min_new_tokens)
 
 
 def _held_back(text: str, stops: tuple[str, ...], floor: int) -> int:

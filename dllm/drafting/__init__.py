@@ -1,6 +1,6 @@
 """Lossless drafting: diffusion models and lookups propose, an autoregressive model verifies.
 
-`dllm.speculate` is the way in.  See docs/drafting.md.
+`dllm.speculate` is the way in.  See docs/speculative-decoding.md.
 """
 
 from __future__ import annotations

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any, overload
 
-from ..core.errors import ConfigError
+from ..core.errors import ConfigError, check_switch
 from ..request.prompts import ManyPrompts, OnePrompt, is_batch
-from ..request.request import Request
-from ..runtime.drive import completed, events
+from ..request.requests import answering
 from ..runtime.events import Event
 from ..runtime.scheduler import Scheduler
 from ..runtime.streamers import Streamer, feeding
+from .engine import engine_for
 from .naming import DrafterLike, VerifierLike, fit, load_verifier, make_drafter
-from .preparation import DRAFTING, SETTINGS, SpeculativePreparation
+from .recipe import DRAFTING, SETTINGS, recipe_for
 from .result import SpeculativeResult
 
 
@@ -67,18 +68,19 @@ def speculate(
     - ``chat``: whether strings go through the chat template (default: when there is one);
       ``tokenizer``: of the verifier, if it is not its own.
     - ``exact`` (default True): in half precision on a CPU, score in a way that does not depend on
-      how many tokens and texts are scored at once; docs/drafting-reference.md says what is exact
+      how many tokens and texts are scored at once; docs/reference/drafting.md says what is exact
         where.
 
     Returns a `SpeculativeResult`, or a list of them for a list of prompts.  Raises
     `dllm.DllmError` with one sentence that says what to do.  Several threads may call this with one
     verifier: their forwards take turns.
     """
-    with feeding(streamer) as feed:
-        how, requests = _prepare(verifier, drafter, prompt, options)
-        if feed is not None and len(requests) > 1:
+    following: Any = nullcontext() if streamer is None else feeding(streamer)
+    with following as feed:
+        scheduler = _scheduler(verifier, drafter, prompt, options)
+        if feed is not None and len(scheduler.waiting) > 1:
             raise ConfigError("a streamer follows one prompt: pass prompts one by one")
-        results = completed(Scheduler.of(how, requests), feed=feed)
+        results = scheduler.completed(None if feed is None else feed.take)
     return results if is_batch(prompt) else results[0]
 
 
@@ -90,21 +92,23 @@ def stream_speculate(
 
     The iterator may be closed early: what still ran is dropped.
     """
-    how, requests = _prepare(verifier, drafter, prompt, options)
-    return events(Scheduler.of(how, requests))
+    return _scheduler(verifier, drafter, prompt, options).events()
 
 
-def _prepare(
+def _scheduler(
     verifier: VerifierLike, drafter: DrafterLike, prompt: Any, options: dict[str, Any]
-) -> tuple[SpeculativePreparation, list[Request]]:
+) -> Scheduler:
     """Everything that can be wrong is found here, before the first round."""
     from .vocabulary import check_policy
 
-    own = {name: options.pop(name) for name in (*SETTINGS, "exact") if name in options}
+    own = {name: options.pop(name) for name in SETTINGS if name in options}
+    exact = options.pop("exact", True)
+    check_switch("exact", exact)
     chat, vocabulary = options.pop("chat", None), options.pop("vocabulary", "auto")
     check_policy(vocabulary)
     model = load_verifier(verifier, options.pop("tokenizer", None))
     drafting = {name: options.pop(name) for name in DRAFTING if name in options}
     part = fit(make_drafter(drafter, **drafting), model, vocabulary)
-    how = SpeculativePreparation.of(model, part, options, **own)
-    return how, how.prompts(list(prompt) if is_batch(prompt) else [prompt], chat)
+    recipe = recipe_for(model, part, None, options, **own)
+    requests = answering(model, recipe, list(prompt) if is_batch(prompt) else [prompt], chat)
+    return Scheduler.of(engine_for(model, requests, exact), requests)

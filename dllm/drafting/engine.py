@@ -16,9 +16,12 @@ from ..core.canvas import Canvas
 from ..core.errors import ConfigError
 from ..engine.work import Step, Work
 from ..models import DiffusionModel
+from ..request.request import Request
+from ..request.requests import positions_for
 from .base import EMPTY, Budget, Draft, Drafter
+from .recipe import DraftedRecipe
 from .result import SpeculativeResult
-from .rows import Forward, SpeculativeRecipe, SpeculativeRow
+from .rows import DraftedRow, Forward
 from .verifiers.packed import open_verifier
 
 MOST_TOKENS = 4096  # of a forward: prompts of long texts that join together are read in several
@@ -26,8 +29,8 @@ MOST_TOKENS = 4096  # of a forward: prompts of long texts that join together are
 T = TypeVar("T")
 
 
-class SpeculativeEngine(Work[SpeculativeRow, Step]):
-    """Writes autoregressive texts, each as its `SpeculativeRecipe` says.
+class SpeculativeEngine(Work[DraftedRow, Step]):
+    """Writes autoregressive texts, each as its `DraftedRecipe` says.
 
     ``taps``: layers of the verifier that drafters want to see.  ``exact``: see `Verifier`.
     ``most``, ``max_batch_size``, ``max_batch_tokens`` (default: 4096): see `Work`.  Texts whose
@@ -55,7 +58,7 @@ class SpeculativeEngine(Work[SpeculativeRow, Step]):
     def forward_seconds(self) -> float:
         return self._seconds
 
-    def check(self, recipe: SpeculativeRecipe) -> None:
+    def check(self, recipe: DraftedRecipe) -> None:
         drafter, rule = recipe.drafter, recipe.rule
         if drafter is None:
             return
@@ -67,7 +70,7 @@ class SpeculativeEngine(Work[SpeculativeRow, Step]):
                 "for it: name it as the drafter of the session"
             )
 
-    def figures(self, row: SpeculativeRow) -> dict[str, Any]:
+    def figures(self, row: DraftedRow) -> dict[str, Any]:
         recipe, canvas = row.recipe, row.canvas
         return {
             "sampler": recipe.rule.name, "cache": self.cache_name, "rule": recipe.rule.name,
@@ -77,26 +80,24 @@ class SpeculativeEngine(Work[SpeculativeRow, Step]):
             "sequences": canvas.tokens[: canvas.length].copy(),
         }  # fmt: skip
 
-    def ready(self, row: SpeculativeRow) -> bool:
+    def ready(self, row: DraftedRow) -> bool:
         return row.drafting is None or not row.drafting.waits
 
-    def takes_room(self, row: SpeculativeRow) -> bool:
+    def takes_room(self, row: DraftedRow) -> bool:
         return not row.recipe.outside
 
-    def admit(
-        self, canvas: Canvas, recipe: SpeculativeRecipe, held: bool = False
-    ) -> SpeculativeRow | None:
+    def admit(self, canvas: Canvas, recipe: DraftedRecipe, held: bool = False) -> DraftedRow | None:
         """Take a text in; None when there is no room for it now."""
         with self._lock:
             self.must_fit(recipe, len(canvas.tokens))
-            row = SpeculativeRow(canvas, recipe, canvas.fork(), held=held)
+            row = DraftedRow(canvas, recipe, canvas.fork(), held=held)
             return row if self._join(row) else None
 
     def prefix_cache_tokens(self, tokens: int | None) -> None:
         with self._lock:
             self.verifier.prefixes.allow(tokens)
 
-    def _allot(self, row: SpeculativeRow) -> bool:
+    def _allot(self, row: DraftedRow) -> bool:
         if self._most is not None and self.takes_room(row):
             if self.used + row.size > self._most:
                 return False
@@ -107,15 +108,15 @@ class SpeculativeEngine(Work[SpeculativeRow, Step]):
     def _shrink(self) -> None:
         self.verifier.prefixes.shrink(0)
 
-    def _leave(self, row: SpeculativeRow) -> None:
+    def _leave(self, row: DraftedRow) -> None:
         try:
             row.close()
         except Exception as error:  # the drafter's: only its own text fails
             row.error = row.error or error
 
-    def _plan(self, rows: list[SpeculativeRow]) -> None:
+    def _plan(self, rows: list[DraftedRow]) -> None:
         """A draft for every text, in one call of each drafter."""
-        asked: dict[int, list[tuple[SpeculativeRow, Budget]]] = {}
+        asked: dict[int, list[tuple[DraftedRow, Budget]]] = {}
         for row in rows:
             row.draft_seconds, began = None, time.perf_counter()
             budget = self._guarded(row, row.budget)
@@ -136,12 +137,12 @@ class SpeculativeEngine(Work[SpeculativeRow, Step]):
                     self._guarded(row, partial(row.plan, draft))
 
     def _propose(
-        self, drafter: Drafter, work: Sequence[tuple[SpeculativeRow, Budget]]
+        self, drafter: Drafter, work: Sequence[tuple[DraftedRow, Budget]]
     ) -> list[Draft | None]:
         """Drafts for all texts, in one call where the drafter gains by that.  If it fails they are
         asked for one by one, so that only those of the culprits are None."""
 
-        def propose(part: Sequence[tuple[SpeculativeRow, Budget]]) -> list[Draft]:
+        def propose(part: Sequence[tuple[DraftedRow, Budget]]) -> list[Draft]:
             return drafter.propose_all(
                 [(row.drafting, row.prefix, budget) for row, budget in part if row.drafting]
             )
@@ -152,7 +153,7 @@ class SpeculativeEngine(Work[SpeculativeRow, Step]):
         drafts = [self._guarded(one[0], partial(propose, [one])) for one in work]
         return [None if draft is None else draft[0] for draft in drafts]
 
-    def _guarded(self, row: SpeculativeRow, work: Callable[[], T]) -> T | None:
+    def _guarded(self, row: DraftedRow, work: Callable[[], T]) -> T | None:
         """The result of ``work``; if it raises, the row fails."""
         try:
             return work()
@@ -160,7 +161,7 @@ class SpeculativeEngine(Work[SpeculativeRow, Step]):
             self._fail(row, error)
             return None
 
-    def _forward(self, rows: list[SpeculativeRow]) -> Iterator[Any]:
+    def _forward(self, rows: list[DraftedRow]) -> Iterator[Any]:
         began = time.perf_counter()
         scored = self.verifier.score([(row.text, row.draft or EMPTY) for row in rows])
         seconds = time.perf_counter() - began
@@ -169,9 +170,23 @@ class SpeculativeEngine(Work[SpeculativeRow, Step]):
         forward = Forward(seconds, sum(fed), len(rows))
         return ((*own, forward) for own in zip(scored, fed, strict=True))
 
-    def _settle(self, row: SpeculativeRow, answer: Any) -> Step:
+    def _settle(self, row: DraftedRow, answer: Any) -> Step:
         step = row.settle(*answer)
         forward: Forward = answer[-1]
         forward.settled += 1
         forward.emitted += len(step.decision.committed)
         return step
+
+
+def engine_for(
+    model: DiffusionModel, requests: Sequence[Request], exact: bool = True
+) -> SpeculativeEngine:
+    """An engine with room for ``requests``, which have one recipe."""
+    recipe: DraftedRecipe = requests[0].recipe
+    engine = SpeculativeEngine(
+        model, taps=recipe.taps, exact=exact, most=positions_for(requests),
+        max_batch_size=recipe.config.max_batch_size,
+        max_batch_tokens=recipe.config.max_batch_tokens,
+    )  # fmt: skip
+    engine.check(recipe)
+    return engine

@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
 from ..core.canvas import Canvas, IntArray
-from ..core.config import GenerationConfig
 from ..engine.work import Row, Step
-from ..models import DiffusionModel
 from ..samplers import NOTHING, Decision
-from ..structured import Format
-from .accept.processors import FormatProcessor, own_processors
-from .accept.rows import KeyedNoise, LogitsProcessor, Rows, Sampling
+from .accept.rows import KeyedNoise, Rows, Sampling
 from .base import (
     EMPTY,
-    AcceptRule,
     Budget,
     Draft,
-    Drafter,
     Drafting,
     DraftRequest,
     Feedback,
@@ -30,52 +22,8 @@ from .base import (
     RoundStats,
 )
 from .length.control import LengthController
+from .recipe import DraftedRecipe
 from .verifiers.base import Scored, Text, Verifier
-
-
-@dataclass(frozen=True, eq=False)
-class SpeculativeRecipe:
-    """How one text is drafted, verified and ended.
-
-    ``drafter``: None decodes plainly.  ``stop_ids`` end the text.  ``own_defaults``: whether the
-    processors of the checkpoint's ``generation_config`` act, before ``processors``.
-    ``after_step``: called with the text's canvas after each round, and may finish it.
-    ``format``: which texts may be written.
-    """
-
-    config: GenerationConfig
-    drafter: Drafter | None
-    rule: AcceptRule
-    controller: LengthController
-    stop_ids: tuple[int, ...] = ()
-    repetition_penalty: float | None = None
-    processors: tuple[LogitsProcessor, ...] = ()
-    own_defaults: bool = True
-    after_step: Callable[[Canvas], None] | None = None
-    format: Format | None = None
-
-    lanes: ClassVar[int] = 1
-    owned: ClassVar[int] = 1
-    revises: ClassVar[bool] = False
-
-    @property
-    def outside(self) -> bool:
-        """Whether drafts come from outside, and the text waits for them."""
-        return self.drafter is not None and self.drafter.outside
-
-    def sampling(self, model: DiffusionModel, prompt: IntArray, limit: int) -> Sampling:
-        """How the verifier's logits become the distribution of a text's tokens."""
-        config, penalty, processors = self.config, self.repetition_penalty, self.processors
-        if self.own_defaults:
-            given = () if penalty is None else ("repetition_penalty",)
-            processors = (*own_processors(model, prompt, limit, given), *processors)
-        if self.format is not None:  # last: nothing is to bring back what it takes
-            processors = (*processors, FormatProcessor(self.format, len(prompt), limit))
-        return Sampling(
-            config.temperature, config.top_p, config.top_k, config.min_p,
-            tuple(config.logit_bias.items()), 1.0 if penalty is None else penalty,
-            processors, self.stop_ids, len(prompt) + config.min_new_tokens,
-        )  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -91,12 +39,12 @@ class Forward:
 
 
 @dataclass(eq=False)
-class SpeculativeRow(Row):
+class DraftedRow(Row):
     """A text at work.  ``fresh`` is its canvas as it was admitted; ``text`` what the verifier keeps
     of it; ``draft`` the planned round, None before; ``draft_seconds`` its share of the drafter's
     time, None where the drafter was not asked."""
 
-    recipe: SpeculativeRecipe
+    recipe: DraftedRecipe
     fresh: Canvas
     draft: Draft | None = None
     draft_seconds: float | None = None

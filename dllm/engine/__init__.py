@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .loop import Engine
-from .recipe import Recipe, check_pair
+from .recipe import MaskedRecipe, Recipe, check_pair
 from .rows import Row, Step
 
-__all__ = ["Engine", "Recipe", "Row", "Step", "check_pair"]
+__all__ = ["Engine", "MaskedRecipe", "Recipe", "Row", "Step", "check_pair"]

@@ -272,8 +272,8 @@ class Forward:
         previous, how = job.row.previous, job.row.options
         assert previous is not None, "the step before has predicted these positions"
         at = torch.from_numpy(np.searchsorted(previous[0], positions)).to(scores.device)
-        filters = how.temperature, how.top_p, how.top_k, how.min_p
-        q, p = drawn_from(scores, *filters), drawn_from(previous[1][at], *filters)
+        q = drawn_from(scores, how.filters)
+        p = drawn_from(previous[1][at], how.filters)
         ids = torch.from_numpy(job.canvas.tokens[positions][:, None]).to(scores.device)
         token = residual(q, p, noise_keys([job]).to(scores.device))
         return {
@@ -300,12 +300,9 @@ class Forward:
             self._head(options),
             banned=options.banned,
             banned_rows=rows,
-            temperature=options.temperature,
-            top_p=options.top_p,
-            top_k=options.top_k,
-            min_p=options.min_p,
+            filters=options.filters,
             tempered=self._tempered,
-            noise_keys=noise_keys(jobs).to(hidden.device) if options.temperature else None,
+            noise_keys=noise_keys(jobs).to(hidden.device) if options.filters.temperature else None,
             top=options.top,
             needs=options.needs,
             classes=options.classes,
@@ -317,8 +314,7 @@ class Forward:
     ) -> TokenStatistics:  # fmt: skip
         """Tokens with log-probabilities of the clean distribution: ``result`` unless it describes
         what temperature and filters leave."""
-        filtered = options.temperature or options.top_p < 1 or options.top_k or options.min_p
-        if not self._tempered or not filtered:
+        if not self._tempered or not (options.filters.temperature or options.filters.cut):
             return result
         return token_statistics(
             hidden, self._head(options), banned=options.banned, banned_rows=rows, needs=()

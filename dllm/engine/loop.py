@@ -25,7 +25,7 @@ from ..samplers import THE_ROW
 from .forward import Forward
 from .memory import unless_out_of_memory
 from .prefixes import Prefixes, weights_of
-from .recipe import Recipe, RowOptions, check_recipe
+from .recipe import MaskedRecipe, RowOptions, check_recipe
 from .rows import Job, Row, Step
 from .turn import complete, jobs_of, plan_row, settle
 from .work import Work
@@ -68,7 +68,7 @@ class Engine(Work[Row, Step]):
         self.forward = Forward(model, cache, cuda_graphs, compile)
         self.prefixes: Prefixes[tuple[int, int]] = Prefixes(self._free)  # first slot, how many
         self._slots = slots or 0
-        self._checked: dict[int, tuple[Recipe, RowOptions]] = {}
+        self._checked: dict[int, tuple[MaskedRecipe, RowOptions]] = {}
 
     @property
     def forwards(self) -> int:
@@ -96,7 +96,7 @@ class Engine(Work[Row, Step]):
 
     # -- rows join and leave --------------------------------------------------------------------
 
-    def admit(self, canvas: Canvas, recipe: Recipe, held: bool = False) -> Row | None:
+    def admit(self, canvas: Canvas, recipe: MaskedRecipe, held: bool = False) -> Row | None:
         """Take a row in; None when there is no room for it now.
 
         ``held`` rows stay when they are finished, until `drop`.  A canvas with nothing to decide
@@ -145,15 +145,15 @@ class Engine(Work[Row, Step]):
             self.forward.release()
             self._checked.clear()
 
-    def check(self, recipe: Recipe) -> None:
+    def check(self, recipe: MaskedRecipe) -> None:
         self._options(recipe)
 
-    def _options(self, recipe: Recipe) -> RowOptions:
+    def _options(self, recipe: MaskedRecipe) -> RowOptions:
         """What a recipe asks of the statistics; recipes are checked when they are first met."""
         known = self._checked.get(id(recipe))
         if known is None:
             check_recipe(recipe, self.cache, self.model)
-            known = recipe, RowOptions.of(recipe, self.model, self.cache.statistics)
+            known = recipe, RowOptions.of(recipe, self.model)
             if len(self._checked) > 1024:  # a server meets a new one with every request
                 self._checked.clear()
             self._checked[id(recipe)] = known
@@ -291,7 +291,7 @@ class Engine(Work[Row, Step]):
 
     # -- steps ----------------------------------------------------------------------------------
 
-    def run(self, canvases: Iterable[Canvas], recipe: Recipe) -> Iterator[list[Step]]:
+    def run(self, canvases: Iterable[Canvas], recipe: MaskedRecipe) -> Iterator[list[Step]]:
         """Decode canvases from beginning to end, as many at a time as there is room for; yields
         what happened after every step.  A generator that is closed leaves nothing behind."""
         left, mine = deque(canvases), list[Row]()

@@ -1,4 +1,4 @@
-"""How one row is decoded: what belongs to a request and not to the engine."""
+"""How one text is written: what belongs to a request and not to the engine."""
 
 from __future__ import annotations
 
@@ -24,31 +24,99 @@ from ..core.capabilities import (
     Capability,
 )
 from ..core.config import GenerationConfig
-from ..core.errors import ConfigError
-from ..kernels.statistics import TokenClasses
+from ..core.errors import ConfigError, PromptError
+from ..kernels.statistics import Filters, TokenClasses
 from ..models import DiffusionModel, Facts
-from ..samplers import Sampler
+from ..samplers import NOTHING, Sampler
 from ..samplers.base import Reviser, Selector, Transform
 from ..samplers.compose import check_needs
 from ..structured.format import Format
 
+DEFAULT_LENGTH = 128  # new tokens, where neither the call nor the checkpoint says how many
 
-@dataclass(frozen=True, eq=False)
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Recipe:
-    """How one row is decoded.  Rows with different recipes share forwards.
+    """How one text is written.  Texts with different recipes share forwards.
 
     ``config``: temperature, filters, seed, guidance and what else `GenerationConfig` says about a
-    text; what it says about the engine (``max_batch_size``, ``max_batch_tokens``, ``cuda_graphs``,
-    ``compile``) is not read here.  ``ban_stops`` keeps stop ids from being proposed at all, e.g.
-    when filling holes in a text.  ``after_step`` is called with the row's canvas after each of its
-    steps and may finish it.  ``format``: which texts may be written.
+    text; what it says about the engine is not read here.  ``stop_ids`` end the text.
+    ``after_step`` is called with the text's canvas after each of its steps and may finish it.
+    ``format``: which texts may be written.
     """
 
-    sampler: Sampler
     config: GenerationConfig = field(default_factory=GenerationConfig)
-    ban_stops: bool = False
+    stop_ids: tuple[int, ...] = ()
     after_step: Callable[[Canvas], None] | None = None
     format: Format | None = None
+
+    @property
+    def filters(self) -> Filters:
+        """What tokens are drawn from."""
+        config = self.config
+        return Filters(config.temperature, config.top_p, config.top_k, config.min_p)
+
+    @property
+    def owned(self) -> int:
+        """Lanes of keys and values that a row owns."""
+        return 1
+
+    @property
+    def revises(self) -> bool:
+        """Whether decisions may be taken back."""
+        return False
+
+    @property
+    def grows(self) -> bool:
+        """Whether answers find their length."""
+        return False
+
+    @property
+    def outside(self) -> bool:
+        """Whether its tokens come from outside: such a row waits for them and takes no place."""
+        return False
+
+    def cap(self, facts: Facts, prompt: int, draft: IntArray = NOTHING) -> int:
+        """Most positions of the answer to a prompt of so many tokens, which begins as ``draft``
+        (-1 where it is open).  A length that the caller did not name is shortened to what fits."""
+        config, limit = self.config, facts.context_length
+        room, wanted = limit - prompt, config.max_new_tokens
+        if room < 1:
+            raise PromptError(
+                f"the prompt has {prompt} tokens, the context {limit}: shorten it by at least "
+                f"{prompt - limit + 1}"
+            )
+        if wanted is None or "max_new_tokens" not in config.model_fields_set:
+            if self.grows:
+                wanted = max(config.min_new_tokens, room)
+            elif (draft < 0).any():
+                wanted = len(draft)
+            else:
+                wanted = max(config.min_new_tokens, min(wanted or DEFAULT_LENGTH, room))
+        if wanted > room:
+            raise PromptError(
+                f"{prompt} prompt tokens and {wanted} new ones exceed the context of {limit}: "
+                f"shorten the prompt or pass max_new_tokens={room}"
+            )
+        if len(draft) > wanted:
+            raise ConfigError(
+                f"the draft has {len(draft)} tokens, the answer at most {wanted}: raise "
+                "max_new_tokens"
+            )
+        return wanted
+
+    def first_length(self, facts: Facts, prompt: int, begun: int, cap: int) -> int:
+        """Positions behind the ``begun`` ones of a draft when the row begins, at most ``cap``."""
+        return cap
+
+
+@dataclass(frozen=True, eq=False)
+class MaskedRecipe(Recipe):
+    """How a canvas is decoded.  ``ban_stops`` keeps stop ids from being proposed at all, e.g.
+    when filling holes in a text."""
+
+    sampler: Sampler
+    ban_stops: bool = field(default=False, kw_only=True)
 
     @property
     def lanes(self) -> int:
@@ -57,8 +125,11 @@ class Recipe:
 
     @property
     def revises(self) -> bool:
-        """Whether decisions may be taken back."""
         return self.sampler.reviser is not None
+
+    @property
+    def grows(self) -> bool:
+        return self.sampler.length is not None
 
     @property
     def width(self) -> int:
@@ -70,6 +141,19 @@ class Recipe:
         """Lanes that a row owns slots for: those of its branches, and one for shadow tokens."""
         return self.lanes * self.width + self.sampler.shadows
 
+    def first_length(self, facts: Facts, prompt: int, begun: int, cap: int) -> int:
+        rule = self.sampler.length
+        if rule is None or not cap:
+            return cap
+        origin = 0 if facts.block_length else prompt
+        length = rule.open(prompt + begun, origin, cap)
+        if length > cap:
+            raise ConfigError(
+                f"{rule.name} begins with {length} positions, and {cap} are the most there may be: "
+                f"raise max_new_tokens, or lower what {rule.name} begins with"
+            )
+        return max(length, self.config.min_new_tokens - begun)
+
 
 @dataclass(frozen=True, slots=True)
 class RowOptions:
@@ -80,35 +164,30 @@ class RowOptions:
 
     banned: tuple[int, ...]
     conditional: int
-    temperature: float
-    top_p: float
-    top_k: int
+    filters: Filters
     top: int
     needs: frozenset[str]
     maps: tuple[int, ...] = ()
     classes: TokenClasses | None = None
     bias: tuple[tuple[int, float], ...] = ()
-    min_p: float = 0.0
 
     @classmethod
-    def of(
-        cls, recipe: Recipe, model: DiffusionModel, cached: frozenset[str] = frozenset()
-    ) -> RowOptions:
-        """Those of a row; ``cached``: the statistics that its cache reads."""
+    def of(cls, recipe: MaskedRecipe, model: DiffusionModel) -> RowOptions:
+        """Those of a row."""
         sampler, config = recipe.sampler, recipe.config
         # At temperature 0 the proposal itself is the likeliest token.
         own = int("top_token" in sampler.statistics and config.temperature > 0)
         own = max(own, *(part.candidates for part in sampler.parts))
         return cls(
-            *_bans(recipe, model), config.temperature, config.top_p, config.top_k,
-            max(config.top_candidates, own), sampler.statistics | cached,
+            *_bans(recipe, model), recipe.filters, max(config.top_candidates, own),
+            sampler.statistics,
             sampler.maps(model.hf.config.num_hidden_layers),
             None if recipe.format is None else recipe.format.automaton.classes,
-            tuple(sorted(config.logit_bias.items())), config.min_p,
+            tuple(sorted(config.logit_bias.items())),
         )  # fmt: skip
 
 
-def _bans(recipe: Recipe, model: DiffusionModel) -> tuple[tuple[int, ...], int]:
+def _bans(recipe: MaskedRecipe, model: DiffusionModel) -> tuple[tuple[int, ...], int]:
     sampler, config, facts = recipe.sampler, recipe.config, model.facts
     if facts.mask_token_id is None:
         raise ConfigError(
@@ -127,7 +206,9 @@ def _bans(recipe: Recipe, model: DiffusionModel) -> tuple[tuple[int, ...], int]:
     return (*sorted(always), *sorted(some)), len(some)
 
 
-def bans(recipe: Recipe, canvas: Canvas, positions: IntArray, ids: tuple[int, ...]) -> BoolArray:
+def bans(
+    recipe: MaskedRecipe, canvas: Canvas, positions: IntArray, ids: tuple[int, ...]
+) -> BoolArray:
     """(n, m) bool: which of the conditionally banned ``ids`` are so at which positions."""
     result = recipe.sampler.bans(canvas, positions, ids)
     if recipe.config.min_new_tokens:
@@ -188,7 +269,7 @@ def check_format(sampler: Sampler) -> None:
             )
 
 
-def check_recipe(recipe: Recipe, cache: Cache, model: DiffusionModel) -> None:
+def check_recipe(recipe: MaskedRecipe, cache: Cache, model: DiffusionModel) -> None:
     """Refuse parts that cannot work with the cache, the model or the request."""
     sampler, config = recipe.sampler, recipe.config
     check_pair(sampler, cache)

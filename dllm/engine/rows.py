@@ -12,7 +12,7 @@ import torch
 from ..cache import Cache, Plan, Slots
 from ..core.canvas import Canvas, Edit, IntArray
 from ..samplers import NOTHING, THE_ROW, Feed, Prediction
-from .recipe import Recipe, RowOptions
+from .recipe import MaskedRecipe, RowOptions
 from .work import Row as AnyRow
 from .work import Step as AnyStep
 
@@ -31,7 +31,7 @@ class Row(AnyRow):
     these may be kept for other texts; ``reused``: how many of its first positions it has from one.
     """
 
-    recipe: Recipe
+    recipe: MaskedRecipe
     options: RowOptions
     slots: Slots
     fresh: Canvas

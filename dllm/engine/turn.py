@@ -15,7 +15,7 @@ from ..core.errors import ConfigError, NumericError
 from ..samplers import NOTHING, THE_ROW, Decision, Seen, Trial
 from .forward import Predictions
 from .kv import KVBuffer
-from .recipe import Recipe
+from .recipe import MaskedRecipe
 from .rows import Job, Row, Step
 
 MOST_IDLE_STEPS = 1_000_000  # a schedule that grants nothing for longer is broken
@@ -141,7 +141,7 @@ def settle(
     job, step = jobs[0], canvas.step
     if cache.looks:
         p = predictions[0][0]
-        cache.after_step(canvas, slots, p.positions, p.logprob, p.kl)
+        cache.after_step(canvas, slots, p.positions, p.logprob)
     seen = [
         Seen(one.canvas, p if one.wanted is None else p.take(one.wanted), masks)
         for one, (p, masks) in zip(jobs, predictions, strict=True)
@@ -193,7 +193,7 @@ def settle(
     )
 
 
-def literals_after(recipe: Recipe, canvas: Canvas, decision: Decision) -> Decision:
+def literals_after(recipe: MaskedRecipe, canvas: Canvas, decision: Decision) -> Decision:
     """The decision, and what the format leaves no choice about in the window after it."""
     busy = bool(canvas.finished or canvas.revising or decision.edits or decision.probe)
     busy = busy or bool(recipe.sampler.feeds(canvas).branches)

@@ -16,7 +16,7 @@ from ..cache.base import full_plan
 from ..core.canvas import Canvas, FloatArray, IntArray
 from ..core.config import GenerationConfig
 from ..core.errors import ConfigError, PromptError
-from ..engine import Engine, Recipe
+from ..engine import Engine, MaskedRecipe
 from ..engine.forward import Forward
 from ..engine.recipe import RowOptions, check_recipe
 from ..engine.rows import Job, Row
@@ -239,7 +239,7 @@ def _logprobs(model: DiffusionModel, rows: list[_Row], how: Scoring) -> Iterator
         yield from _forward(forward, recipe, chunk)
 
 
-def _forward(forward: Forward, recipe: Recipe, rows: list[_Row]) -> Iterator[FloatArray]:
+def _forward(forward: Forward, recipe: MaskedRecipe, rows: list[_Row]) -> Iterator[FloatArray]:
     """One packed forward of the engine, guidance included."""
     jobs = [job_of(forward.model, recipe, row.request, row.masked, row.wanted) for row in rows]
     wanted = np.concatenate([row.request.continuation[row.wanted] for row in rows])
@@ -255,7 +255,11 @@ def _forward(forward: Forward, recipe: Recipe, rows: list[_Row]) -> Iterator[Flo
 
 
 def job_of(
-    model: DiffusionModel, recipe: Recipe, request: ScoreRequest, masked: Any, wanted: IntArray
+    model: DiffusionModel,
+    recipe: MaskedRecipe,
+    request: ScoreRequest,
+    masked: Any,
+    wanted: IntArray,
 ) -> Job:
     """A canvas on which the continuation is decided where it is not ``masked`` (L,) bool; all of it
     is computed, and the ``wanted`` offsets into it are asked about."""
@@ -274,10 +278,11 @@ def _canvas(model: DiffusionModel, request: ScoreRequest) -> Canvas:
     return Canvas.for_prompt(request.prompt, len(request.continuation), mask_id=mask, pad_id=mask)
 
 
-def recipe_of(how: Scoring) -> Recipe:
+def recipe_of(how: Scoring) -> MaskedRecipe:
     """One most confident token per step, where something is decoded at all."""
     sampler = samplers.compose("llada+whole", options={"eos_policy": "none"})
-    return Recipe(sampler, GenerationConfig(cfg_scale=how.cfg_scale, suppress_mask=False))
+    config = GenerationConfig(cfg_scale=how.cfg_scale, suppress_mask=False)
+    return MaskedRecipe(sampler, config=config)
 
 
 def _autoregressive(model: DiffusionModel, request: ScoreRequest, how: Scoring) -> Score:

@@ -1,8 +1,7 @@
 """Attention of packed rows in which heads that share keys attend them together.
 
 The H / Hkv heads of a group become queries of one head, so that keys are never repeated.  On a CPU
-that takes a tenth of the time for one query of 28 heads that share 4, two thirds for eight
-(`benchmarks/attention.py`).
+that takes a tenth of the time for one query of 28 heads that share 4, two thirds for eight.
 """
 
 from __future__ import annotations

@@ -47,13 +47,13 @@ def load(
             a `DiffusionModel` (returned as is).
         dtype: "float32", "bfloat16", "float16", or one of these torch dtypes.  "auto": on a GPU as
             stored; on a CPU bfloat16 where the processor has it natively, else float32; networks
-            of less than 50M parameters as stored, bundled ones float32 (docs/models.md).
+            of less than 50M parameters as stored, bundled ones float32 (docs/reference/models.md).
         device: where to put the whole model, CPU by default, "auto" for CUDA where there is one;
             or ``device_map`` as in transformers.
         attn_implementation: "sdpa", "eager", "flex_attention", "flash_attention_2" or "_3";
             default "sdpa", for autoregressive models what transformers chose for them.
         quantization: "int8" or "int4", with settings as in "int4(group=32, embeddings=True)": the
-            weights of linear layers in so many bits, on a CPU (docs/models.md).
+            weights of linear layers in so many bits, on a CPU (docs/reference/models.md).
         quantization_config: a transformers quantisation config.
         revision: branch, tag or commit of a hub id.
         family: name of a `Family`, when the checkpoint does not say it: plain Llama or Qwen2

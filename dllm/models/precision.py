@@ -1,8 +1,8 @@
 """What ``dtype="auto"`` stands for on the machine at hand.
 
 On a GPU: as stored.  On a CPU that multiplies in bfloat16 natively: bfloat16, half as fast again as
-float32 with AVX-512 (docs/models.md), more with AMX.  On other CPUs: float32, as half precision is
-emulated there and slower, where it fits into memory.  Small networks stay as stored: they are quick
+float32 with AVX-512, more with AMX.  On other CPUs: float32, as half precision is emulated there
+and slower, where it fits into memory.  Small networks stay as stored: they are quick
 anyway, and what was recorded of them stays comparable.
 """
 

@@ -68,7 +68,7 @@ def _unsupported(checkpoint: Checkpoint) -> str:
         "transformers.  If it is one of these networks under another name, try family=... with "
         "mask_token_id=...; else write a dllm.models.Family: the class of transformers that "
         "computes it, how config.json and the names of its weights translate, whether logits are "
-        "shifted, and how it attends (docs/models.md)"
+        "shifted, and how it attends (docs/reference/models.md)"
     )
 
 

@@ -23,9 +23,8 @@ from .. import samplers
 from ..cache import Slots
 from ..cache.base import full_plan
 from ..core.canvas import BoolArray, Canvas, IntArray
-from ..core.config import GenerationConfig
 from ..core.errors import PromptError, UnknownNameError, short
-from ..engine import Recipe
+from ..engine import MaskedRecipe
 from ..engine.forward import Forward
 from ..engine.recipe import RowOptions
 from ..engine.rows import Job, Row
@@ -190,7 +189,7 @@ class _Probe:
         before_forward: Callable[[], None],
     ) -> None:  # fmt: skip
         sampler = samplers.compose("neg_entropy+fixed+whole", stop_ids=model.facts.stop_token_ids)
-        self.recipe = Recipe(sampler, GenerationConfig(), ban_stops=True)
+        self.recipe = MaskedRecipe(sampler, ban_stops=True)
         self.options = RowOptions.of(self.recipe, model)
         self.forward = Forward(model, caches.compose("none"))
         self.before, self.given, self.rule = before, given, rule

@@ -16,9 +16,8 @@ class Request:
     """One text to be written.
 
     ``make`` builds its canvas, of ``positions`` positions, when it is admitted; ``size`` of them
-    are to be decided, as ``recipe`` says.  ``stop_ids`` end the text.  ``deadline``: seconds since
-    `submitted` after which it fails with `DeadlineError`.  ``at_once``: it overtakes those that
-    wait, because it takes nobody's place.  When it is done, either ``result`` or ``error`` is set.
+    are to be decided, as ``recipe`` says.  ``deadline``: seconds since `submitted` after which it
+    fails with `DeadlineError`.  When it is done, either ``result`` or ``error`` is set.
     ``frontier``: how far its final text has been reported.
     """
 
@@ -27,9 +26,7 @@ class Request:
     recipe: Any
     positions: int
     size: int
-    stop_ids: tuple[int, ...] = ()
     traced: bool = False
-    at_once: bool = False
     deadline: float | None = None
     submitted: float = field(default_factory=lambda: time.perf_counter())
     queue_seconds: float | None = None
@@ -39,6 +36,11 @@ class Request:
     result: Any = None
     error: BaseException | None = None
     frontier: int = -1
+
+    @property
+    def at_once(self) -> bool:
+        """Whether it overtakes those that wait, because it takes nobody's place."""
+        return bool(self.recipe.outside)
 
     @property
     def done(self) -> bool:

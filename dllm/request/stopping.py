@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ..core.canvas import Canvas, IntArray
 from ..core.config import GenerationConfig
 from ..core.errors import ConfigError
-from ..core.text import stop_at
+from ..core.text import stop_at, stop_floor
 from ..models import DiffusionModel
 
 
@@ -18,12 +18,6 @@ class StopSearch:
     """What the search for stop strings remembers of a row: how far it has looked."""
 
     frontier: int | None = None
-
-
-def stop_floor(canvas: Canvas, config: GenerationConfig) -> int:
-    """The position before which no stop string ends the text, because something is given there or
-    within ``min_new_tokens``."""
-    return max(canvas.text_floor, canvas.start + config.min_new_tokens)
 
 
 def stop_strings(model: DiffusionModel, config: GenerationConfig) -> Callable[[Canvas], None]:

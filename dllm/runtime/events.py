@@ -8,16 +8,15 @@ from functools import cached_property
 
 from ..core.canvas import Canvas, Edit, IntArray, moved
 from ..core.config import GenerationConfig
-from ..core.text import GrowingText
+from ..core.text import GrowingText, stop_floor
 from ..engine.work import Step
 from ..models import DiffusionModel
 from ..request.request import Request
-from ..request.stopping import stop_floor
 from ..samplers.eos import stops
 from .result import Result
-from .scheduler import Progress
 from .trace import Cell, canvas_html
 
+Progress = list[tuple[Request, Step | None]]  # None: finished without a step of its own
 MASK = "░"  # an undecided position for which nothing is proposed, in `Event.draft`
 
 
@@ -146,7 +145,7 @@ def _event(request: Request, canvas: Canvas, step: Step | None) -> Event:
             remasked = list(_moved(dict.fromkeys(remasked, 0), edits))
         drafts = {i: t for i, t in drafts.items() if canvas.masked[i]}
     first = canvas.prompt_length if request.frontier < 0 else request.frontier
-    frontier = max(first, final_end(canvas, request.recipe.revises, request.stop_ids))
+    frontier = max(first, final_end(canvas, request.recipe.revises, request.recipe.stop_ids))
     request.frontier = frontier
     high = min(max(canvas.window[1], frontier), canvas.length)
     tail = [

@@ -5,15 +5,23 @@ from __future__ import annotations
 import html
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from ..core.canvas import FloatArray, IntArray
+from ..core.canvas import Canvas, FloatArray, IntArray
 from ..core.errors import ConfigError
+from ..core.text import stop_at, stop_floor
+from ..samplers.eos import stops
 from .trace import Trace
+
+if TYPE_CHECKING:
+    from ..engine.work import Work
+    from ..request.request import Request
+
+Decode = Callable[[IntArray], str]
 
 
 @dataclass(frozen=True)
@@ -62,6 +70,42 @@ class Result:
     probes: int = 0
     holes: list[str] = field(default_factory=list, repr=False)
     schema: Any = field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, request: Request, engine: Work[Any, Any], peak: int) -> Result:
+        """That of a ``request`` whose canvas is finished; ``peak``: see ``peak_memory``."""
+        row, canvas, recipe = request.row, request.canvas, request.recipe
+        assert row is not None and canvas is not None
+        config, low, tokenizer = recipe.config, canvas.prompt_length, engine.model.tokenizer
+        tokens, reason = _answer(canvas, recipe.stop_ids)
+        if config.formatted or (canvas.holes and not recipe.grows):
+            reason = "stop"  # the form is complete, every hole full
+        here = slice(low, low + len(tokens))
+        order = canvas.commit_step[here]
+
+        def decode(ids: IntArray) -> str:
+            return str(tokenizer.decode(ids.tolist(), skip_special_tokens=True))
+
+        text = "" if tokenizer is None else decode(tokens)
+        if config.stop_strings:
+            text = _cut(text, tokens, config.stop_strings, stop_floor(canvas, config) - low, decode)
+        holes = list[str]()
+        if canvas.holes and tokenizer is not None:
+            spans = [(hole.low - low, hole.high - low) for hole in canvas.holes]
+            holes = [_hole(decode, tokens, *span) for span in spans]
+        if request.trace is not None:
+            request.trace.close(canvas, tokenizer.decode if tokenizer else None)
+        made = {
+            "text": text, "holes": holes, "tokens": tokens.tolist(), "order": order.tolist(),
+            "sequences": canvas.tokens.copy(), "prompt_length": low, "nfe": canvas.nfe,
+            "computed": canvas.computed, "forced": canvas.forced, "seconds": row.seconds,
+            "logprobs": canvas.logprob[here].copy(), "finish_reason": reason,
+            "peak_memory": peak, "seed": config.seed, "trace": request.trace,
+            "cache_bytes": engine.cache_bytes, "restarts": row.restarts,
+            "queue_seconds": request.queue_seconds or 0.0, "schema": config.json_schema,
+            "canvas": canvas.region[1] - canvas.region[0], "probes": canvas.probes,
+        }  # fmt: skip
+        return cls(**made | engine.figures(row))
 
     @property
     def parsed(self) -> Any:
@@ -150,3 +194,28 @@ class Result:
 def counted(n: int, noun: str) -> str:
     """``n`` and a noun in its number: "1 forward", "2 forwards"."""
     return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+
+
+def _answer(canvas: Canvas, stop_ids: tuple[int, ...]) -> tuple[IntArray, str]:
+    """Ids of the answer, and why they end.  A text with holes is its own answer, all of it."""
+    end = canvas.end if canvas.end == canvas.length else canvas.length
+    where = stops(canvas, canvas.prompt_length, end, stop_ids)
+    if where.size:
+        return canvas.tokens[canvas.prompt_length : int(where[0]) + 1], "stop"
+    return canvas.tokens[canvas.prompt_length : end], canvas.finish_reason or "length"
+
+
+def _cut(
+    text: str, tokens: IntArray, stop_strings: tuple[str, ...], floor: int, decode: Decode
+) -> str:
+    """The text up to where the first stop string begins that is not complete within the first
+    ``floor`` tokens."""
+    least = len(decode(tokens[:floor])) if floor > 0 else 0
+    return text[: stop_at(text, stop_strings, least)]
+
+
+def _hole(decode: Decode, tokens: IntArray, low: int, high: int) -> str:
+    """What a hole adds to the text before it: tokenizers write a token differently at the start
+    of a text."""
+    before, after = decode(tokens[:low]), decode(tokens[:high])
+    return after[len(before) :] if after.startswith(before) else decode(tokens[low:high])

@@ -9,39 +9,34 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from typing import Any
 
-from ..core.canvas import Canvas, IntArray
+from ..core.canvas import Canvas
 from ..core.errors import CancelledError, DeadlineError
-from ..core.text import stop_at
 from ..engine.memory import PeakMemory
-from ..engine.work import Row, Step, Work
-from ..models import DiffusionModel
+from ..engine.work import Row, Work
 from ..request.request import Request
-from ..request.request_maker import RequestMaker
-from ..request.stopping import stop_floor
-from ..samplers.eos import stops
+from .events import Event, Progress, Reader, events
 from .result import Result
 from .trace import Trace
-
-Progress = list[tuple[Request, Step | None]]  # None: finished without a step of its own
 
 
 class Scheduler:
     """Decodes requests with one engine of either kind.  Not thread-safe: one thread drives it."""
 
-    def __init__(self, model: DiffusionModel, engine: Work[Any, Any]) -> None:
-        self.model, self.engine = model, engine
+    def __init__(self, engine: Work[Any, Any]) -> None:
+        self.engine, self.model = engine, engine.model
         self.waiting: deque[Request] = deque()
         self.running: dict[Row, Request] = {}
-        self.memory = PeakMemory(model.device)
+        self.memory = PeakMemory(engine.model.device)
         self._deadlines: set[Request] = set()
 
     @classmethod
-    def of(cls, maker: RequestMaker, requests: Sequence[Request]) -> Scheduler:
-        """With an engine that holds the largest ``requests``, and all of them in its queue."""
-        scheduler = cls(maker.model, maker.engine_for(requests))
+    def of(cls, engine: Work[Any, Any], requests: Sequence[Request]) -> Scheduler:
+        """With all the ``requests`` in its queue."""
+        scheduler = cls(engine)
         for request in requests:
             request.submitted = time.perf_counter()  # making the engine was no waiting
             scheduler.add(request)
@@ -149,82 +144,44 @@ class Scheduler:
         """Turn a finished canvas into a result."""
         assert request.row is not None and request.canvas is not None
         self.running.pop(request.row, None)
-        request.result = self._result(request, request.row, request.canvas)
+        request.result = (self.engine.kind or Result).of(request, self.engine, self.memory.peak())
 
-    def _result(self, request: Request, row: Row, canvas: Canvas) -> Result:
-        tokenizer, config = self.model.tokenizer, request.recipe.config
-        if request.trace is not None:
-            request.trace.close(canvas, tokenizer.decode if tokenizer else None)
-        tokens, reason = answer(canvas, request.stop_ids)
-        if config.formatted or (canvas.holes and request.recipe.sampler.length is None):
-            reason = "stop"  # the form is complete, every hole full
-        low = canvas.prompt_length
-        here = slice(low, low + len(tokens))
-        fields: dict[str, Any] = {
-            "holes": hole_texts(
-                self.model, tokens, [(h.low - low, h.high - low) for h in canvas.holes]
-            ),
-            "text": text_of(
-                self.model, tokens, config.stop_strings, stop_floor(canvas, config) - low
-            ),
-            "tokens": tokens.tolist(),
-            "sequences": canvas.tokens.copy(),
-            "prompt_length": canvas.prompt_length,
-            "nfe": canvas.nfe,
-            "computed": canvas.computed,
-            "forced": canvas.forced,
-            "order": canvas.commit_step[here].tolist(),
-            "logprobs": canvas.logprob[here].copy(),
-            "finish_reason": reason,
-            "seconds": row.seconds,
-            "peak_memory": self.memory.peak(),
-            "seed": config.seed,
-            "trace": request.trace,
-            "cache_bytes": self.engine.cache_bytes,
-            "queue_seconds": request.queue_seconds or 0.0,
-            "restarts": row.restarts,
-            "schema": config.json_schema,
-            "canvas": canvas.region[1] - canvas.region[0],
-            "probes": canvas.probes,
-        }
-        kind = self.engine.kind or Result
-        return kind(**fields | self.engine.figures(row))
+    # -- driven to its end in the caller's thread; the first error is raised ----------------------
 
+    def steps(self) -> Iterator[Progress]:
+        """What every step did.  A generator that is closed early leaves nothing behind."""
+        with closing(self):
+            while self.busy:
+                progress = self.advance()
+                for request, _ in progress:
+                    if request.error is not None:
+                        raise request.error
+                yield progress
 
-def answer(canvas: Canvas, stop_ids: tuple[int, ...]) -> tuple[IntArray, str]:
-    """Ids of the answer, and why they end.  A text with holes is its own answer, all of it."""
-    end = canvas.end if canvas.end == canvas.length else canvas.length
-    tokens = canvas.tokens[canvas.prompt_length : end]
-    where = stops(canvas, canvas.prompt_length, end, stop_ids)
-    if where.size:
-        return canvas.tokens[canvas.prompt_length : int(where[0]) + 1], "stop"
-    return tokens, canvas.finish_reason or "length"
+    def completed(self, follow: Callable[[Event], None] | None = None) -> list[Any]:
+        """All results, in the order of the requests; ``follow`` gets the events."""
+        requests = list(self.waiting)
+        for progress in self.steps():
+            if follow is not None:
+                for _, event in events(progress):
+                    follow(event)
+        return [request.result for request in requests if request.result is not None]
 
+    def each(self) -> Iterator[tuple[int, Any]]:
+        """(index, result) of every request as it is finished."""
+        for progress in self.steps():
+            for request, _ in progress:
+                if request.result is not None:
+                    yield request.index, request.result
 
-def hole_texts(
-    model: DiffusionModel, tokens: IntArray, holes: Sequence[tuple[int, int]]
-) -> list[str]:
-    """What each of the ``holes`` adds to the text before it: tokenizers write a token differently
-    at the start of a text."""
-    texts = []
-    for low, high in holes:
-        before, after = (text_of(model, tokens[:end], ()) for end in (low, high))
-        alone = not after.startswith(before)
-        texts.append(text_of(model, tokens[low:high], ()) if alone else after[len(before) :])
-    return texts
-
-
-def text_of(
-    model: DiffusionModel, tokens: IntArray, stop_strings: tuple[str, ...], floor: int = 0
-) -> str:
-    """The answer as text, cut where the first stop string begins that is not complete within the
-    first ``floor`` tokens."""
-    tokenizer = model.tokenizer
-    if tokenizer is None:
-        return ""
-
-    def decode(ids: IntArray) -> str:
-        return str(tokenizer.decode(ids.tolist(), skip_special_tokens=True))
-
-    text = decode(tokens)
-    return text[: stop_at(text, stop_strings, len(decode(tokens[:floor])) if floor > 0 else 0)]
+    def events(self) -> Iterator[Event]:
+        """An event, with its text, per request and step."""
+        readers: dict[int, Reader] = {}
+        for progress in self.steps():
+            for request, event in events(progress):
+                reader = readers.get(request.index)
+                if reader is None:
+                    reader = readers[request.index] = Reader(self.model, request.recipe.config)
+                if event.result is not None:
+                    del readers[request.index]
+                yield reader.read(event)

@@ -56,12 +56,9 @@ class Feed:
 
 
 @contextmanager
-def feeding(streamer: Streamer | None) -> Iterator[Feed | None]:
+def feeding(streamer: Streamer) -> Iterator[Feed]:
     """A feed that ends whatever happens, so that a reader in another thread does not wait for ever:
-    everything that can fail belongs inside.  None without a streamer."""
-    if streamer is None:
-        yield None
-        return
+    everything that can fail belongs inside."""
     if not callable(getattr(streamer, "put", None)) or not callable(getattr(streamer, "end", None)):
         raise ConfigError(
             f"a streamer has the methods put and end, as transformers' TextStreamer; "

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
-from ..core.config import Count, GenerationConfig, Number
+from ..core.config import FILTERS, Count, GenerationConfig, Number
 from ..core.declared import ANSWER, HOLES
 from .body import Body, Must, Refusals
 from .problems import Problem
@@ -267,7 +267,7 @@ REFUSED: Refusals = {
     "best_of": ("use n", (1,)),
     "bad_words": ("words cannot be forbidden", ([],)),
     "stop_token_ids": ("stop ids are the model's own: use stop", ([],)),
-    "typical_p": ("use top_p, top_k or min_p", (1,)),
+    "typical_p": (f"use one of {', '.join(FILTERS)}", (1,)),
     "include_stop_str_in_output": ("a stop string is never part of the text", (False,)),
     "skip_special_tokens": (SPECIAL, (True,)),
     "spaces_between_special_tokens": (SPECIAL, (True,)),

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..core.config import FORMATS
+from ..core.config import FILTERS, FORMATS
 from .bodies import (
     MOST_TEXTS,
     ChatBody,
@@ -27,7 +27,6 @@ from .problems import Problem, shortened, unsupported
 
 MOST_CALLS = 16
 PENALTIES = {"frequency_penalty": 0, "presence_penalty": 0, "repetition_penalty": 1}
-SAMPLED = ("top_p", "top_k", "min_p")  # of proposals that are drawn
 NEUTRAL = ("logit_bias", "stop_strings", "constraints", "remask", "top_k", "min_new_tokens")
 
 
@@ -249,13 +248,13 @@ def _arguments(body: Decoding, length: int | None) -> dict[str, Any]:
 
     Without a seed, an answer that is sampled draws one, which the response names, so that it can
     be repeated; a greedy one has the seed 0.  Greedy answers have nothing to filter: clients that
-    send ``top_p``, ``top_k`` or ``min_p`` with every request get what they would get without.
+    send filters with every request get what they would get without.
     """
     result = {k: v for k, v in body.how.items() if v or k not in NEUTRAL}
     if result.get("temperature"):
         result.setdefault("seed", secrets.randbelow(2**31))
     else:
-        for name in SAMPLED:
+        for name in FILTERS:
             result.pop(name, None)
     if length is not None:
         result["max_new_tokens"] = length

@@ -19,12 +19,10 @@ from ..core.canvas import IntArray
 from ..core.config import MAX_TEMPERATURE
 from ..core.errors import CancelledError, ConfigError, DeadlineError, PromptError, QueueFullError
 from ..drafting.verifiers.base import is_causal_model
-from ..engine.recipe import check_recipe
 from ..likelihood.tokens import TokenScores
 from ..request.holes import measured, open_holes
-from ..request.preparation import Preparation
 from ..request.prompts import encode, encode_continuation, encode_markup, hole_forms, tokenizer_of
-from ..request.request_maker import occurrences
+from ..request.requests import occurrences
 from ..runtime.handle import Handle
 from ..session import Session
 from .encoding import Encoder
@@ -113,10 +111,6 @@ class Service:
                 f"{self.model.name} is a diffusion model, and drafters are for autoregressive "
                 "ones: drop --drafter"
             )
-        else:  # what every request would be refused for
-            length = {} if settings.length is None else {"length": settings.length}
-            how = Preparation.of(self.model, options["sampler"], cache, None, length)
-            check_recipe(how.recipe, how.cache, self.model)
         return Session(self.model, **options)
 
     @property

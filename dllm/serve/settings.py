@@ -22,26 +22,28 @@ class Settings(Serving):
 
     name: Annotated[str | None, about("What clients call the model.")] = None
     caches: Annotated[tuple[str, ...], about(
-        "Requests choose, default the first.  Each has rows and a queue of its own, and all share "
-        "the model.", flag="cache")] = ("none",)  # fmt: skip
+        "Caches that requests choose from; the first is the default.  Each has sequences and a "
+        "queue of its own, and all share the model.", flag="cache")] = ("none",)  # fmt: skip
     drafters: Annotated[
         tuple[str, ...],
-        about("Of an autoregressive model: what proposes its tokens.", flag="drafter"),
+        about("Drafters of an autoregressive model, tried in order.", flag="drafter"),
     ] = ()
-    max_waiting: Annotated[Number, about("Requests in the queue; more get 429.")] = 64
-    deadline: Annotated[Seconds, about("Seconds for a request, also in the queue.")] = 600.0
-    drain: Annotated[Seconds, about("Seconds for what runs at SIGTERM.")] = 30.0
-    max_body: Annotated[Count, about("Bytes of a request.")] = 8 * 2**20
-    max_prompt_tokens: Annotated[Count | None, about("Of a prompt.")] = None
+    max_waiting: Annotated[Number, about("Requests in the queue; more are rejected with 429.")] = 64
+    deadline: Annotated[Seconds, about("Seconds for a request, queue included.")] = 600.0
+    drain: Annotated[Seconds, about("Seconds to finish running requests at shutdown.")] = 30.0
+    max_body: Annotated[Count, about("Maximum size of a request in bytes.")] = 8 * 2**20
+    max_prompt_tokens: Annotated[Count | None, about("Maximum length of a prompt in tokens.")] = (
+        None
+    )
     api_key: Annotated[
-        str | None, about("What clients must know; several are separated by commas.")
+        str | None, about("API key that clients must send; several are separated by commas.")
     ] = None
     cors: Annotated[tuple[str, ...], about(
-        "Origin whose web pages may ask, or * for all.  Those of this machine may.",
+        "Origin whose web pages may send requests, or * for all.  Those of this machine may.",
     )] = ()  # fmt: skip
-    page: Annotated[bool, about("The page at '/'.")] = True
+    page: Annotated[bool, about("Serve the web UI at '/'.")] = True
     tool_parser: Annotated[str | None, about(
-        "How the model writes calls of tools: hermes or llama, default as its chat template says.",
+        "Syntax of the model's tool calls: hermes or llama (default: by its chat template).",
     )] = None  # fmt: skip
     write_patience: Annotated[
         Seconds, about("Seconds that a reader may keep a full connection.")

@@ -26,12 +26,15 @@ from . import parallel as _parallel
 from . import torch as _fast
 from .asked import logprobs_of
 from .classes import TokenClasses
+from .filters import PLAIN, Filters
 from .heads import Biased, Head, Share, split_linear
 from .result import COLDEST, OPTIONAL, Inputs, Options, TokenStatistics, check, to_host
 
 __all__ = [
     "COLDEST",
+    "PLAIN",
     "Biased",
+    "Filters",
     "Head",
     "Share",
     "TokenClasses",
@@ -66,10 +69,7 @@ def token_statistics(
     *,
     banned: Sequence[int] | _torch.Tensor | None = None,
     banned_rows: _torch.Tensor | None = None,
-    temperature: float = 0.0,
-    top_p: float = 1.0,
-    top_k: int = 0,
-    min_p: float = 0.0,
+    filters: Filters = PLAIN,
     tempered: bool = False,
     noise_keys: _torch.Tensor | None = None,
     top: int = 0,
@@ -90,10 +90,8 @@ def token_statistics(
     which rows (default: all).  A tensor on another device than the CPU costs a synchronisation.
     ``vocab_size`` bans all ids from it on, e.g. padding rows of an embedding.
 
-    The proposal is the most likely token (ties: lowest id) at ``temperature`` 0, which any below
-    1e-6 is taken for, otherwise a sample: temperature, then ``top_p`` (the token that crosses it
-    stays; >= 1 is off), then ``top_k`` (ties with the k-th stay; 0 is off), then ``min_p`` (of the
-    largest probability; 0 is off; arXiv 2407.01082), then the argmax under Gumbel noise keyed by
+    The proposal is the most likely token (ties: lowest id) at temperature 0, which any below 1e-6
+    is taken for, otherwise a sample of what `Filters` leave: the argmax under Gumbel noise keyed by
     ``noise_keys`` (R, 4) int64 = (seed, stream, position, step), see `dllm.kernels.noise`.
 
     Log-probabilities, margin, entropy and top describe the clean distribution: after bans, before
@@ -112,7 +110,7 @@ def token_statistics(
     that are missing or misshapen, and where the backend cannot run.
     """
     wanted = OPTIONAL if needs is None else frozenset(needs)
-    options = _options(temperature, top_p, top_k, min_p, tempered, top, wanted, classes)
+    options = _options(filters, tempered, top, wanted, classes)
     inputs = Inputs(banned, banned_rows, noise_keys, select, vocab_size)
     check(options, noise_keys, hidden.shape[0])
     module, share = _backend(backend, hidden.device), None if head is None else split_linear(head)
@@ -133,18 +131,16 @@ def logits_statistics(logits: _torch.Tensor, **arguments: _Any) -> TokenStatisti
 
 @_lru_cache(maxsize=64)
 def _options(
-    temperature: float,
-    top_p: float,
-    top_k: int,
-    min_p: float,
+    filters: Filters,
     tempered: bool,
     top: int,
     needs: frozenset[str],
     classes: TokenClasses | None,
 ) -> Options:
     """The same few options come back at every step."""
-    temperature = 0.0 if 0 < temperature < COLDEST else temperature
-    return Options(temperature, top_p, top_k, min_p, tempered, top, needs, classes=classes)
+    if 0 < filters.temperature < COLDEST:
+        filters = filters._replace(temperature=0.0)
+    return Options(filters, tempered, top, needs, classes=classes)
 
 
 def _backend(name: str, device: _torch.device) -> ModuleType:

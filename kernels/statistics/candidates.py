@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..noise import row_gumbel_at
-from .filters import bar
 from .result import Options, TokenStatistics
 
 LOWEST = torch.finfo(torch.float32).min
@@ -58,25 +57,25 @@ class Candidates:
         """
         count = self.logit.shape[1]
         rank = torch.arange(count, device=self.logit.device)
-        if options.top_p < 1:
-            keep = 1 + (share.cumsum(1) <= options.top_p).sum(1, keepdim=True)
+        if options.filters.top_p < 1:
+            keep = 1 + (share.cumsum(1) <= options.filters.top_p).sum(1, keepdim=True)
             missed = (keep > self.known) & ~self.whole
             keep = torch.minimum(keep, self.known)
         else:
             keep = self.known
             missed = torch.zeros_like(self.whole)
         stays = rank < keep
-        if options.top_k:
-            limit = torch.clamp(keep, max=options.top_k)
+        if options.filters.top_k:
+            limit = torch.clamp(keep, max=options.filters.top_k)
             cut = self.logit.gather(1, limit.clamp(min=1) - 1)
             stays &= self.logit >= cut
-            if options.top_p >= 1:  # the last that is known must lie below the cut
+            if options.filters.top_p >= 1:  # the last that is known must lie below the cut
                 last = self.logit.gather(1, self.known.clamp(min=1) - 1)
                 missed = (last >= cut) & ~self.whole
-        if options.min_p > 0:
-            low = bar(self.logit[:, :1], options.temperature or 1.0, options.min_p)
+        if options.filters.min_p > 0:
+            low = options.filters.bar(self.logit[:, :1])
             stays &= self.logit >= low
-            if options.top_p >= 1 and not options.top_k:
+            if options.filters.top_p >= 1 and not options.filters.top_k:
                 missed = (self.logit.gather(1, self.known.clamp(min=1) - 1) >= low) & ~self.whole
         return stays, missed
 

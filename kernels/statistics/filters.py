@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 
@@ -11,25 +12,43 @@ SORT_ELEMENTS = 1 << 19  # elements sorted at once when it does not: some 20 MB
 LOWEST = torch.finfo(torch.float32).min
 
 
-def bar(best: torch.Tensor, temperature: float, min_p: float) -> torch.Tensor:
-    """The smallest logit that min-p leaves beside ``best``, at a temperature above 0."""
-    return best + temperature * math.log(min_p)
+class Filters(NamedTuple):
+    """What stays of a distribution: ``temperature`` (0: the likeliest token), then ``top_p`` (the
+    token that crosses it stays; >= 1 is off), then ``top_k`` (ties with the k-th stay; 0 is off),
+    then ``min_p`` (of the largest probability; 0 is off; arXiv 2407.01082)."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+
+    @property
+    def cut(self) -> bool:
+        """Whether any token is taken away."""
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
+
+    @property
+    def scale(self) -> float:
+        """What logits are divided by."""
+        return self.temperature if self.temperature > 0 else 1.0
+
+    def bar(self, best: torch.Tensor) -> torch.Tensor:
+        """The smallest logit that min-p leaves beside ``best``."""
+        return best + self.scale * math.log(self.min_p)
 
 
-def dropped(
-    logits: torch.Tensor, temperature: float, top_p: float, top_k: int, min_p: float = 0.0
-) -> torch.Tensor:
-    """Which tokens top-p, then top-k, take away, and min-p: (R, V) bool.
+PLAIN = Filters()
 
-    ``logits`` (R, V) float32 before the temperature (0 leaves them as they are).  The token that
-    crosses ``top_p`` stays; tokens equal to the k-th stay; of tokens with equal logits at the
-    border of ``top_p`` the lowest ids stay.
-    """
-    size = logits.shape[1]
-    scale = temperature if temperature > 0 else 1.0
+
+def dropped(logits: torch.Tensor, filters: Filters) -> torch.Tensor:
+    """Which tokens ``filters`` take away, (R, V) bool, of ``logits`` (R, V) float32 before the
+    temperature.  Of tokens with equal logits at the border of ``top_p`` the lowest ids stay."""
+    _, top_p, top_k, min_p = filters
+    size, scale = logits.shape[1], filters.scale
     if min_p > 0:
-        low = logits < bar(logits.amax(1, keepdim=True).clamp_(min=LOWEST), scale, min_p)
-        return low if top_p >= 1 and not top_k else low | dropped(logits, temperature, top_p, top_k)
+        low = logits < filters.bar(logits.amax(1, keepdim=True).clamp_(min=LOWEST))
+        rest = filters._replace(min_p=0.0)
+        return low | dropped(logits, rest) if rest.cut else low
     limit = min(size, top_k) if top_k > 0 else size
     if top_p >= 1:
         cut = logits.topk(limit, dim=1).values[:, -1:]

@@ -7,6 +7,7 @@ import numpy.typing as npt
 import torch
 
 from ..noise import naive as noise
+from .filters import Filters
 from .heads import Head, full_logits
 from .result import Inputs, Options, TokenStatistics
 
@@ -60,7 +61,7 @@ def _row(
 ) -> dict[str, object]:
     temperature = options.temperature
     warm = x / temperature if temperature > 0 else x
-    keep = kept(warm, options.top_p, options.top_k, options.min_p)
+    keep = kept(warm, options.filters)
     filtered = np.where(keep, warm, -np.inf)
     token = int(np.argmax(x))
     if temperature > 0 and key is not None:
@@ -127,8 +128,9 @@ def log_softmax(x: Float64Array) -> Float64Array:
     return np.asarray(x - x[best] - np.log1p(others))
 
 
-def kept(x: Float64Array, top_p: float, top_k: int, min_p: float) -> BoolArray:
+def kept(x: Float64Array, filters: Filters) -> BoolArray:
     """Tokens that top-p, then top-k, then min-p leave, (V,) bool."""
+    _, top_p, top_k, min_p = filters
     order = np.argsort(-x, kind="stable")
     keep = np.ones(len(x), np.bool_)
     if top_p < 1:

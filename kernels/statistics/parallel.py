@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from . import torch as plain
 from .candidates import Candidates, narrowed
+from .filters import Filters
 from .heads import Share
 from .reduce import FIELDS, Partial, finish, merge
 from .result import OPTIONAL, Gather, Inputs, Options, TokenStatistics, mended, pack, unpack
@@ -61,7 +62,7 @@ def split_statistics(
 
     ``gather`` takes the tensors of this process and returns those of all, in the order of shares.
     """
-    listed = min(LISTED, *share.sizes) if options.filters else 0
+    listed = min(LISTED, *share.sizes) if options.filtered else 0
     mine = share_partial(hidden, share, options, listed, inputs)
     present = {f.name: x for f in FIELDS if (x := getattr(mine, f.name)) is not None}
     parts = [
@@ -89,7 +90,7 @@ def merge_shares(
     opened = _open(options, listed)
     total = reduce(lambda a, b: merge(a, b, opened), parts)
     result = finish(total, opened)
-    if not options.filters:
+    if not options.filtered:
         return result, None
     assert total.top_value is not None and total.top_index is not None and total.warm is not None
     known = torch.full_like(total.top_index[:, :1], total.top_value.shape[1])
@@ -104,10 +105,10 @@ def merge_shares(
 
 def _open(options: Options, listed: int) -> Options:
     """Options of the pass over a share: filters need the whole, the pass lists candidates."""
-    if not options.filters:
+    if not options.filtered:
         return options
     return Options(
-        temperature=options.temperature or 1.0, top=max(options.top, listed), warm=True,
+        Filters(options.temperature or 1.0), top=max(options.top, listed), warm=True,
         needs=OPTIONAL,
     )  # fmt: skip
 

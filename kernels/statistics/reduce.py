@@ -74,8 +74,8 @@ def reduce(
     """
     needs = options.needs
     clean_gap = lost = None
-    if options.filters:
-        lost = dropped(x, options.temperature, options.top_p, options.top_k, options.min_p)
+    if options.filtered:
+        lost = dropped(x, options.filters)
         if options.tempered:
             if "gap" in needs:
                 clean_gap = _clean_gap(x)

@@ -11,6 +11,7 @@ import torch
 
 from ...core.errors import ConfigError
 from .classes import TokenClasses
+from .filters import PLAIN, Filters
 
 # either every field is a torch tensor on the device, or (after `numpy`) every field is NumPy
 Array: TypeAlias = Any
@@ -122,10 +123,7 @@ def unpack(packed: torch.Tensor, shapes: list[tuple[torch.Size, torch.dtype]]) -
 class Options:
     """Arguments of `token_statistics` that hold for all rows."""
 
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
+    filters: Filters = PLAIN
     tempered: bool = False
     top: int = 0
     needs: frozenset[str] = OPTIONAL
@@ -133,15 +131,18 @@ class Options:
     classes: TokenClasses | None = None
 
     @property
-    def filters(self) -> bool:
+    def temperature(self) -> float:
+        return self.filters.temperature
+
+    @property
+    def filtered(self) -> bool:
         """Whether top-p, top-k or min-p can change anything."""
-        given = self.top_p < 1 or self.top_k > 0 or self.min_p > 0
-        return given and (self.tempered or self.temperature > 0)
+        return self.filters.cut and (self.tempered or self.temperature > 0)
 
     @property
     def scale(self) -> float:
         """The temperature of the described distribution."""
-        return self.temperature if self.tempered and self.temperature > 0 else 1.0
+        return self.filters.scale if self.tempered else 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -171,17 +172,15 @@ class Inputs:
 def check(options: Options, noise_keys: torch.Tensor | None, rows: int) -> None:
     """Refuse what would otherwise give a wrong answer."""
     finite = 0 <= options.temperature < math.inf
-    if not finite or options.top_k < 0 or options.top < 0:
+    if not finite or options.filters.top_k < 0 or options.top < 0:
         raise ConfigError(
-            f"temperature={options.temperature}, top_k={options.top_k}, top={options.top}: "
+            f"temperature={options.temperature}, top_k={options.filters.top_k}, top={options.top}: "
             "expected finite numbers >= 0 (0 switches each of them off)"
         )
-    if not 0 <= options.min_p <= 1:
-        raise ConfigError(f"min_p is a share from 0 (off) to 1, not {options.min_p}")
-    if options.classes is not None and options.filters:
-        raise ConfigError(
-            "top_p, top_k and min_p may leave nothing of a class of tokens: drop them"
-        )
+    if not 0 <= options.filters.min_p <= 1:
+        raise ConfigError(f"{options.filters}: min_p is a share from 0 (off) to 1")
+    if options.classes is not None and options.filtered:
+        raise ConfigError(f"{options.filters} may leave nothing of a class of tokens: drop them")
     if options.temperature > 0 and (noise_keys is None or noise_keys.shape != (rows, 4)):
         given = "none" if noise_keys is None else tuple(noise_keys.shape)
         raise ConfigError(

@@ -62,7 +62,7 @@ class Call:
     def tile(self, logits: torch.Tensor, first: int, low: int, owned: bool) -> Partial:
         """Reduce logits (r, n) of any dtype; they may be destroyed if ``owned``."""
         options = self.options
-        more = options.filters or options.top or options.classes is not None
+        more = options.filtered or options.top or options.classes is not None
         if owned and self.keys is None and self.select is None and not more:
             self._ban(logits, first, low)
             part = compiled(logits, options)
@@ -120,7 +120,7 @@ def token_statistics(
     if isinstance(head, QuantisedLinear) and (parts := head.parts()) is not None:
         size = head.out_features if vocab_size is None else min(vocab_size, head.out_features)
         tiles = _packed(hidden.to(head.scale.dtype), parts, head.bias)
-        return finish(call.run(tiles, len(hidden), size, options.filters, True, ROWS), options)
+        return finish(call.run(tiles, len(hidden), size, options.filtered, True, ROWS), options)
     linear = plain_linear(head)
     if linear is not None:
         weight, bias = linear
@@ -142,11 +142,11 @@ def linear_partial(
     hidden = hidden.to(weight.dtype)
     parts = None if packed is None else packed.parts(weight)
     if parts is not None:
-        return call.run(_packed(hidden, parts, bias), rows, size, options.filters, True, ROWS)
+        return call.run(_packed(hidden, parts, bias), rows, size, options.filtered, True, ROWS)
     if rows * size <= PIECE:
         logits = torch.nn.functional.linear(hidden, weight, bias).float()
         return call.piece(logits, 0, call.first_id)
-    return call.run(_tiled(hidden, weight, bias), rows, size, options.filters, True)
+    return call.run(_tiled(hidden, weight, bias), rows, size, options.filtered, True)
 
 
 def _tiled(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Product:

@@ -72,23 +72,23 @@ class Pass:
 
     @property
     def draws(self) -> bool:
-        return self.options.temperature > 0 and not self.options.filters
+        return self.options.temperature > 0 and not self.options.filtered
 
     @property
     def scale(self) -> float:
         """Statistics behind a filter come from the candidates; the pass serves the clean ones."""
         options = self.options
-        return options.scale if not (options.filters and options.tempered) else 1.0
+        return options.scale if not (options.filtered and options.tempered) else 1.0
 
     @property
     def warm(self) -> bool:
         """Whether top-p needs the sum at the temperature too."""
-        return self.options.filters and self.options.top_p < 1
+        return self.options.filtered and self.options.filters.top_p < 1
 
     @property
     def listed(self) -> int:
         """How many candidates a split keeps, a power of two or 0."""
-        if self.options.filters:
+        if self.options.filtered:
             return max(LISTED, _power(self.options.top))
         return _power(min(self.options.top, self.size)) if self.options.top else 0
 
@@ -98,7 +98,7 @@ class Pass:
         block_r = min(MOST_ROWS, max(16, _power(rows)))
         tiles = ceil(self.reach / BLOCK_V)
         wanted = ceil(2 * _processors(device) / ceil(rows / block_r))
-        wanted = max(wanted, FILTER_SPLITS) if options.filters else wanted
+        wanted = max(wanted, FILTER_SPLITS) if options.filtered else wanted
         per_split = ceil(tiles / min(tiles, wanted))
         splits = ceil(tiles / per_split)
         best = _empty(2, splits, rows, dtype=torch.int64, device=device)
@@ -127,7 +127,7 @@ class Pass:
         """Statistics from the partial results of all splits; what top-p needs: the largest
         log-probability, and the sum at the temperature."""
         rows, options, device = len(self.x), self.options, self.x.device
-        splits, listed = best.shape[1], top.shape[2] if not options.filters else 0
+        splits, listed = best.shape[1], top.shape[2] if not options.filtered else 0
         count = min(options.top, self.size) if listed else 0
         token = _empty(rows, dtype=torch.int64, device=device)
         numbers = _empty(7, rows, dtype=torch.float32, device=device)
@@ -163,7 +163,7 @@ class Pass:
     ) -> tuple[TokenStatistics, torch.Tensor | None]:
         """`run` from the results of `partials`."""
         result, most, warm = self.merged(best, sums, top)
-        if not self.options.filters:
+        if not self.options.filtered:
             return result, None
         candidates = Candidates.of(top, self.size)
         return narrowed(result, most, warm, candidates, self.options, self.keys, self.select)

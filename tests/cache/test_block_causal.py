@@ -19,9 +19,10 @@ from dllm.core.canvas import Canvas
 from dllm.engine import Engine
 from dllm.engine.layers import View
 from dllm.engine.packing import pack
-from dllm.engine.recipe import Recipe, RowOptions
+from dllm.engine.recipe import MaskedRecipe, RowOptions
 from dllm.engine.rows import Job, Row
 from dllm.engine.visibility import Visibility
+from dllm.kernels.statistics import Filters
 from dllm.samplers import Prediction
 from dllm.samplers.base import Scorer
 
@@ -199,8 +200,8 @@ def test_layerwise_caches_have_their_exact_settings_here_too(
 
 def test_shadows_see_no_later_block() -> None:
     canvas = Canvas.for_prompt(np.arange(4), 8, mask_id=MASK, pad_id=60)
-    recipe, plan = Recipe(dllm.samplers.compose("wino")), Plan(np.arange(12), refresh=True)
-    options = RowOptions((), 0, 0.0, 1.0, 0, 0, frozenset())
+    recipe, plan = MaskedRecipe(dllm.samplers.compose("wino")), Plan(np.arange(12), refresh=True)
+    options = RowOptions((), 0, Filters(), 0, frozenset())
     row = Row(canvas, recipe, options, Slots.empty(12, 0, GRID), canvas)
     shadow = np.array([5, 9])
     job = Job(row, canvas, plan, canvas.masks(), shadow=shadow)
@@ -266,7 +267,7 @@ def test_attention_maps_see_no_later_block(model: dllm.DiffusionModel) -> None:
     sampler = dllm.samplers.compose([Mapped(), *dllm.samplers.compose("fixed").selectors])
     canvas = Canvas.for_prompt(np.array(PROMPTS[0]), 6, mask_id=MASK, pad_id=60)
     engine = Engine(model, dllm.cache.compose("none"))
-    engine.admit(canvas, Recipe(sampler))
+    engine.admit(canvas, MaskedRecipe(sampler))
     engine.step()
     blocks = np.arange(12) // GRID
     (seen,) = canvas.state(Maps).seen

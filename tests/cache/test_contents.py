@@ -26,7 +26,7 @@ from ..thin import covering, some
 from .test_every_pair import MODELS, load
 from .test_protocol import Some, TakeBack, noise
 
-STORING = [spec for name, spec in SMALL.items() if name not in ("none", "slowfast", *OWN_MODELS)]
+STORING = [spec for name, spec in SMALL.items() if name not in ("none", *OWN_MODELS)]
 LENGTH = 24
 
 

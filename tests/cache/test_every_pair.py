@@ -115,5 +115,5 @@ def test_the_settings_take_several_steps(name: str) -> None:
 def test_every_cache_is_tested() -> None:
     names = {info.name for info in dllm.cache.available()}
     assert names == {spec.partition("(")[0] for spec in SMALL.values()}
-    inexact = {"none", "dkv_pd", "d2f", "slowfast", *OWN_MODELS}
+    inexact = {"none", "dkv_pd", "d2f", *OWN_MODELS}
     assert names - inexact == {spec.partition("(")[0] for spec in EXACT}

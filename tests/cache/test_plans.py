@@ -26,14 +26,6 @@ PLANS = {
         "0-15 / 0-15", "4-15 / 0-15", "4-15 / 0-15", "0-15 / 0-15", "8-15 / 0-15", "8-15 / 0-15",
         "0-15 / 0-15",
     ],
-    "streaming(window=2)": [
-        "0-9,15 / 0-9,15", "4-9,15 / 0-9,15", "4-9,15 / 0-9,15",
-        "0-13,15 / 0-13,15", "8-13,15 / 0-13,15", "8-13,15 / 0-13,15", "0-15 / 0-15",
-    ],
-    "streaming(window=2, base=dual)": [
-        "0-9,15 / 0-9,15", "4-7 / 0-9,15", "4-7 / 0-9,15",
-        "0-13,15 / 0-13,15", "8-11 / 0-13,15", "8-11 / 0-13,15", "0-15 / 0-15",
-    ],
     "prefix": [ALL, "4-15", "4-15", ALL, "8-15", "8-15", ALL],
     "dual": [ALL, "4-7", "4-7", ALL, "8-11", "8-11", ALL],
     "dkv(refresh_every=4)": [ALL, "4-15", "4,6-15", "7-15", ALL, "8,10-15", "10-15"],
@@ -53,15 +45,12 @@ PLANS = {
     "dsb(refresh_after=5, before=3)": [ALL, "1-7", "1-7", "4-11", ALL, "5-11", "8-15"],
     "dcd(refresh_after=5)": [ALL, "4-9", "4-9", ALL, "6-13", "6-13", ALL],
     "vicinity(before=2, after=2, warmup=1)": [ALL, ALL, "2-9", ALL, "6-13", "6-13", ALL],
-    "slowfast": [ALL] * 7,  # what its sampler explores is computed whole
     "sparse": [ALL, ALL, "4-7", ALL, ALL, "8-11", ALL],
     "d2(k=4, p=0.15)": ["0-15", "0,4-8", "0,4,6-10", "0,7-11", "0,8-12", "0,8,10-13", "0,10-15"],
     "elastic(beta=4)": [ALL, "4-7", "4,6-7", "7-11", "8-11", "8,10-11", "10-15"],
     "delayed(refresh_every=3)": [ALL, "4-15", ALL, ALL, "4-15", ALL, ALL],
     "d2f": ["0-7 / 0-7", "4-7 / 0-7", "4-7 / 0-7", "4-11 / 0-11", "8-11 / 0-11", "8-11 / 0-11",
             "8-15 / 0-15"],
-    # Whatever is still is locked after the second step that saw its token.
-    "surelock": [ALL, ALL, "4-15", "4,6-15", "7-15", "8-15", "8,10-15"],
     "block": ["0-7 / 0-7", "4-7 / 0-7", "4-7 / 0-7", "4-11 / 0-11", "8-11 / 0-11", "8-11 / 0-11",
               "8-15 / 0-15"],
     "wedlm": ["0-7 / 0-7", "4-7 / 0-7", "4-7 / 0-7", "7-11 / 0-11", "8-11 / 0-11", "8-11 / 0-11",
@@ -92,9 +81,7 @@ def plans(cache: Cache, shift: int = 0) -> Iterator[Plan]:
         pending = slots.waiting(16) if cache.recompute_pending else masks[:0]
         yield (plan := complete_plan(plan, asked, slots, pending))
         positions = np.array(decided)
-        seen = positions if "kl" not in cache.statistics or plan.asks is None else plan.asks
-        sure, still = np.full(len(seen), -0.1, np.float32), np.zeros(len(seen), np.float32)
-        cache.after_step(canvas, slots, seen, sure, still)
+        cache.after_step(canvas, slots, positions, np.full(len(positions), -0.1, np.float32))
         slots.computed(plan.compute, canvas.step)
         canvas.commit(positions, positions, np.zeros(len(positions), np.float32))
         slots.changed(positions)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 import dllm
-from dllm.cli.app import app
+from dllm.cli import batch, chat, dflash, distill, evaluate, generate, infill, serve
+from dllm.cli.app import COMMANDS, app, command_of
 
 from .conftest import Run
 
@@ -40,13 +42,45 @@ def test_the_version() -> None:
     assert done.stdout == f"dllm {dllm.__version__}\n"
 
 
-@pytest.mark.parametrize(
-    "command",
-    ["generate", "chat", "infill", "samplers", "caches", "doctor", "train"],
-)
+@pytest.mark.parametrize("command", [name for group in COMMANDS.values() for name in group])
 def test_every_command_has_help(cli: Run, command: str) -> None:
     result = cli(command, "--help")
     assert result.exit_code == 0 and f"Usage: dllm {command}" in result.stdout
+
+
+def test_the_list_of_commands_begins_with_an_example(cli: Run) -> None:
+    shown = cli("--help").stdout
+    assert shown.index("dllm compare -s llada") < min(map(shown.index, COMMANDS))
+    assert [*COMMANDS] == sorted(COMMANDS, key=shown.index)
+
+
+def options_in(page: str) -> set[str]:
+    """The long options of a help page."""
+    return set(re.findall(r"^│ [* ]?\s*(--[a-z0-9-]+)", page, re.M)) - {"--help", "--help-all"}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("generate",), ("chat",), ("infill",), ("batch",), ("serve",), ("eval",),
+     ("train", "dflash"), ("train", "parallel"), ("train", "convert")],
+)  # fmt: skip
+def test_help_shows_a_dozen_options_and_help_all_the_rest(
+    cli: Run, command: tuple[str, ...]
+) -> None:
+    few, every = (options_in(cli(*command, page).stdout) for page in ("--help", "--help-all"))
+    assert 10 <= len(few) <= 16 and few < every
+    assert {"--debug", "--threads"} <= every and cli(*command, "--help-all").exit_code == 0
+    again = options_in(cli(*command, "--help").stdout)
+    assert again == few  # showing all changes nothing
+
+
+def test_what_help_shows_is_an_option() -> None:
+    for module in (generate, chat, infill, batch, serve, evaluate):
+        name = "eval" if module is evaluate else module.__name__.rpartition(".")[2]
+        assert {*module.SHOWN} <= {option.name for option in command_of(name).params}, name
+    for name, module in (("dflash", dflash), ("parallel", distill), ("convert", distill)):
+        known = {option.name for option in command_of("train").commands[name].params}
+        assert {*module.SHOWN} - {"rounds", "recipe"} <= known, name
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")

@@ -55,7 +55,7 @@ def test_generate(cli: Run, tiny_folder: Path, case: str, watch: bool) -> None:
     [
         (["generate", ""], "", "the prompt is empty"),
         (["generate"], "", "the prompt is empty"),
-        (["generate", "--lines"], "\n \n", "the prompt is empty"),
+        (["generate", "-"], "\n \n", "the prompt is empty"),
         (["generate", "--file", "/no/such/file"], "", "cannot read /no/such/file: No such file"),
         (["generate", "\udcff"], "", "not valid UTF-8"),
         (["infill", "no hole"], "", "there is no hole to fill"),
@@ -164,12 +164,12 @@ def test_interruption(cli: Run, monkeypatch: MonkeyPatch) -> None:
     assert "Traceback" not in result.output
 
 
-def many_prompts(command: str, folder: Path) -> tuple[list[str], Path]:
+def many_prompts(folder: Path) -> tuple[list[str], Path]:
     """A command that answers 400 prompts, and the file it writes."""
     file, out = folder / "prompts.txt", folder / "out.jsonl"
     file.write_text("\n".join(f"Compute {a} + {a + 7}." for a in range(400)))
-    asked = ["--file", str(file), "--lines"] if command == "generate" else [str(file)]
-    return [command, *asked, "-o", str(out), "--max-batch-size", "2", "-s", "llada(steps=32)"], out
+    more = ["-o", str(out), "--max-batch-size", "2", "-s", "llada(steps=32)"]
+    return ["batch", str(file), *more], out
 
 
 def wait_for_answers(out: Path, running: Callable[[], bool]) -> None:
@@ -179,12 +179,9 @@ def wait_for_answers(out: Path, running: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("command", ["generate", "batch"])
-def test_sigterm_ends_with_a_sentence(
-    cli: Run, tiny_folder: Path, tmp_path: Path, command: str
-) -> None:
+def test_sigterm_ends_with_a_sentence(cli: Run, tiny_folder: Path, tmp_path: Path) -> None:
     """As Ctrl-C does: how far it came, and how to go on."""
-    arguments, out = many_prompts(command, tmp_path)
+    arguments, out = many_prompts(tmp_path)
     ended = threading.Event()
 
     def terminate() -> None:
@@ -203,9 +200,8 @@ def test_sigterm_ends_with_a_sentence(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["generate", "batch"])
-def test_sigterm_ends_a_process_with_a_sentence(tmp_path: Path, command: str) -> None:
-    arguments, out = many_prompts(command, tmp_path)
+def test_sigterm_ends_a_process_with_a_sentence(tmp_path: Path) -> None:
+    arguments, out = many_prompts(tmp_path)
     run = subprocess.Popen(
         [sys.executable, "-m", "dllm", *arguments], stderr=subprocess.PIPE, text=True
     )

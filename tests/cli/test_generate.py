@@ -10,9 +10,7 @@ import pytest
 
 import dllm
 from dllm.cli.generate_options import Answers
-from dllm.cli.inputs import read_prompts
 
-from ..thin import some
 from .conftest import Run
 
 PROMPT = "Reverse this list: Tom, Anna"
@@ -43,106 +41,57 @@ def test_other_sources_of_a_prompt(
     assert result.stdout == expected(tiny, chat=False) + "\n"
 
 
-def test_lines_are_prompts_of_one_batch(ask: Run, tiny: dllm.DiffusionModel) -> None:
-    result = ask("generate", "--lines", "--json", stdin=f"{PROMPT}\n\nSort: Ben, Adam\n")
-    entries = {entry["index"]: entry for entry in map(json.loads, result.stdout.splitlines())}
-    assert sorted(entries) == [0, 2]  # the blank line keeps its place
-    assert entries[0]["prompt"] == PROMPT and entries[0]["text"] == expected(tiny)
-    assert entries[2]["text"] == expected(tiny, "Sort: Ben, Adam")
+LINES = ["Tom", "Ben, Adam, Mia", "Tom", "a\u2028b", "Zoe"]
 
 
-LINES = ["Tom", "", "Ben, Adam, Mia", "Tom", "Zoe"]
+@pytest.fixture
+def lines(tmp_path: Path) -> Path:
+    """A file of prompts: strings and objects, a blank line among them."""
+    file = tmp_path / "prompts.jsonl"
+    entries = [json.dumps(LINES[0]), "", *(json.dumps({"prompt": text}) for text in LINES[1:])]
+    file.write_text("\n".join(entries), encoding="utf-8")
+    return file
 
 
-def test_texts_come_in_the_order_of_the_lines(ask: Run, tiny: dllm.DiffusionModel) -> None:
-    result = ask("generate", "--lines", "--max-batch-size", "2", stdin="\n".join(LINES))
-    answers = dllm.generate(
-        tiny, [line for line in LINES if line], max_new_tokens=24, block_length=8
-    )
-    texts = [answer.text for answer in answers]
-    assert result.stdout == "\n".join([texts[0], "", *texts[1:]]) + "\n"
-    assert result.stderr.count("tokens per forward") == 4
-
-
-def test_several_answers_per_prompt(ask: Run, tiny: dllm.DiffusionModel) -> None:
-    result = ask("generate", "--lines", "--json", "-n", "2", "--temperature", "1", stdin="Tom\nTom")
-    entries = [json.loads(line) for line in result.stdout.splitlines()]
-    texts = {(entry["index"], entry["sample"]): entry["text"] for entry in entries}
-    how: dict[str, Any] = {"max_new_tokens": 24, "block_length": 8, "temperature": 1.0}
-    expected = dllm.generate(tiny, ["Tom", "Tom"], n=2, **how)
-    assert texts == {
-        (i, j): one.text for i, group in enumerate(expected) for j, one in enumerate(group)
-    }
-    assert len(set(texts.values())) > 1
-
-
-def interrupted(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
-    """Ctrl-C when so many answers are there."""
-    real = dllm.api.as_completed
-
-    def stopped(*args: Any, **rest: Any) -> Any:
-        for count, item in enumerate(real(*args, **rest)):
-            if count == after:
-                raise KeyboardInterrupt
-            yield item
-
-    monkeypatch.setattr(dllm.api, "as_completed", stopped)
-
-
-def test_what_is_done_is_kept_and_the_rest_follows(
-    ask: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_every_line_of_a_file_is_answered_in_order(
+    ask: Run, tiny: dllm.DiffusionModel, lines: Path
 ) -> None:
-    """Killed in mid-line as well; the same answers come as without an interruption."""
-    file, whole = tmp_path / "out.jsonl", tmp_path / "whole.jsonl"
-    arguments = ["generate", "--lines", "--temperature", "1", "--max-batch-size", "2", "--output"]
-    ask(*arguments, str(whole), stdin="\n".join(LINES))
-    with monkeypatch.context() as patch:
-        interrupted(patch, 2)
-        result = ask(*arguments, str(file), stdin="\n".join(LINES))
-    assert result.exit_code == 130 and "stopped: 2 of 4 answered; --resume goes on" in result.stderr
-    assert len(file.read_text().splitlines()) == 2
-    with file.open("a") as more:
-        more.write('{"index": 4, "prom')
-    refused = ask(*arguments, str(file), stdin="\n".join(LINES))
-    assert refused.exit_code == 2 and "go on with it by --resume" in refused.stderr
-    result = ask(*arguments, str(file), "--resume", stdin="\n".join(LINES))
-    assert result.exit_code == 0 and "2 answered, 2 were there" in result.stderr
-
-    def texts(path: Path) -> dict[int, str]:
-        entries = [json.loads(line) for line in path.read_text().splitlines()]
-        assert len(entries) == 4
-        return {entry["index"]: entry["text"] for entry in entries}
-
-    assert texts(file) == texts(whole) and result.stdout == ""
-    again = ask(*arguments, str(file), "--resume", stdin="\n".join(LINES))
-    assert "0 answered, 4 were there" in again.stderr
+    answers = dllm.generate(
+        tiny, LINES, max_new_tokens=24, block_length=8, temperature=1.0, max_batch_size=2
+    )
+    how = ("generate", "--file", str(lines), "--temperature", "1", "--max-batch-size", "2")
+    result = ask(*how)
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout == "".join(answer.text + "\n" for answer in answers)
+    assert result.stderr.count("tokens per forward") == len(LINES)
+    entries = [json.loads(line) for line in ask(*how, "--json").stdout.split("\n")[:-1]]
+    assert [entry["prompt"] for entry in entries] == LINES
+    assert [entry["text"] for entry in entries] == [answer.text for answer in answers]
+    assert all(entry["arguments"] == {"max_new_tokens": 24, "block_length": 8, "temperature": 1.0}
+               for entry in entries)  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("more", "lines", "message"),
-    some(
-        [
-            (["--resume"], LINES[::-1], "answers another prompt"),
-            (["--resume", "-s", "llada"], LINES, "made with sampler 'threshold', not 'llada'"),
-            (["--resume", "--seed", "5"], LINES, "made with seed 0, not 5"),
-            (["--resume", "--temperature", "1"], LINES, "made with arguments"),
-            (["--resume", "--raw"], LINES, "made with arguments"),
-        ],
-        3,
-    ),
+    ("content", "message"),
+    [
+        ('"Tom"\n{"prompt": "Be', "line 2 of"),
+        ('"Tom"\n{"text": "Ben"}', "line 2 of"),
+        ('"Tom"\n{"prompt": "Ben", "seed": 3}', "are for dllm batch"),
+        ('"Tom"\n\n17', "line 3 of"),
+        ('"Tom"\n" "', "line 2 of"),
+        ('"\\ud800"', "not valid UTF-8"),
+        ("\n \n", "holds no prompts"),
+        ("", "holds no prompts"),
+    ],
 )
-def test_answers_of_other_runs_are_not_mixed(
-    ask: Run, tmp_path: Path, more: list[str], lines: list[str], message: str
+def test_a_bad_line_is_named_before_anything_is_answered(
+    ask: Run, tmp_path: Path, content: str, message: str
 ) -> None:
-    file = tmp_path / "out.jsonl"
-    ask("generate", "--lines", "-o", str(file), stdin="\n".join(LINES))
-    result = ask("generate", "--lines", "-o", str(file), *more, stdin="\n".join(lines))
-    assert result.exit_code == 2 and message in result.stderr
-
-
-def test_resume_needs_a_file(ask: Run) -> None:
-    result = ask("generate", PROMPT, "--resume")
-    assert result.exit_code == 2 and "name it with --output" in result.stderr
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(content, encoding="utf-8")
+    result = ask("generate", "--file", str(file))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert message in result.stderr and result.stderr.count("\n") == 1
 
 
 def test_json_has_the_figures_and_the_versions(ask: Run, tiny: dllm.DiffusionModel) -> None:
@@ -190,10 +139,7 @@ def test_the_trace_is_written(ask: Run, tmp_path: Path) -> None:
     assert len(trace["steps"][0]["candidates"][0][1]) == 3
 
 
-def test_every_line_has_its_trace(ask: Run, tmp_path: Path) -> None:
-    ask("generate", "--lines", "--trace", str(tmp_path / "t.json"), stdin="Tom\nBen\n")
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["t-0.json", "t-1.json"]
-
-
-def test_lines_end_at_line_feeds_only() -> None:
-    assert read_prompts("a\u2028b\n\nc", None, True) == ["a\u2028b", "", "c"]
+def test_every_line_has_its_trace(ask: Run, lines: Path) -> None:
+    ask("generate", "--file", str(lines), "--trace", str(lines.with_name("t.json")))
+    written = sorted(file.name for file in lines.parent.glob("t-*.json"))
+    assert written == [f"t-{number}.json" for number in range(len(LINES))]

@@ -57,13 +57,6 @@ def test_answers_are_written_without_a_step(cli: Run, tmp_path: Path) -> None:
         assert result.exit_code == 2 and said in result.stderr
 
 
-def test_a_dry_run_needs_no_weights(cli: Run) -> None:
-    for arguments in (("parallel", "--model", "nano"), ("convert", "--model", "nano-ar")):
-        result = cli("train", *arguments, "--dry-run", "--tflops", "100", "--memory", "80")
-        assert result.exit_code == 0, result.stderr
-        assert "tokens per second" in result.stderr and "GB" in result.stderr
-
-
 @pytest.mark.slow
 def test_an_autoregressive_model_learns_to_decode_in_blocks(cli: Run, tmp_path: Path) -> None:
     result = cli("train", "convert", "--model", "nano-ar", "--answers", "16",

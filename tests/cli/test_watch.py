@@ -6,6 +6,7 @@ import io
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -37,8 +38,9 @@ def test_watching_changes_no_answer(ask: Run) -> None:
     assert ask("generate", PROMPT, "-w").stdout == ask("generate", PROMPT).stdout
 
 
-def test_rows_are_told_apart(ask: Run) -> None:
-    result = ask("generate", "--lines", "--watch", stdin="Tom\nBen, Adam\n")
+def test_rows_are_told_apart(ask: Run, tmp_path: Path) -> None:
+    (tmp_path / "two.jsonl").write_text('"Tom"\n"Ben, Adam"\n')
+    result = ask("generate", "--file", str(tmp_path / "two.jsonl"), "--watch")
     rows = {outcome[1] for outcome in re.finditer(r"^row (\d+) step", result.stderr, re.M)}
     assert rows == {"0", "1"}
     assert len(result.stdout.splitlines()) >= 2

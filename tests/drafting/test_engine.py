@@ -94,11 +94,10 @@ def test_a_session_tells_controllers_what_the_library_does(
 def test_the_served_default_controller_sees_costs(verifier: dllm.DiffusionModel) -> None:
     """``rate`` is fed the drafter's time and the tokens beside, in the server too."""
     served = serve(verifier, drafters=("prompt_lookup",), name="ar", max_batch_size=4)
-    session = served.service.sessions["none"]
-    how: Any = session._how
+    session: Any = served.service.sessions["none"]
     body = {"prompt": [5, 6, 7, 5, 6, 7, 5], "max_tokens": NEW, "n": 3}
     assert served.post("/v1/completions", body).status_code == 200
-    rate = how.recipe.controller
+    rate = session._make.args[1]["controller"]
     assert rate.learned.drafting > 0
     assert max(max(costs.known) for costs in rate.learned.costs.values()) > 2
     served.stop()

@@ -13,9 +13,11 @@ from scipy.stats import chi2_contingency
 import dllm
 from dllm.drafting.accept.rows import ACCEPT, PURPOSES, RESIDUAL, KeyedNoise
 from dllm.drafting.base import EMPTY, Budget, Draft, Drafter, Drafting, DraftRequest
-from dllm.drafting.preparation import SpeculativePreparation
+from dllm.drafting.engine import engine_for
+from dllm.drafting.recipe import recipe_for
 from dllm.drafting.verifiers.packed import PackedVerifier, open_verifier
 from dllm.drafting.verifiers.rowwise import VerifierCache
+from dllm.request.requests import answering
 from dllm.runtime.scheduler import Scheduler
 
 from .conftest import ARCHITECTURES, Scripted, prompts
@@ -219,8 +221,9 @@ def test_after_a_round_the_cache_is_that_of_a_fresh_prefill(
 
 def begun(model: dllm.DiffusionModel, drafter: Drafter, prompt: list[int], **how: Any) -> Any:
     """A text in an engine of its own, before its first round, and the engine."""
-    made = SpeculativePreparation.of(model, drafter, {"max_new_tokens": NEW}, **how)
-    scheduler = Scheduler.of(made, made.prompts([prompt]))
+    recipe = recipe_for(model, drafter, None, {"max_new_tokens": NEW}, **how)
+    requests = answering(model, recipe, [prompt])
+    scheduler = Scheduler.of(engine_for(model, requests), requests)
     scheduler._admit()
     (run,) = scheduler.running
     return run, scheduler.engine

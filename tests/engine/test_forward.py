@@ -16,7 +16,7 @@ from dllm.core.canvas import Canvas
 from dllm.core.config import GenerationConfig
 from dllm.engine import Engine
 from dllm.engine.forward import Forward
-from dllm.engine.recipe import Recipe, RowOptions
+from dllm.engine.recipe import MaskedRecipe, RowOptions
 from dllm.engine.rows import Job, Row
 from dllm.samplers import Prediction, compose
 from dllm.samplers.base import Scorer
@@ -34,7 +34,7 @@ def test_shadow_tokens_see_all_tokens_but_their_own(tiny: dllm.DiffusionModel) -
     canvas.commit(np.array([7, 9]), np.array([20, 21]), np.zeros(2, np.float32))
     targets, shadow = sampler.targets(canvas), sampler.feeds(canvas).masks
     plan = Plan(np.arange(canvas.length), refresh=True)
-    recipe = Recipe(sampler, GenerationConfig(suppress_mask=False))
+    recipe = MaskedRecipe(sampler, config=GenerationConfig(suppress_mask=False))
     options = RowOptions.of(recipe, tiny)
     row = Row(canvas, recipe, options, Slots.empty(canvas.length, 0, 0), canvas)
     job = Job(row, canvas, plan, targets, shadow=shadow)
@@ -89,7 +89,7 @@ def test_what_parts_ask_for_is_clean_whatever_is_proposed(
     table = hashed(4, 2.0)
     config = GenerationConfig(max_new_tokens=8, **filters)
     model = table_model(table, score_source=source)
-    engine = Decoding(model, compose("saber"), dllm.cache.compose("none"), config)
+    engine = Decoding(model, compose("edit(mode=low_prob)"), dllm.cache.compose("none"), config)
     canvas = Canvas.for_prompt(np.array([1, 2]), 8, mask_id=MASK, pad_id=30)
     before, seen = canvas.tokens.copy(), 0
     for (step,) in engine.run([canvas]):
@@ -100,7 +100,7 @@ def test_what_parts_ask_for_is_clean_whatever_is_proposed(
         for token, bias in config.logit_bias.items():
             logits[:, token] += bias
         wanted = logits.log_softmax(1).numpy()[np.arange(len(at)), before[at]]
-        asked = step.prediction.asked["saber"][before[step.prediction.positions] != MASK, 0]
+        asked = step.prediction.asked["edit"][before[step.prediction.positions] != MASK, 0]
         assert np.allclose(asked, wanted, atol=1e-5)
         before, seen = canvas.tokens.copy(), seen + len(at)
     assert seen
@@ -129,7 +129,10 @@ class Seen:
 def test_attention_maps_are_those_of_the_eager_network(tiny: dllm.DiffusionModel) -> None:
     """Mean over heads of two layers, for the rows that ask, beside one that does not."""
     assert tiny.facts.mask_token_id is not None
-    recipes = [Recipe(compose([Mapped(), *compose("fixed").selectors])), Recipe(compose("fixed"))]
+    recipes = [
+        MaskedRecipe(compose([Mapped(), *compose("fixed").selectors])),
+        MaskedRecipe(compose("fixed")),
+    ]
     engine, canvases = Engine(tiny, dllm.cache.compose("none")), []
     for recipe, length in zip(recipes, (5, 9), strict=True):
         canvas = Canvas.for_prompt(

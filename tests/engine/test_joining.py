@@ -19,7 +19,7 @@ import dllm
 from dllm import cache as caches
 from dllm.core.canvas import Canvas
 from dllm.core.config import GenerationConfig
-from dllm.engine import Engine, Recipe, Row
+from dllm.engine import Engine, MaskedRecipe, Row
 from dllm.engine.forward import Forward
 from dllm.kernels.noise import uniform
 from dllm.samplers import compose
@@ -40,7 +40,7 @@ class Text:
 
     prompt: tuple[int, ...]
     masks: int
-    recipe: Recipe
+    recipe: MaskedRecipe
 
     def canvas(self, model: dllm.DiffusionModel) -> Canvas:
         seed, facts = self.recipe.config.seed, model.facts
@@ -66,14 +66,14 @@ def alone(model: dllm.DiffusionModel, cache: str, text: Text) -> Outcome:
     return outcome(canvas)
 
 
-def recipes(model: dllm.DiffusionModel, cache: str) -> list[Recipe]:
+def recipes(model: dllm.DiffusionModel, cache: str) -> list[MaskedRecipe]:
     """Every sampler that goes with the cache, each with one of the settings it allows."""
     result = []
     for i, spec in enumerate(every_sampler()):
         for options in (SETTINGS[i % len(SETTINGS)], {}):
             try:
                 sampler = compose(spec, stop_ids=model.facts.stop_token_ids)
-                recipe = Recipe(sampler, GenerationConfig(**options))
+                recipe = MaskedRecipe(sampler, config=GenerationConfig(**options))
                 Engine(model, caches.compose(cache)).check(recipe)
             except dllm.ConfigError:
                 continue
@@ -185,7 +185,7 @@ def test_a_step_that_was_left_out_is_not_planned_again(tiny: dllm.DiffusionModel
 
 def test_a_row_that_can_never_fit_is_refused(tiny: dllm.DiffusionModel) -> None:
     engine = Engine(tiny, caches.compose("dual"), slots=20)
-    text = Text((1, 2, 3), 30, Recipe(compose("threshold")))
+    text = Text((1, 2, 3), 30, MaskedRecipe(compose("threshold")))
     with pytest.raises(dllm.ConfigError, match="needs 33 positions"):
         engine.admit(text.canvas(tiny), text.recipe)
 
@@ -229,7 +229,7 @@ def test_out_of_memory_takes_back_one_row_and_changes_nothing(
             raise RuntimeError(NO_MEMORY)
         return predict(self, jobs)
 
-    texts = [Text((5, 6, 7, 8 + i), 12, Recipe(compose("threshold(0.3)"))) for i in range(5)]
+    texts = [Text((5, 6, 7, 8 + i), 12, MaskedRecipe(compose("threshold(0.3)"))) for i in range(5)]
     expected = [alone(tiny, cache, text) for text in texts]
     monkeypatch.setattr(Forward, "predict", narrow)
     engine = Engine(tiny, caches.compose(cache))
@@ -252,7 +252,7 @@ def test_what_fits_nowhere_fails_alone(
         return predict(self, jobs)
 
     monkeypatch.setattr(Forward, "predict", narrow)
-    engine, recipe = Engine(tiny, caches.compose("none")), Recipe(compose("threshold(0.3)"))
+    engine, recipe = Engine(tiny, caches.compose("none")), MaskedRecipe(compose("threshold(0.3)"))
     small, large = Text((5, 6), 12, recipe), Text((5, 6), 50, recipe)
     rows = [engine.admit(text.canvas(tiny), recipe) for text in (small, large, small)]
     assert all(row is not None for row in rows)
@@ -275,7 +275,7 @@ def test_a_row_that_fails_takes_nobody_with_it(
             raise ZeroDivisionError("a kernel gave up")
         return predict(self, jobs)
 
-    recipe = Recipe(compose("threshold(0.3)"))
+    recipe = MaskedRecipe(compose("threshold(0.3)"))
     texts = [Text(prompt, 12, recipe) for prompt in ((5, 6), (5, 6, 7), (8,))]
     expected = [alone(tiny, "dual", text) for text in texts]
     monkeypatch.setattr(Forward, "predict", faulty)
@@ -299,7 +299,7 @@ def test_rows_that_fail_only_together_go_apart(
             raise ZeroDivisionError("a kernel gave up")
         return predict(self, jobs)
 
-    texts = [Text((5, 6, 7 + i), 12, Recipe(compose("threshold(0.3)"))) for i in range(3)]
+    texts = [Text((5, 6, 7 + i), 12, MaskedRecipe(compose("threshold(0.3)"))) for i in range(3)]
     expected = [alone(tiny, cache, text) for text in texts]
     monkeypatch.setattr(Forward, "predict", faulty)
     engine = Engine(tiny, caches.compose(cache))
@@ -366,7 +366,7 @@ def test_the_shared_network_is_left_as_it_is(tiny: dllm.DiffusionModel) -> None:
 
 @pytest.mark.slow
 def test_memory_stays_flat_over_many_rows(tiny: dllm.DiffusionModel) -> None:
-    recipe = Recipe(compose("threshold(0.0)"))
+    recipe = MaskedRecipe(compose("threshold(0.0)"))
     engine = Engine(tiny, caches.compose("dual"), slots=8 * 40, max_batch_size=8)
     process, sizes = psutil.Process(), []
     for number in range(2000):

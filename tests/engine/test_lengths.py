@@ -14,7 +14,7 @@ from dllm.core.canvas import Canvas, Edit, moved
 from dllm.engine.kv import KVBuffer
 
 from ..golden.conftest import goldens_dir
-from ..thin import covering, some
+from ..thin import covering
 
 PROMPTS = [[5, 9, 17, 40, 3], [7], [100, 23, 54, 54, 61, 9, 33, 200, 14, 15, 8]]
 
@@ -151,15 +151,13 @@ OTHERS = ["prefix", "dkv", "d2", "elastic", "sparse", "delayed",
 
 
 APPENDS = ["append(block=8)", "append(block=8, lookahead=0)"]
-RULES = [("dual", "crop(initial=16, block=8)"), ("none", "rho(initial=16)"),
-         ("prefix", "rho(initial=16, signal=density)"),
-         ("none", "daedal(initial=16, low=0.3, enough=0.2)")]  # fmt: skip
+RULES = [("none", "daedal(initial=16, low=0.3, enough=0.2)")]
 
 
 @pytest.mark.parametrize(
     ("cache", "length"),
     [
-        *covering(CACHES, APPENDS), *some(RULES, 2),
+        *covering(CACHES, APPENDS), *RULES,
         *(pytest.param(c, rule, marks=pytest.mark.slow) for c in OTHERS for rule in APPENDS),
     ],
 )  # fmt: skip
@@ -182,8 +180,7 @@ def test_a_batch_is_its_rows_and_a_small_pool_changes_nothing(cache: str, length
 
 @pytest.mark.parametrize(
     ("length", "cfg_scale"),
-    covering(["append(block=8)", "crop(tau=0.5)", "rho(initial=16)",
-              "daedal(initial=16, low=0.3, enough=0.2)"], [0.0, 0.5]),
+    covering(["append(block=8)", "daedal(initial=16, low=0.3, enough=0.2)"], [0.0, 0.5]),
 )  # fmt: skip
 def test_the_most_there_may_be(length: str, cfg_scale: float) -> None:
     """Never more; nothing but a stop ends a text before; streams and traces tell the same story."""
@@ -214,29 +211,9 @@ def test_a_canvas_of_the_most_there_may_be_is_a_fixed_one() -> None:
     model = tiny("llada-tiny")
     how: dict[str, Any] = {"sampler": "threshold(0.4)", "max_new_tokens": 32, "block_length": 8}
     fixed = dllm.generate(model, PROMPTS, **how)
-    for length in ("append(block=32)", "rho(initial=32)", "fixed"):
+    for length in ("append(block=32)", "fixed"):
         found = dllm.generate(model, PROMPTS, length=length, **how)
         assert [outcome(r) for r in found] == [outcome(r) for r in fixed]
-
-
-def test_crop_cuts_where_the_end_is_likely() -> None:
-    """Against the products of its paper, from the logits of one forward."""
-    model = tiny("llada-tiny", eos_token_id=45, stop_token_ids=(45,))
-    prompt = PROMPTS[0]
-    ids = torch.tensor([[*prompt, *[255] * 40]])
-    with torch.inference_mode():
-        logits = model.hf(ids).logits[0, len(prompt) :].double()
-        logits[:, 255] = -torch.inf
-        lasts = torch.cumprod(1 - logits.softmax(-1)[:, 45], 0)
-    for tau in (0.9, 0.7, 0.5):
-        over = (lasts < tau).nonzero()
-        size = int(over[0]) + 1 if len(over) else 40
-        result = dllm.generate(model, prompt, max_new_tokens=40, length=f"crop(tau={tau})",
-                               sampler="threshold(0.4)", trace=True)  # fmt: skip
-        assert result.trace is not None and result.probes == 1
-        assert result.trace.length == 45
-        first, second = result.trace.steps[:2]
-        assert (first.computed, second.computed) == (45, 5 + size)
 
 
 # -- what does not go -------------------------------------------------------------------------
@@ -248,15 +225,17 @@ def test_crop_cuts_where_the_end_is_likely() -> None:
         ({"length": "daedal(initial=64)", "max_new_tokens": 32}, "32 are the most"),
         ({"length": "append", "sampler": "lopa"}, "lopa plans for a text whose length"),
         ({"length": "append", "sampler": "llada", "steps": 8}, "llada plans for a text"),
-        ({"length": "rho", "sampler": "llada"}, "llada plans for a text"),
+        ({"length": "daedal", "sampler": "llada"}, "llada plans for a text"),
         ({"length": "daedal", "sampler": "wino"}, "wino plans for a text"),
-        ({"length": "append", "sampler": "slowfast"}, "slowfast needs a text whose length"),
-        ({"length": "rho", "cache": "dual"}, "a forward over the whole text"),
-        ({"length": "rho(signal=density)", "cache": "dual"}, "every undecided position"),
+        (
+            {"length": "append", "sampler": "staged_blocks"},
+            "staged_blocks needs a text whose length",
+        ),
+        ({"length": "daedal", "cache": "dual"}, "a forward over the whole text"),
         ({"length": "grow"}, "unknown length"),
         ({"length": "threshold"}, "unknown length"),
         ({"length": "append(block=0)"}, "block must be at least 1"),
-        ({"length": "append", "sampler": "threshold+rho"}, "both a length"),
+        ({"length": "append", "sampler": "threshold+daedal"}, "both a length"),
     ],
 )
 def test_what_does_not_go_together_is_refused(arguments: dict[str, Any], message: str) -> None:
@@ -270,7 +249,7 @@ def test_a_model_without_an_end() -> None:
         dllm.infill("nano", "2 + 3 = [[*]]", length="append")
     object.__setattr__(model.facts, "eos_token_id", None)
     with pytest.raises(dllm.DllmError, match="end-of-text token"):
-        dllm.generate(model, PROMPTS[0], length="crop", max_new_tokens=20)
+        dllm.generate(model, PROMPTS[0], length="daedal", max_new_tokens=20)
 
 
 def test_a_pool_that_is_too_small_says_so() -> None:

@@ -59,9 +59,7 @@ def test_freedave_is_lossless_in_every_window_on_more_prompts(window: str, base:
     test_freedave_is_lossless_in_every_window(window, base, 6)
 
 
-@pytest.mark.parametrize(
-    "window", ["slowfast", "staged_blocks", "dcd(block_length=8, e_max=4)+eos"]
-)
+@pytest.mark.parametrize("window", ["staged_blocks", "dcd(block_length=8, e_max=4)+eos"])
 def test_freedave_refuses_windows_that_depend_on_more_than_the_text(window: str) -> None:
     with pytest.raises(ConfigError, match=r"freedave needs (a window|steps) that follow"):
         compose(f"freedave+{window}")

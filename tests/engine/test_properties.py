@@ -20,14 +20,14 @@ from ..table import EOS, MASK, hashed, table_model, with_probabilities
 SPECS = [
     "llada", "llada(remasking=random)", "threshold(0.3)", "threshold(inf)", "threshold(0)",
     "factor(0.7)", "eb(gamma=0.5)", "dparallel(1)", "dream", "dream(alg=origin)",
-    "dream(alg=maskgit_plus, alg_temp=1.0)", "capped_threshold(0.4)", "threshold(0.5)+factor(2)",
+    "dream(alg=maskgit_plus, alg_temp=1.0)", "threshold(0.5)+factor(2)",
     "threshold(0.3)+blocks(4, force_first=True)", "localleap(0.5, 0.3)", "hierarchical(0.5, 0.2)",
-    "threshold(0.4)+dcd(s_init=4)", "threshold(0.4)+dsb(4)", "threshold(0.4)+slowfast(explore=2)",
+    "threshold(0.4)+dcd(s_init=4)", "threshold(0.4)+dsb(4)",
     "threshold(0.4)+adablock(4, delimiters=(3, 7))", "klass(0.3, 0.5)", "threshold(0.4)+r2",
     "d3llm(1)", "llada+prophet(early=6, mid=4, late=3)", "threshold(0.4)+dsb(4)+prophet",
     "threshold(0.4)+credit", "learn2pd(0.5)",
 ]  # fmt: skip
-SEARCHES = ["edit(0.3)", "edit(0.5, mode=low_prob)", "wino", "wino(0.99)+blocks(8)", "saber",
+SEARCHES = ["edit(0.3)", "edit(0.5, mode=low_prob)", "wino", "wino(0.99)+blocks(8)",
             "lopa(threshold(0.4), k=3)", "lopa+dsb(4)",
             "ete(threshold(0.4), tau=0.4)", "freedave(threshold(0.4))",
             "freedave+dsb(4)"]  # fmt: skip
@@ -100,7 +100,7 @@ def test_decoding_is_orderly(
 def test_searching_and_revising_end_in_time(
     spec: str, masks: int, seed: int, sharpness: float
 ) -> None:
-    """WINO and Saber decide one position more per step than they take back, explorers one per
+    """WINO decides one position more per step than it takes back, explorers one per
     forward; ETE's first may decide nothing.  Editing looks 16 times more at what is decided, and
     remasking lets each position be written 4 times between two looks."""
     most = masks + spec.startswith("ete")

@@ -17,7 +17,7 @@ from ..thin import covering, slow
 SAMPLERS = [
     "llada", "llada(remasking=random)", "threshold(0.4)", "factor(2)", "eb(gamma=1)",
     "dparallel(2)", "dream(alg=entropy)", "dream(alg=origin)", "dream(alg=topk_margin)",
-    "dream(alg=maskgit_plus, alg_temp=0.5)", "capped_threshold(0.3)",
+    "dream(alg=maskgit_plus, alg_temp=0.5)",
     "dream(alg=entropy)+blocks(8)", "threshold(0.4)+whole",
 ]  # fmt: skip
 MODELS = ["llada-tiny", "dream-tiny"]
@@ -34,9 +34,9 @@ def model(request: pytest.FixtureRequest) -> dllm.DiffusionModel:
 
 def run(model: dllm.DiffusionModel, prompt: Any, sampler: str, cache: str, **extra: Any) -> Any:
     arguments: dict[str, Any] = {"max_new_tokens": 20, "eos_policy": "none", "trace": True}
-    if "+" not in sampler and not sampler.startswith(("dream", "capped")):
+    if "+" not in sampler and not sampler.startswith("dream"):
         arguments["block_length"] = 8
-    if sampler.startswith(("llada", "dream", "capped")):
+    if sampler.startswith(("llada", "dream")):
         arguments["steps"] = 10
     return dllm.generate(model, prompt, sampler=sampler, cache=cache, **{**arguments, **extra})
 

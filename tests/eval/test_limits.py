@@ -71,7 +71,7 @@ def test_known_values() -> None:
 
 
 def test_the_documentation_shows_them() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "eval.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "evaluation.md").read_text(encoding="utf-8")
     for task in ("copy", "replace", "shuffle"):
         cells = [f"{100 * limit(task, even_steps(15, k)).accuracy:.1f} %" for k in (1, 2, 3, 5, 15)]
         assert f"| {task} | {' | '.join(cells)} |" in page

@@ -230,13 +230,21 @@ def test_what_cannot_work_is_left_out_with_its_reason(monkeypatch: pytest.Monkey
     assert "threshold needs" in result.refused()["threshold · dual"]
 
 
-def test_a_setting_without_its_parts_is_left_out(tiny: dllm.DiffusionModel, tmp_path: Path) -> None:
-    cells = sweep(samplers=["pc(frequencies='/no/such/file.npy')", "threshold"], caches=["none"])
+def test_a_setting_without_its_parts_is_left_out(
+    tiny: dllm.DiffusionModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dllm.samplers.factor import Factor
+
+    def missing(self: Factor, view: Any) -> Any:
+        raise dllm.ConfigError("cannot read the filter")
+
+    monkeypatch.setattr(Factor, "select", missing)
+    cells = sweep(samplers=["factor", "threshold"], caches=["none"])
     refused: dict[str, str] = {}
     result = run(tiny, cells.cells(), Journal(tmp_path / "r.jsonl"), refused=refused)
     assert {r.sampler for r in result} == {"threshold"}
-    assert "cannot read token frequencies" in next(iter(refused.values()))
-    with pytest.raises(dllm.ConfigError, match="cannot read token frequencies"):
+    assert "cannot read the filter" in next(iter(refused.values()))
+    with pytest.raises(dllm.ConfigError, match="cannot read the filter"):
         run(tiny, cells.cells(), Journal(tmp_path / "r2.jsonl"))
 
 

@@ -37,9 +37,9 @@ def test_survivors_are_the_cheapest_that_may_be_right() -> None:
     base = candidate("base", shares(0.9), 32)
     kinds = {"slow": (0.9, 16), "fast": (0.9, 4), "doubtful": (0.85, 2), "wrong": (0.3, 1)}
     alive = [candidate(name, shares(share), nfe) for name, (share, nfe) in kinds.items()]
-    left = survivors(alive, base, Tuning(["t"], by="nfe", eta=2, finalists=1))
+    left = survivors(alive, base, Tuning(["t"], by="nfe", finalists=2))
     assert [who.setting.method for who in left] == ["fast", "slow"]
-    left = survivors(alive[1:], base, Tuning(["t"], by="nfe", eta=2, finalists=1))
+    left = survivors(alive[1:], base, Tuning(["t"], by="nfe", finalists=2))
     assert [who.setting.method for who in left] == ["fast", "doubtful"]
 
 
@@ -131,7 +131,7 @@ def test_rounds_and_proof_have_different_prompts(
 
     monkeypatch.setattr("dllm.eval.tune.measure", measure)
     monkeypatch.setattr("dllm.eval.tune.refusal", lambda setting: None)
-    how = Tuning([str(file)], rungs=(2, 3), confirm=4, tolerance=0.9, by="nfe")
+    how = Tuning([str(file)], screen=5, confirm=4, tolerance=0.9, by="nfe")
     assert tune(tiny, [Setting("a", "a")], Setting("llada", "llada"), how).confirmed
     for name in ("a", "llada"):
         asked = [answer for who, answers in seen if who == name for answer in answers]
@@ -224,14 +224,14 @@ def test_no_prompt_is_drawn_twice(name: str) -> None:
 def test_a_task_says_when_it_runs_out(cli: Run, tiny_folder: Path, tmp_path: Path) -> None:
     out = str(tmp_path / "p.json")
     result = cli("tune", "-t", "fact", "-s", "threshold", "-m", str(tiny_folder), "-o", out)
-    assert result.exit_code == 2 and "different prompts, not 360: ask for fewer" in result.stderr
+    assert result.exit_code == 2 and "different prompts, not 296: ask for fewer" in result.stderr
 
 
 @pytest.mark.slow
 def test_nano_reverses_in_one_step() -> None:
     settings = [Setting("threshold", f"threshold(tau={tau})", "none", CANVAS)
                 for tau in (0.99, 0.9, 0.5)]  # fmt: skip
-    how = Tuning(["reverse"], by="nfe", rungs=(4,), confirm=20, tolerance=0.25)
+    how = Tuning(["reverse"], by="nfe", screen=4, confirm=20, tolerance=0.25)
     choice = tune(dllm.load("nano"), settings, BASE, how)
     assert choice.confirmed and choice.saving > 3
     assert choice.accuracy >= 0.99 * choice.baseline and choice.examples == 20
@@ -240,7 +240,7 @@ def test_nano_reverses_in_one_step() -> None:
 @pytest.mark.slow
 def test_where_nothing_is_good_enough_the_baseline_stays() -> None:
     settings = [Setting("threshold", "threshold(tau=0.0)", "none", CANVAS)]
-    how = Tuning(["remove_random"], by="nfe", rungs=(2,), confirm=12, tolerance=0.3)
+    how = Tuning(["remove_random"], by="nfe", screen=2, confirm=12, tolerance=0.3)
     choice = tune(dllm.load("nano"), settings, BASE, how)
     assert not choice.confirmed and choice.setting == BASE and choice.saving == 1
 
@@ -249,7 +249,7 @@ def test_command_line_writes_a_preset_that_generate_takes(cli: Run, tmp_path: Pa
     file = tmp_path / "preset.json"
     result = cli(
         "tune", "-t", "reverse", "-s", "threshold(tau={0.99,0.5})", "--by", "nfe", "-n", "10",
-        "--rungs", "3", "--tolerance", "0.4", "--max-new-tokens", "16", "-o", str(file),
+        "--screen", "3", "--tolerance", "0.4", "--max-new-tokens", "16", "-o", str(file),
     )  # fmt: skip
     assert result.exit_code == 0, result.stderr
     assert "less nfe than one token per step" in result.stdout and "p = 1," in result.stdout
@@ -269,7 +269,7 @@ def test_command_line_writes_a_preset_that_generate_takes(cli: Run, tmp_path: Pa
         ([], "there is no task to tune on"),
         (["-t", "reverse", "--keep", "2"], "keep is a share"),
         (["-t", "reverse", "--by", "second"], "did you mean 'seconds'"),
-        (["-t", "reverse", "--rungs", "a"], "--rungs takes numbers"),
+        (["-t", "reverse", "--screen", "0"], "greater than or equal to 1"),
         (["-t", "reverse", "-o", "/no/such/folder/p.json"], "cannot write"),
         (["-t", "revers", "-s", "threshold"], "did you mean 'reverse'"),
     ],

@@ -17,8 +17,7 @@ SAMPLERS = [*every_sampler(), "localleap+prophet", "adablock(4, delimiters=(3,))
 CACHES = [cache for name, cache in SMALL.items() if name not in OWN_MODELS]
 POLICIES = ("none", "prefix_complete", "first_commit", "block_contains", "block_all", "suppress",
             "rank_last")  # fmt: skip
-LENGTHS = ("append(block=3)", "append(block=4, lookahead=0)", "crop(tau=0.9, initial=2, block=3)",
-           "rho(initial=2, expand=1, block=2)", "rho(initial=2, expand=1, signal=density)",
+LENGTHS = ("append(block=3)", "append(block=4, lookahead=0)",
            "daedal(initial=2, expand=2, tokens=4, enough=0.05, low=0.4)")  # fmt: skip
 CONTEXT = 48
 Outcome = tuple[list[int], list[int], int, int, str, str]

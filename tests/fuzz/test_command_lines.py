@@ -19,16 +19,16 @@ COMMON = ["--sampler", "--cache", "--steps", "--block-length", "--temperature", 
           "--ids", "--nonsense"]  # fmt: skip
 MORE = {
     "generate": [*COMMON, "--max-new-tokens", "--min-new-tokens", "--stop", "--constraint",
-                 "--lines", "--watch", "--raw", "-n", "--resume", "--rule", "--max-batch-size"],
+                 "--watch", "--raw", "--file", "--rule", "--max-batch-size"],
     "chat": [*COMMON, "--system", "--max-new-tokens", "--stop"],
     "infill": COMMON,
     "compare": ["--sampler", "--cache", "--temperature", "--seed", "--block-length", "--json"],
     "samplers": ["--json", "--nonsense"],
     "caches": ["--json", "--nonsense"],
     "bench": ["--sampler", "--tasks", "--examples", "--preset", "--rows"],
-    "tune": ["--tasks", "--keep", "--tolerance", "--by", "--rungs", "-n"],
+    "tune": ["--tasks", "--keep", "--tolerance", "--by", "--screen", "-n"],
 }  # fmt: skip
-FLAGS = {"--json", "--watch", "--lines", "--raw", "--resume", "--cuda-graphs", "--compile", "--ids"}
+FLAGS = {"--json", "--watch", "--raw", "--cuda-graphs", "--compile", "--ids"}
 TEXTS = ["Tom", "Reverse this list: Tom, Anna", "a[[2]]b", "", "[[1]]\udc80", "Tom\n\nAnna"]
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from dllm.core.canvas import UniformNoise
 
 from .call import Call
+from .quirks import parts
 from .replay_samplers import SAMPLERS
 
 # Replays decode everything and keep the mask token proposable, as the official loops do.
@@ -50,7 +51,7 @@ def _fast_dllm_dream(case: dict[str, Any]) -> Call:
     # This code keeps transformers' own default of top_k=50 for its scores.
     filters = {"top_k": 50}
     if case["variant"] == "nocache_threshold":
-        sampler = "capped_threshold(tau={threshold})".format(**case)
+        sampler = parts("capped_threshold(tau={threshold})".format(**case))
         return Call(sampler, "none", {"steps": case["num_steps"], **filters})
     blocks = "+blocks({block_length}, force_first=True)".format(**case)
     cache = case["variant"].removesuffix("_cache")

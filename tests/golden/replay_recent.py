@@ -43,33 +43,23 @@ def remdm(case: dict[str, Any]) -> Call:
     return Call("remdm(n={remdm_number})".format(**case), "none", arguments)
 
 
-def _suffix(case: dict[str, Any], threshold: str, cache: str) -> Call:
-    """A method that leaves out most of what lies behind the block."""
+def dpad(case: dict[str, Any]) -> Call:
     arguments = {
         "max_new_tokens": case["gen_length"], "block_length": case["block_length"],
         "eos_policy": "block_contains", "suppress_mask": False,
     }  # fmt: skip
-    sampler = threshold.format(**case)
+    sampler = "threshold(tau={threshold})".format(**case)
     if case["threshold"] is None:
         sampler, arguments["steps"] = "llada", case["num_steps"]
     if case["model"].startswith("dream"):
         arguments["top_k"] = 50  # transformers' own default
         if case["cache"] != "none":  # the cached code cannot predict a block's first position later
             sampler += "+blocks(force_first=True)"
-    return Call(sampler, cache.format(**case), arguments)
-
-
-def dpad(case: dict[str, Any]) -> Call:
     cache = (
         "dpad(base={cache}, dropout={dropout}, sigma={sigma}, scale={scale}, window={window}, "
         "number={preserved_tokens})"
     )
-    return _suffix(case, "threshold(tau={threshold})", cache)
-
-
-def streaming(case: dict[str, Any]) -> Call:
-    threshold = "streaming(tau={threshold}, alpha={confidence_alpha})"
-    return _suffix(case, threshold, "streaming(base={cache}, window={window})")
+    return Call(sampler, cache.format(**case), arguments)
 
 
 def s2d2(case: dict[str, Any]) -> Call:
@@ -124,9 +114,8 @@ def drawn(case: dict[str, Any]) -> UniformNoise | None:
 
 BUILDERS = {
     "llada21_edit": edit, "t2m_remask": t2m, "remdm": remdm, "dpad": dpad,
-    "streaming_dllm": streaming, "s2d2_llada21": s2d2, "s2d2_sdar": s2d2,
+    "s2d2_llada21": s2d2, "s2d2_sdar": s2d2,
 }  # fmt: skip
 FILES = (
     "llada21_edit", "t2m_remask_llada2", "remdm_llada", "dpad_llada", "dpad_dream",
-    "streaming_dllm_llada", "streaming_dllm_dream",
 )  # fmt: skip

@@ -60,31 +60,6 @@ def _freedave(case: dict[str, Any]) -> Call:
     return Call(sampler, case["cache"], {"block_length": case["block_length"]})
 
 
-def _slowfast_llada(case: dict[str, Any]) -> Call:
-    sampler = (
-        "slowfast(explore={k_exploration_steps}, tau_reach={cycle_len_confidence_threshold}, "
-        "estimates={cycle_length_stability_window}, block_length={block_length}, "
-        "stable={cycle_length_stability_std_dev_threshold})+pairs(tau={high_confidence_threshold})"
-    )
-    return Call(sampler.format(**case), "slowfast", {})
-
-
-def _slowfast_dream(case: dict[str, Any]) -> Call:
-    sampler = (
-        "slowfast(explore={n_cycle_discovery_steps}, tau_reach={conf_threshold_cycle_len_pred}, "
-        "estimates={stabilize_count}, stable={cycle_len_variance_threshold})"
-        "+pairs(tau={high_conf_for_cycle_decode}, least={min_decode_in_cycle_fallback}, "
-        "tau_explore={high_conf_for_parallel_decode_discovery}, "
-        "least_explore={min_tokens_for_parallel_decode_discovery})"
-    )
-    return Call(sampler.format(**case), "slowfast", {})
-
-
-def _saber(case: dict[str, Any]) -> Call:
-    sampler = "saber(n={n}, official=True)+cumulative_blocks({block_length})"
-    return Call(sampler.format(**case), "none", {})
-
-
 SAMPLERS = {
     "localleap_llada": _localleap,
     "localleap_dream": _localleap,
@@ -95,7 +70,4 @@ SAMPLERS = {
     "klass_dream": _klass,
     "freedave_llada": _freedave,
     "freedave_dream": _freedave,
-    "slowfast_llada": _slowfast_llada,
-    "slowfast_dream": _slowfast_dream,
-    "saber_llada": _saber,
 }

@@ -1,5 +1,5 @@
-"""Recorded runs of DAEDAL and rho-EOS, whose canvases change their length while they are written:
-the same commits, edits, forwards and final tokens, alone and side by side."""
+"""Recorded runs of DAEDAL, whose canvas changes its length while it is written: the same commits,
+edits, forwards and final tokens, alone and side by side."""
 
 from __future__ import annotations
 
@@ -19,39 +19,23 @@ from .together import model_of
 
 CASES = [
     pytest.param(case, id=case["id"])
-    for name in ("daedal_llada", "rho_eos_llada")
-    for case in json.loads((goldens_dir() / "traces" / f"{name}.json").read_text())["cases"]
+    for case in json.loads((goldens_dir() / "traces/daedal_llada.json").read_text())["cases"]
 ]
-COMMON = (
-    "initial={initial_gen_length}, expand={expansion_factor}, tokens={eos_check_tokens}, "
-    "eos_token_id={eos_token_id}, official=True"
+RULE = (
+    "threshold({high_conf_threshold})+daedal(initial={initial_gen_length}, "
+    "expand={expansion_factor}, tokens={eos_check_tokens}, eos_token_id={eos_token_id}, "
+    "enough={eos_confidence_threshold}, low={low_conf_threshold}, "
+    "insert_until={expand_eos_confidence_threshold}, official=True)"
 )
 
 
-def _call(case: dict[str, Any], rule: str) -> Call:
-    sampler = f"threshold({{high_conf_threshold}})+{rule.replace('COMMON', COMMON)}"
-    return Call(sampler.format(**case), "none", {
+def call_of(case: dict[str, Any]) -> Call:
+    return Call(RULE.format(**case), "none", {
         "max_new_tokens": case["max_gen_length"], "block_length": case["block_length"], **OFFICIAL,
     })  # fmt: skip
 
 
-def _daedal(case: dict[str, Any]) -> Call:
-    return _call(
-        case,
-        "daedal(COMMON, enough={eos_confidence_threshold}, low={low_conf_threshold}, "
-        "insert_until={expand_eos_confidence_threshold})",
-    )
-
-
-def _rho(case: dict[str, Any]) -> Call:
-    return _call(
-        case,
-        "rho(COMMON, low={low_density_threshold}, high={high_density_threshold}, "
-        "schedule={scheduler})",
-    )
-
-
-BUILDERS = {"daedal_llada": _daedal, "rho_eos_llada": _rho}
+BUILDERS = {"daedal_llada": call_of}
 
 
 def verbs(step: TraceStep, size: int) -> list[list[Any]]:
@@ -62,19 +46,11 @@ def verbs(step: TraceStep, size: int) -> list[list[Any]]:
             result.append(["eos_tail", added])
         elif at == size:
             result.append(["append", added])
-        elif added == 0 and at + removed == size:
-            result.append(["cut", removed])
         else:
             assert removed == 1
             result.append(["insert", at, added])
         size += added - removed
     return result
-
-
-def commits(step: TraceStep, size: int) -> list[list[int]]:
-    """What a step decided and did not cut off at once."""
-    cut = sum(removed for _, removed, added, _ in step.edits if not added)
-    return [[p, t] for p, t, _ in sorted(step.commits) if p < size - cut]
 
 
 def check(case: dict[str, Any], result: dllm.Result) -> None:
@@ -84,11 +60,8 @@ def check(case: dict[str, Any], result: dllm.Result) -> None:
     assert [step.computed for step in steps] == case["n_query"]
     edits = [verbs(step, size) for step, size in zip(steps, case["n_query"], strict=True)]
     assert edits == case["edits"]
-    if case["algorithm"] == "rho_eos_llada":
-        found = [commits(step, size) for step, size in zip(steps, case["n_query"], strict=True)]
-    else:
-        found = [[[p, t] for p, t, _ in sorted(step.commits)] for step in steps]
-        assert result.probes == case["stage"].count(1)
+    found = [[[p, t] for p, t, _ in sorted(step.commits)] for step in steps]
+    assert result.probes == case["stage"].count(1)
     assert found == case["steps"]
     assert result.sequences.tolist() == case["final"]
     assert result.canvas == len(case["final"]) - len(case["prompt"])
@@ -96,7 +69,7 @@ def check(case: dict[str, Any], result: dllm.Result) -> None:
 
 @pytest.mark.parametrize("case", some(CASES, 4))
 def test_a_recorded_run(case: dict[str, Any]) -> None:
-    model, call = model_of(case["model"], case["eos_token_id"]), BUILDERS[case["algorithm"]](case)
+    model, call = model_of(case["model"], case["eos_token_id"]), call_of(case)
     result = dllm.generate(
         model, case["prompt"], sampler=call.sampler, cache=call.cache, trace=True, **call.arguments
     )
@@ -115,7 +88,7 @@ def test_recorded_runs_side_by_side() -> None:
         with dllm.Session(model_of(name, eos), cache="none", max_batch_size=3) as session:
             handles = []
             for case in group:
-                call = BUILDERS[case["algorithm"]](case)
+                call = call_of(case)
                 handles.append(
                     session.submit(
                         case["prompt"], sampler=call.sampler, trace=True, **call.arguments

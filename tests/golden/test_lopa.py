@@ -17,7 +17,7 @@ import pytest
 from dllm.cache import compose as compose_cache
 from dllm.core.canvas import Canvas
 from dllm.core.config import GenerationConfig
-from dllm.engine import Engine, Recipe
+from dllm.engine import Engine, MaskedRecipe
 from dllm.samplers import compose
 
 from .conftest import goldens_dir
@@ -80,9 +80,9 @@ def _left_of_a_block(case: dict[str, Any], position: int) -> bool:
 @pytest.mark.parametrize("case", CASES)
 def test_recorded_branches_are_reproduced(case: dict[str, Any]) -> None:
     sampler, cache, _ = lopa(case)
-    recipe = Recipe(
+    recipe = MaskedRecipe(
         compose(sampler, stop_ids=(case["eos_id"],), family="dream"),
-        GenerationConfig(suppress_mask=False, max_new_tokens=case["gen_length"]),
+        config=GenerationConfig(suppress_mask=False, max_new_tokens=case["gen_length"]),
     )
     engine = Engine(model_of(case["model"], case["eos_id"]), compose_cache(cache))
     canvas = Canvas.for_prompt(

@@ -18,7 +18,7 @@ import torch
 import dllm
 from dllm.engine import forward
 from dllm.kernels.divergence import residual
-from dllm.request import canvases
+from dllm.request import requests
 
 from ..thin import some
 from .conftest import goldens_dir
@@ -53,7 +53,7 @@ def replay(case: dict[str, Any], cache: str, monkeypatch: pytest.MonkeyPatch) ->
         return torch.full((len(q),), now["resampled"])
 
     monkeypatch.setattr(forward, "residual", replaced)
-    monkeypatch.setattr(canvases, "uniform", lambda *_: np.array(now["u"], np.float32))
+    monkeypatch.setattr(requests, "uniform", lambda *_: np.array(now["u"], np.float32))
     call = s2d2(case)
     model = model_of(case["model"], case.get("eos_id"), case["block_length"])
     result = dllm.generate(

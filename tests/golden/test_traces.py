@@ -22,10 +22,10 @@ from .together import Together
 FILES = (
     "llada_generate*", "fastdllm_*", "dream_diffusion_generate*", "dparallel_*", "adablock_*",
     "prophet_*", "r2_*", "dinfer_*", "d3llm_*", "dkv_*", "dllm_cache_*", "window_diffusion_*",
-    "localleap_*", "klass_*", "slowfast_*", "saber_*", "wino_*", "learn2pd_*", "sparse_dllm_*",
+    "localleap_*", "klass_*", "wino_*", "learn2pd_*", "sparse_dllm_*",
 )  # fmt: skip
 MASK = 255
-REVISING = {"saber_llada", "wino_llada"}  # methods that take decisions back
+REVISING = {"wino_llada"}  # methods that take decisions back
 
 Steps = list[list[tuple[int, int]]]
 

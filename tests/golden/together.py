@@ -16,7 +16,7 @@ import pytest
 import dllm
 from dllm.core.canvas import FloatArray, IntArray, UniformNoise
 from dllm.kernels.noise import uniform
-from dllm.request import canvases
+from dllm.request import requests
 
 from .call import Call
 from .conftest import goldens_dir
@@ -73,7 +73,7 @@ class Together:
             )  # fmt: skip
         if case["id"] not in self._results:
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(canvases, "uniform", self._uniform)
+                patch.setattr(requests, "uniform", self._uniform)
                 self._decode(*_model(case), call.cache)
         result = self._results[case["id"]]
         if isinstance(result, BaseException):

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from dllm.kernels.divergence import divergence, log_probabilities
-from dllm.kernels.statistics import logprobs_of, naive, token_statistics
+from dllm.kernels.statistics import logprobs_of, naive
+
+from .filtered import token_statistics
 
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
 

@@ -13,8 +13,10 @@ from dllm.core.errors import ConfigError
 from dllm.kernels import cpu, linear, quantised
 from dllm.kernels.cpu import compiled as of
 from dllm.kernels.cpu.products import Weight, Weight4, Weight8
-from dllm.kernels.statistics import reduce, token_statistics
+from dllm.kernels.statistics import reduce
 from dllm.kernels.statistics.result import Options
+
+from .filtered import token_statistics
 
 DTYPES = [torch.float32, torch.bfloat16]
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dllm.kernels.statistics import logits_statistics
-
+from .filtered import logits_statistics
 from .test_statistics import agree, keys
 
 

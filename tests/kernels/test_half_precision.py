@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dllm.kernels.statistics import logits_statistics, token_statistics
+from .filtered import logits_statistics, token_statistics
 
 
 @pytest.fixture(scope="module")

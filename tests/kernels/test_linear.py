@@ -13,7 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dllm.kernels import linear
 from dllm.kernels.linear import Packed, pack, packed_of
-from dllm.kernels.statistics import logits_statistics, token_statistics
+
+from .filtered import logits_statistics, token_statistics
 
 pytestmark = pytest.mark.skipif(not linear.available(), reason="no AVX-512, or no oneDNN")
 DTYPES = [torch.float32, torch.bfloat16]

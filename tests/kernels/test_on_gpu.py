@@ -9,8 +9,8 @@ import torch
 
 from dllm.kernels import noise
 from dllm.kernels.rotation import rotate_scatter
-from dllm.kernels.statistics import logits_statistics, token_statistics
 
+from .filtered import logits_statistics, token_statistics
 from .test_rotation import inputs
 from .test_statistics import agree
 

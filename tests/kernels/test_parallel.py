@@ -15,10 +15,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dllm.kernels.statistics import Share, token_statistics
+from dllm.kernels.statistics import Filters, Share
 from dllm.kernels.statistics.parallel import merge_shares, share_partial
-from dllm.kernels.statistics.result import OPTIONAL, Inputs, Options
+from dllm.kernels.statistics.result import OPTIONAL, Inputs
 
+from . import filtered
+from .filtered import token_statistics
 from .test_statistics import agree, cases, keys, rows_of
 
 Case = tuple[torch.Tensor, torch.Tensor, dict[str, Any]]
@@ -28,9 +30,9 @@ def shares(
     hidden: torch.Tensor, weight: torch.Tensor, cuts: list[int], chosen: dict[str, Any]
 ) -> tuple[Any, Any]:
     """What several processes would find, cut at ``cuts``; None where they would gather logits."""
-    names = ("temperature", "top_p", "top_k", "min_p", "tempered", "top", "classes")
+    names = (*Filters._fields, "tempered", "top", "classes")
     needs = chosen.get("needs")
-    options = Options(
+    options = filtered.options(
         **{name: chosen[name] for name in names if name in chosen},
         needs=OPTIONAL if needs is None else needs,
     )
@@ -40,7 +42,7 @@ def shares(
     sizes = tuple(b - a for a, b in pairwise(bounds))
     if options.top > min(sizes):
         return None, None
-    listed = min(20, *sizes) if options.filters else 0
+    listed = min(20, *sizes) if options.filtered else 0
     parts = [
         share_partial(hidden, Share(weight[a:b], None, sizes, i), options, listed, inputs)
         for i, (a, b) in enumerate(pairwise(bounds))
@@ -87,7 +89,7 @@ def test_a_share_ends_where_the_vocabulary_does() -> None:
 
 STATISTICS = """
 from dllm.kernels import noise
-from dllm.kernels.statistics import Share, token_statistics
+from dllm.kernels.statistics import Filters, Share, token_statistics
 torch.manual_seed(0)
 hidden, weight, bias = torch.randn(7, 16), torch.randn(900, 16), torch.randn(900)
 sizes = (433, 467)
@@ -100,9 +102,9 @@ keys = noise.pack_keys([(3, r, r, 1) for r in range(7)])
 flat = hidden * torch.linspace(0.01, 2, 7)[:, None]
 for x, options in [
     (hidden, {}), (hidden, {"top": 4, "banned": [0, 500], "select": torch.arange(7) * 120}),
-    (hidden, {"temperature": 0.8, "noise_keys": keys}),
-    (flat, {"temperature": 0.8, "noise_keys": keys, "top_p": 0.9, "tempered": True}),
-    (hidden, {"temperature": 1.0, "noise_keys": keys, "top_k": 9, "top": 2}),
+    (hidden, {"filters": Filters(0.8), "noise_keys": keys}),
+    (flat, {"filters": Filters(0.8, 0.9), "noise_keys": keys, "tempered": True}),
+    (hidden, {"filters": Filters(1.0, top_k=9), "noise_keys": keys, "top": 2}),
     (hidden, {"top": 450}), (hidden, {"vocab_size": 800}), (hidden, {"vocab_size": 200}),
     (hidden[:0], {}),
 ]:

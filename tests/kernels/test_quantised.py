@@ -12,7 +12,8 @@ from torch import nn
 
 from dllm.kernels import quantised
 from dllm.kernels.quantised import QuantisedEmbedding, QuantisedLinear
-from dllm.kernels.statistics import logits_statistics, token_statistics
+
+from .filtered import logits_statistics, token_statistics
 
 BITS = [(8, 0), (4, 32), (4, 128)]
 DTYPES = [torch.float32, torch.bfloat16]

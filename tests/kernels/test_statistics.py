@@ -19,11 +19,11 @@ from dllm.kernels import noise
 from dllm.kernels.statistics import (
     TokenClasses,
     TokenStatistics,
-    logits_statistics,
-    token_statistics,
 )
 from dllm.kernels.statistics import torch as fast
 from dllm.kernels.statistics.result import FIELDS, pack, unpack
+
+from .filtered import logits_statistics, token_statistics
 
 
 def agree(a: TokenStatistics, b: TokenStatistics, rtol: float = 2e-5, atol: float = 2e-6) -> None:

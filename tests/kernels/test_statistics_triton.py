@@ -17,9 +17,11 @@ from torch import nn
 
 from dllm.core.errors import ConfigError
 from dllm.kernels import statistics
-from dllm.kernels.statistics import Share, classes, logits_statistics, token_statistics
+from dllm.kernels.statistics import Filters, Share, classes
 from dllm.kernels.statistics.result import FIELDS, OPTIONAL, Inputs, Options
 
+from . import filtered
+from .filtered import logits_statistics, token_statistics
 from .test_filters import chi_square
 from .test_statistics import agree, cases, keys, rows_of
 
@@ -233,9 +235,9 @@ def test_shares_of_the_vocabulary_join_at_any_id(case: Case, cut: int) -> None:
     size = len(weight)
     assume(cut < size and chosen["top"] <= min(cut, size - cut))
     hidden, weight, chosen = hidden.to(DEVICE), weight.to(DEVICE), on_device(chosen)
-    names = ("temperature", "top_p", "top_k", "min_p", "tempered", "top", "needs")
+    names = (*Filters._fields, "tempered", "top", "needs")
     chosen["needs"] = OPTIONAL if chosen["needs"] is None else chosen["needs"]
-    options = Options(**{name: chosen.pop(name) for name in names})
+    options = filtered.options(**{name: chosen.pop(name) for name in names})
     names = ("banned", "banned_rows", "noise_keys", "select")
     inputs = Inputs(**{name: chosen.get(name) for name in names})
     got, missed = joined(hidden, weight, cut, options, inputs)
@@ -268,7 +270,7 @@ def test_shares_draw_the_noise_of_the_whole(cut: int, size: int) -> None:
     hidden, weight = torch.randn(20, 8, device=DEVICE), torch.randn(size, 8, device=DEVICE)
     weight[-1] = 9 * hidden[0]
     drawn = on_device({"noise_keys": keys(20)})
-    got, _ = joined(hidden, weight, cut, Options(temperature=1.5), Inputs(**drawn))
+    got, _ = joined(hidden, weight, cut, filtered.options(temperature=1.5), Inputs(**drawn))
     whole = token_statistics(hidden, weight, temperature=1.5, **drawn, backend="torch")
     assert torch.equal(got.token, whole.token) and len(set(whole.token.tolist())) > 5
     assert whole.token[0] == size - 1

@@ -1,4 +1,4 @@
-"""docs/models.md says what the registry says."""
+"""docs/reference/models.md says what the registry says."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_the_page_of_models_is_current(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_it_names_what_people_look_for() -> None:
-    text = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "reference" / "models.md").read_text(encoding="utf-8")
     for name in (
         "dllm-hub/Qwen3-0.6B-diffusion-mdlm-v0.1", "dllm-hub/Qwen3-0.6B-diffusion-bd3lm-v0.1",
         "GSAI-ML/iLLaDA-8B-Instruct", "GSAI-ML/LLaDA-1.5", "inclusionAI/LLaDA-MoE-7B-A1B-Instruct",

@@ -16,7 +16,7 @@ from dllm import cache as caches
 from dllm.cache import Slots
 from dllm.cache.base import full_plan
 from dllm.core.canvas import Canvas
-from dllm.engine import Engine, Recipe, graphs
+from dllm.engine import Engine, MaskedRecipe, graphs
 from dllm.engine.forward import Forward
 from dllm.engine.recipe import RowOptions
 from dllm.engine.rows import Job, Row
@@ -95,7 +95,7 @@ def test_a_forward_is_that_of_the_reordered_text(
         tokens, masked = rng.integers(0, 60, length), rng.random(length) < share
         masked[rng.integers(length)] = True
         canvas = Canvas.for_infill(tokens, masked, 0, mask_id=MASK, pad_id=EOS)
-        recipe = Recipe(compose("threshold"))
+        recipe = MaskedRecipe(compose("threshold"))
         row = Row(canvas, recipe, RowOptions.of(recipe, model), Slots.empty(length), canvas)
         job = Job(row, canvas, full_plan(canvas), np.flatnonzero(masked))
         logits = Forward(model, caches.compose("none")).logits([job])[0]
@@ -174,7 +174,7 @@ def test_what_is_kept_is_what_a_causal_model_keeps(
     model: dllm.DiffusionModel, reference: Any
 ) -> None:
     """Keys and values of the decided beginning, one step after its decision."""
-    recipe = Recipe(compose("wedlm(2.0)", options={"eos_policy": "none"}))
+    recipe = MaskedRecipe(compose("wedlm(2.0)", options={"eos_policy": "none"}))
     canvas = Canvas.for_prompt(np.array(PROMPTS[2]), 40, mask_id=MASK, pad_id=EOS)
     engine = Engine(model, caches.compose("wedlm"))
     row = engine.admit(canvas, recipe, held=True)
@@ -222,7 +222,7 @@ def test_shadow_tokens_are_further_masks(model: dllm.DiffusionModel, reference: 
     tokens, masked = rng.integers(0, 60, 20), rng.random(20) < 0.5
     masked[[6, 7]] = False
     canvas = Canvas.for_infill(tokens, masked, 0, mask_id=MASK, pad_id=EOS)
-    recipe = Recipe(compose("wino+wino_draft(tau1=0.6)"))
+    recipe = MaskedRecipe(compose("wino+wino_draft(tau1=0.6)"))
     row = Row(canvas, recipe, RowOptions.of(recipe, model), Slots.empty(20), canvas)
     shadow = np.array([6, 7])
     job = Job(row, canvas, full_plan(canvas), np.flatnonzero(masked), shadow=shadow)
@@ -249,7 +249,6 @@ def test_shadow_tokens_are_further_masks(model: dllm.DiffusionModel, reference: 
     ({"cache": "dual"}, r"needs keys and values that follow .* cache='dual' .*use cache='wedlm'"),
     ({"cache": "block"}, "block needs block-causal attention"),
     ({"cache": "d2"}, r"needs keys and values that follow .* cache='d2' .*use cache='wedlm'"),
-    ({"sampler": "saber"}, "saber needs decided tokens that predict themselves"),
     ({"sampler": "dawn"}, "dawn needs decided tokens that predict themselves"),
     ({"sampler": "learn2pd"}, "learn2pd needs decided tokens that predict themselves"),
     ({"sampler": "prophet"}, "prophet needs decided tokens that predict themselves"),

@@ -82,9 +82,8 @@ def test_options_overrule_what_a_method_brings_along() -> None:
         ("dcd+prophet", "threshold"),  # a quota needs a window that stays
         ("dsb+prophet", "threshold"),
         ("multi_blocks+prophet", "threshold"),
-        ("slowfast+prophet", "pairs"),
-        ("pc", "llada"),
-        ("pc+dsb", "fixed"),  # its scores are no probabilities
+        ("certainty_prior", "llada"),
+        ("margin+dsb", "fixed"),  # its scores are no probabilities
         ("certainty_prior+dcd", "fixed"),
         ("margin", "fixed"),
         ("r2", "threshold r2"),
@@ -153,13 +152,11 @@ def test_errors_say_what_to_do(
         ("freedave(draft_depth=2.5)", "draft_depth takes a whole number or None"),
         ("dcd(s_init=4.5)", "s_init takes a whole number"),
         ("klass(history=1.5)", "history takes a whole number"),
-        ("saber(n=1.5)", "n takes a whole number"),
         ("dsb(2.5)", "block_length takes a whole number"),
         ("staged_blocks(2.5)", "block_length takes a whole number"),
         ("r2(confidence_cluster_size=2.5)", "takes a whole number or None"),
         ("prophet(start=1.5)", "start takes a whole number or None"),
         ("learn2pd(filter=3)", "filter takes a word, not 3"),
-        ("pc(frequencies=3)", "frequencies takes a word, not 3"),
         ("adablock(delimiters=198)", "delimiters takes a whole number, as in (1,) or None"),
         ("adablock(delimiters=(1.5,))", "delimiters takes"),
         ("threshold(true)", "tau takes a number, not True"),

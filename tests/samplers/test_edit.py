@@ -11,7 +11,6 @@ import dllm
 from dllm.core.canvas import Canvas
 from dllm.core.errors import ConfigError
 from dllm.samplers import Decision, Prediction, Sampler, Seen, compose
-from dllm.samplers.anti_loop import AntiLoop
 from dllm.samplers.edit import Edits
 
 from ..table import EOS, MASK, table_model, with_probabilities
@@ -157,27 +156,3 @@ def test_forgets_from_block_to_block() -> None:
     canvas.state(Edits).post = 5
     sampler.parts[-1].begin_block(canvas)
     assert canvas.state(Edits).post == 0
-
-
-def test_what_stands_to_the_left_is_said_again_only_if_it_is_much_likelier() -> None:
-    """Against a softmax of lowered logits; a mask to the left lowers nothing."""
-    rng = np.random.default_rng(3)
-    canvas = Canvas.for_prompt(np.arange(4), 40, mask_id=63, pad_id=0)
-    canvas.commit(at := np.arange(4, 40, 2), rng.integers(0, 6, len(at)), np.zeros(len(at)))
-    positions = np.arange(4, 44)
-    logits = rng.normal(0, 1.5, (40, 6))
-    lowered = logits.copy()
-    for row, position in enumerate(positions):
-        if not canvas.masked[position - 1]:
-            lowered[row, canvas.tokens[position - 1]] -= 1.5
-    clean, wanted = (x - np.log(np.exp(x).sum(1, keepdims=True)) for x in (logits, lowered))
-    best = np.argsort(-clean, axis=1)[:, :2]
-    part = AntiLoop(1.5)
-    ids = part.asks(canvas, positions)
-    result = part.apply(canvas, Prediction(
-        positions, best[:, 0], clean.max(1).astype(np.float32), top_token=best,
-        top_logprob=np.take_along_axis(clean, best, 1),
-        asked={"anti_loop": np.take_along_axis(clean, np.minimum(ids, 5), 1)},
-    ))  # fmt: skip
-    assert result.token.tolist() == wanted.argmax(1).tolist() != best[:, 0].tolist()
-    np.testing.assert_allclose(result.logprob, wanted.max(1), rtol=1e-5)

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
-import pytest
-
 import dllm
-from dllm.core.errors import ConfigError
-from dllm.samplers import Prediction, compose
+from dllm.samplers import compose
 
 from ..table import hashed, table_model
 from .test_vectors import canvas_of, decide, predict
@@ -35,23 +31,3 @@ def test_the_least_sure_when_committed_are_taken_back() -> None:
     # committed: 2 with 0.9, 0 with 0.8, 3 with 0.6
     assert decision.committed.tolist() == [3]
     assert decision.remasked.tolist() == [3]
-
-
-@pytest.mark.parametrize("base", ["prob", "neg_entropy", "margin"])
-def test_what_moves_scores_less(base: str) -> None:
-    part = compose(f"stability(weight=2, of={base})+fixed").scorer
-    canvas = canvas_of(3)
-    p = np.array([0.5, 0.6, 0.7], np.float32)
-    prediction = Prediction(
-        np.arange(3), np.ones(3, np.int64), np.log(p), margin=p - 0.2, entropy=-p,
-        kl=np.array([0.0, 0.25, np.inf], np.float32),
-    )  # fmt: skip
-    before = {"prob": p, "neg_entropy": p, "margin": p - 0.2}[base]
-    assert part.score(canvas, prediction) == pytest.approx(before - [0, 0.5, 0])
-
-
-def test_stability_offers_what_its_score_is() -> None:
-    compose("stability+threshold")
-    compose("stability(of=neg_entropy)+dparallel")
-    with pytest.raises(ConfigError, match="probability scores"):
-        compose("stability(of=margin)+threshold")

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from dllm.core.errors import ConfigError
 from dllm.samplers.certainty_prior import CertaintyPrior
-from dllm.samplers.pc import PC
 
 from .test_vectors import canvas_of, predict
 
@@ -37,35 +33,3 @@ def test_the_certainty_prior_is_a_gaussian_density_of_decided_positions(sigma: f
     result = CertaintyPrior(sigma).score(canvas, predict(canvas, p))
     expected = [q * density(int(at)) for q, at in zip(p, canvas.masks(), strict=True)]
     assert result == pytest.approx(expected, rel=1e-5)
-
-
-def test_pc_weighs_rare_tokens_and_early_positions(tmp_path: Path) -> None:
-    counts = np.array([70, 20, 9, 1, 0])
-    np.save(tmp_path / "counts.npy", counts)
-    canvas = canvas_of(5, prompt=2)
-    canvas.window = (2, 7)
-    p, tokens = [0.9, 0.5, 0.5, 0.8, 0.9], [0, 1, 2, 3, 4]
-    result = PC(alpha=5, decay=0.25, frequencies=str(tmp_path / "counts.npy")).score(
-        canvas, predict(canvas, p, tokens=tokens)
-    )
-    expected = [
-        min(-q * np.log(counts[t] / 100 + 1e-10), 5) * np.exp(-0.25 * i)
-        for i, (q, t) in enumerate(zip(p, tokens, strict=True))
-    ]
-    assert result == pytest.approx(expected, rel=1e-5)
-    assert expected[-1] == pytest.approx(5 * np.exp(-1.0))  # alpha caps the surprise
-
-
-def test_frequencies_that_cannot_serve(tmp_path: Path) -> None:
-    canvas = canvas_of(1)
-    canvas.window = (0, 1)
-    np.save(tmp_path / "short.npy", np.ones(3))
-    np.save(tmp_path / "square.npy", np.ones((2, 2)))
-    with pytest.raises(ConfigError, match="knows 3 ids, not 7"):
-        PC(frequencies=str(tmp_path / "short.npy")).score(
-            canvas, predict(canvas, [0.5], tokens=[7])
-        )
-    with pytest.raises(ConfigError, match="one count per token id"):
-        PC(frequencies=str(tmp_path / "square.npy")).score(canvas, predict(canvas, [0.5]))
-    with pytest.raises(ConfigError, match="cannot read token frequencies"):
-        PC(frequencies=str(tmp_path / "none.npy")).score(canvas, predict(canvas, [0.5]))

@@ -122,12 +122,11 @@ def commits(sampler: Sampler, canvas: Canvas) -> list[list[int]]:
     return counts
 
 
-@pytest.mark.parametrize("spec", ["llada", "capped_threshold(0)+blocks"])
-def test_a_block_has_its_share_of_the_steps_whatever_is_given_in_it(spec: str) -> None:
+def test_a_block_has_its_share_of_the_steps_whatever_is_given_in_it() -> None:
     """1.1: steps per block are S K / N; only the positions to share out vary."""
     canvas = canvas_of(32)
     canvas.give(24, np.full(4, 5))
-    result = commits(compose(spec, options={"steps": 16, "block_length": 8}), canvas)
+    result = commits(compose("llada", options={"steps": 16, "block_length": 8}), canvas)
     assert result == [[2, 2, 2, 2]] * 3 + [[1, 1, 1, 1]]
 
 
@@ -216,17 +215,6 @@ def test_comparators_are_those_of_the_family() -> None:
         quiet = replace(predict(canvas, [0.5, 0.25, 0.75]), kl=np.zeros(3, np.float32))
         ready = {2} if family == "llada" else {0, 2}
         assert set(decide(sampler, canvas, quiet).committed) == ready
-
-
-def test_deferred_positions_are_carried_over() -> None:
-    """Two of four are scheduled, one is deferred; the next step schedules two more plus it."""
-    sampler, canvas = compose("capped_threshold(tau=0.9)", options={"steps": 2}), canvas_of(4)
-    counts = []
-    for probabilities in ([0.95, 0.8, 0.7, 0.6], [0.95, 0.92, 0.91]):
-        assert sampler.prepare(canvas)
-        counts.append(len(decide(sampler, canvas, predict(canvas, probabilities)).committed))
-        canvas.block_step += 1
-    assert counts == [1, 3]
 
 
 def at_eos() -> Canvas:

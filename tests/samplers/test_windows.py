@@ -25,36 +25,6 @@ def step(sampler: Sampler, canvas: Canvas, p: np.ndarray, tokens: np.ndarray | N
     return set(result.committed)
 
 
-def test_slowfast_explores_then_decides_what_it_saw() -> None:
-    canvas, sampler = canvas_of(12), compose("slowfast(explore=3, tau_reach=0.3)")
-    p = np.array([0.9, 0.8, 0.7, 0.6, 0.5, 0.2, 0.2, 0.2, 0.2, 0.2, 0.2, 0.2])
-    windows = []
-    for _ in range(4):
-        step(sampler, canvas, p)
-        windows.append(canvas.window)
-    # Three looks at everything, one forced commit each; then only what lies before the reach.
-    assert windows == [(0, 12), (1, 12), (2, 12), (3, 5)]
-    step(sampler, canvas, p)
-    assert not canvas.masked[:5].any() and canvas.masked[5:].all()
-    step(sampler, canvas, p)
-    assert canvas.window == (5, 12)  # explores again
-
-
-def test_slowfast_may_stop_exploring_when_reaches_agree() -> None:
-    canvas, sampler = canvas_of(12), compose("slowfast(explore=6, early=True)")
-    p = np.array([0.9, 0.8, 0.7, 0.6, 0.5, *[0.2] * 7])
-    for expected in (0, 12), (1, 12), (2, 5):
-        step(sampler, canvas, p)
-        assert canvas.window == expected
-
-
-def test_slowfast_sees_at_least_its_first_position() -> None:
-    canvas, sampler = canvas_of(6), compose("slowfast(explore=1)")
-    step(sampler, canvas, np.full(6, 0.1))
-    step(sampler, canvas, np.full(6, 0.1))
-    assert canvas.window == (1, 6)  # the reach was 1, and it is decided: exploring again
-
-
 @pytest.mark.parametrize(("p", "end"), [(0.95, 5), (0.85, 10)])
 def test_eotp_cuts_at_a_sure_stop(p: float, end: int) -> None:
     canvas = canvas_of(10)

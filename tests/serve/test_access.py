@@ -11,7 +11,6 @@ import dllm
 from dllm.core.access import KEY, json_headers
 from dllm.core.errors import DllmError
 from dllm.drafting.bridges.device import write_with
-from tests.cli.conftest import Run
 from tests.drafting.conftest import make_verifier
 
 from .conftest import Start, raw
@@ -39,15 +38,6 @@ def test_a_device_that_drafts(start: Start, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv(KEY, "sesame")
     written = [t for ids in write_with(served.url, "prompt_lookup", prompt, **how) for t in ids]
     assert written == dllm.speculate(verifier, None, PROMPT, max_new_tokens=8).tokens
-
-
-def test_the_command_line(
-    cli: Run, start: Start, tiny: dllm.DiffusionModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    served = start(tiny, api_key="sesame")
-    monkeypatch.setenv(KEY, "sesame")
-    done = cli("generate", "one", "--server", served.url, "--max-new-tokens", "8")
-    assert done.exit_code == 0, done.stderr
 
 
 HOSTILE = ["x/health?", "x/health", "/health", "x?/", "x#/metrics", "localhost/../health?a=", "x/",

@@ -87,17 +87,6 @@ def test_a_hostile_expression_holds_nobody_up(
     assert answered >= 3
 
 
-def test_the_client_of_the_command_line(served: Served, cli: Run, tmp_path: Path) -> None:
-    file = tmp_path / "schema.json"
-    file.write_text('{"enum": [35, 36]}', encoding="utf-8")
-    for options, expected in (
-        (["--json-schema", str(file)], "35|36"), (["--regex", "[0-9]{2}"], "[0-9]{2}"),
-        (["--choice", "yes", "--choice", "no"], "yes|no"),
-    ):  # fmt: skip
-        done = cli("generate", "one", "--server", served.url, "--max-new-tokens", "12", *options)
-        assert re.fullmatch(expected, done.stdout.strip()), done.stderr
-
-
 def test_a_file_of_requests(cli: Run, tiny_folder: Path, tmp_path: Path) -> None:
     file, out = tmp_path / "requests.jsonl", tmp_path / "out.jsonl"
     form = {"structured_outputs": {"choice": ["yes", "no"]}}

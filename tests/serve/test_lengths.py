@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 import dllm
-from dllm.cli.remote import _watched
 from dllm.core.canvas import Edit
 
 from .conftest import Served, Start
@@ -17,7 +16,7 @@ from .test_openai import sse
 HELLO = [{"role": "user", "content": "one two three"}]
 CHAT = "/v1/chat/completions"
 DAEDAL = "daedal(initial=16, low=0.3, enough=0.2)"
-OTHERS = ["append(block=8)", "crop(initial=24)", "rho(initial=16)"]
+OTHERS = ["append(block=8)"]
 
 
 @pytest.fixture(scope="module")
@@ -69,32 +68,6 @@ def test_streamed_text_stays_and_frames_carry_edits(
     assert whole["choices"][0]["message"]["content"] == plain.text
 
 
-def test_a_watched_server_shows_what_a_watched_model_does(
-    served: Served, tiny: dllm.DiffusionModel
-) -> None:
-    """``--watch --server`` draws the canvas at the length that it has after each step."""
-    how: dict[str, Any] = {"block_length": 8, "length": DAEDAL}
-    from dllm.serve.client import Client
-
-    shown: list[Any] = []
-
-    class Eye:
-        def show(self, frame: Any) -> None:
-            shown.append(frame)
-
-    body = {"messages": HELLO, "max_tokens": 32, "stream_options": {"include_drafts": True}, **how}
-    for _ in _watched(Client(served.url).answer(CHAT, body), Eye()):
-        pass
-    seen = [
-        (event.canvas.length - event.canvas.prompt_length,
-         int((~event.canvas.masked[event.canvas.prompt_length :]).sum()))
-        for event in dllm.stream(tiny, HELLO, max_new_tokens=32, **how)
-    ]  # fmt: skip
-    # A reader that lags gets several steps as one.
-    assert {(frame.total, frame.decided) for frame in shown} <= set(seen)
-    assert (shown[-1].total, shown[-1].decided) == seen[-1]
-
-
 def test_a_server_with_a_length(start: Start, tiny: dllm.DiffusionModel) -> None:
     """``serve --length``: a default, which a body replaces; one that cannot work ends the start."""
     served = start(tiny, length="append(block=8)", caches=("dual",))
@@ -105,9 +78,9 @@ def test_a_server_with_a_length(start: Start, tiny: dllm.DiffusionModel) -> None
         answer = served.post(CHAT, body | more).json()
         assert answer["choices"][0]["message"]["content"] == plain.text
         assert answer["dllm"]["computed"] == plain.computed
-    refused = served.post(CHAT, body | {"length": "rho"})
-    assert refused.status_code == 400 and "rho needs a forward" in refused.text
-    for length, message in (("grow", "unknown length"), ("rho", "rho needs")):
+    refused = served.post(CHAT, body | {"length": "daedal"})
+    assert refused.status_code == 400 and "daedal needs a forward" in refused.text
+    for length, message in (("grow", "unknown length"), ("daedal", "daedal needs")):
         with pytest.raises(dllm.DllmError, match=message):
             start(tiny, length=length, caches=("dual",))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -122,10 +121,8 @@ def test_drafted_and_accepted_tokens_are_counted(
         values = [registry.get_sample_value(f"dllm_{name}_total", labels) for name in names]
         return [float(value or 0) for value in values]
 
-    session = verifying.service.sessions["none"]
-    how: Any = session._how
-    fixed = replace(how, recipe=replace(how.recipe, controller=Fixed(3)))  # `rate` may rest
-    monkeypatch.setattr(session, "_how", fixed)
+    session: Any = verifying.service.sessions["none"]
+    monkeypatch.setitem(session._make.args[1], "controller", Fixed(3))  # the default may rest
     prompt = [5, 6, 7, 5, 6, 7, 5]
     before = counted()
     verifying.post("/v1/completions", {"prompt": prompt, "max_tokens": NEW})

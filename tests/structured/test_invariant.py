@@ -13,7 +13,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 import dllm
-from dllm.request.preparation import Preparation
+from dllm.request.requests import answering, engine_for, recipe_for
 from dllm.structured.vocabulary import vocabulary_of
 
 REGEX = r"(\w+, )*\w+\.|#[0-9a-f]{6}|[^a-z]{4}(end)?"
@@ -24,16 +24,18 @@ def steps(model: dllm.DiffusionModel, regex: str, **how: Any) -> tuple[list[str]
     """The texts of two rows, of which every step and every trial was looked at; what happened."""
     how = {"max_new_tokens": 12, "sampler": "threshold(0.6)", "cache": "none"} | how
     sampler, cache = how.pop("sampler"), how.pop("cache")
-    prepared = Preparation.of(model, sampler, cache, None, {"regex": regex, **how})
-    form, seen = prepared.recipe.format, dict.fromkeys(("steps", "taken back", "trials"), 0)
+    recipe = recipe_for(model, sampler, None, {"regex": regex, **how})
+    form, seen = recipe.format, dict.fromkeys(("steps", "taken back", "trials"), 0)
     assert form is not None
-    canvases = [r.make() for r in prepared.prompts([PROMPT, [7, 8]])]
-    for done in prepared.engine(None, 2, None).run(canvases, prepared.recipe):
+    requests = answering(model, recipe, [PROMPT, [7, 8]])
+    canvases = [request.make() for request in requests]
+    engine = engine_for(model, dllm.cache.compose(cache), requests)
+    for done in engine.run(canvases, recipe):
         for step in done:
             assert form.fits(step.canvas), step.decision
             seen["steps"] += 1
             seen["taken back"] += len(step.decision.remasked)
-            for trial in prepared.recipe.sampler.feeds(step.canvas).branches:
+            for trial in recipe.sampler.feeds(step.canvas).branches:
                 fork = step.canvas.fork()
                 fork.commit(trial.positions, trial.tokens, trial.logprobs)
                 assert form.fits(fork), trial

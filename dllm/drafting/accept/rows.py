@@ -17,7 +17,7 @@ import torch
 from ...core.canvas import IntArray
 from ...core.errors import ConfigError, NumericError, short
 from ...kernels.noise import bits, row_gumbel, row_gumbel_at
-from ...kernels.statistics.filters import dropped
+from ...kernels.statistics.filters import PLAIN, Filters, dropped
 from ..base import Array, Draft
 
 EMIT, ACCEPT, RESIDUAL, DRAFT = 0, 1, 2, 3  # purposes of noise; EMIT is the engine's PROPOSAL
@@ -70,10 +70,7 @@ class Sampling:
     ``early_bans`` are ids that may not be emitted before position ``early_end``.
     """
 
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
+    filters: Filters = PLAIN
     bias: tuple[tuple[int, float], ...] = ()
     repetition_penalty: float = 1.0
     processors: tuple[LogitsProcessor, ...] = ()
@@ -101,12 +98,12 @@ class Sampling:
             x = x.index_add(1, x.new_tensor(ids).long(), x.new_tensor(numbers).expand(len(x), -1))
         if self.needs_history:
             x = torch.cat([self._with_history(x[i : i + 1], h) for i, h in enumerate(histories)])
-        if self.temperature == 0:
+        temperature = self.filters.temperature
+        if temperature == 0:
             return x
-        if self.top_p < 1 or self.top_k > 0 or self.min_p > 0:
-            lost = dropped(x, self.temperature, self.top_p, self.top_k, self.min_p)
-            x = x.masked_fill(lost, -torch.inf)
-        return (x / self.temperature).log_softmax(-1)
+        if self.filters.cut:
+            x = x.masked_fill(dropped(x, self.filters), -torch.inf)
+        return (x / temperature).log_softmax(-1)
 
     def _with_history(self, row: torch.Tensor, history: IntArray) -> torch.Tensor:
         ids = torch.from_numpy(history).to(row.device)[None]
@@ -180,14 +177,14 @@ class Rows:
 
     def keyed(self, node: int) -> int:
         """The token that plain sampling with this seed draws after ``node``."""
-        if self.sampling.temperature == 0:
+        if self.sampling.filters.temperature == 0:
             return self.greedy(node)
         return self.coupled(self.log_distribution[node + 1], node)
 
     def coupled(self, row: torch.Tensor, node: int) -> int:
         """What the noise of plain sampling draws after ``node`` of log-probabilities (V,); -1 as
         in `greedy`."""
-        if self.sampling.temperature == 0:
+        if self.sampling.filters.temperature == 0:
             return int(row.argmax())
         seed, stream = self.coins.emission
         key = torch.tensor([[seed, stream, int(self.positions[node + 1]), 0]], device=row.device)
@@ -200,7 +197,7 @@ class Rows:
 
     def distribution(self, node: int) -> Array:
         """Probabilities (V,) float64 of the token after ``node``."""
-        if self.sampling.temperature == 0:
+        if self.sampling.filters.temperature == 0:
             distribution: Array = np.zeros(self.log_distribution.shape[1])
             distribution[self.greedy(node)] = float(self.greedy(node) >= 0)
         else:

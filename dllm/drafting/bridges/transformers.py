@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -16,12 +17,13 @@ from ...core.canvas import Canvas
 from ...core.config import GenerationConfig
 from ...core.errors import ConfigError
 from ...models import load
-from ...runtime.drive import events
+from ...request.requests import answering
 from ...runtime.scheduler import Scheduler
 from ...runtime.streamers import Streamer, feeding
 from ..accept.rows import LogitsProcessor
+from ..engine import engine_for
 from ..naming import fit, make_drafter
-from ..preparation import SpeculativePreparation
+from ..recipe import recipe_for
 
 EXTRAS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
@@ -54,7 +56,8 @@ def custom_generate(
     length are asked after every token.
     Raises `ConfigError` for what it cannot do.
     """
-    with feeding(streamer) as feed:
+    following: Any = nullcontext() if streamer is None else feeding(streamer)
+    with following as feed:
         _check_asked(input_ids, generation_config, model_kwargs)
         verifier = load(model, tokenizer=verifier_tokenizer)
         part = fit(make_drafter(drafter), verifier, vocabulary)
@@ -63,16 +66,16 @@ def custom_generate(
             max_new_tokens=max(1, generation_config.max_length - len(prompt)),
             temperature=1.0 if generation_config.do_sample else 0.0, seed=seed,
         )  # fmt: skip
-        how = SpeculativePreparation.of(
-            verifier, part, {}, config, rule=rule, controller=controller,
+        recipe = recipe_for(
+            verifier, part, config, rule=rule, controller=controller,
             logits_processor=_once(logits_processor), own_defaults=False,
         )  # fmt: skip
         eos = getattr(generation_config, "_eos_token_tensor", None)
         stop_ids = () if eos is None else tuple(eos.flatten().tolist())
         end = _criteria(stopping_criteria, input_ids) if stopping_criteria else None
-        how = replace(how, recipe=replace(how.recipe, stop_ids=stop_ids, after_step=end))
-        (request,) = how.prompts([prompt])
-        for event in events(Scheduler.of(how, [request])):
+        recipe = replace(recipe, stop_ids=stop_ids, after_step=end)
+        requests = answering(verifier, recipe, [prompt])
+        for event in Scheduler.of(engine_for(verifier, requests), requests).events():
             if feed is not None:  # transformers has handed over the prompt already
                 feed.give(event.tokens)
             if on_tokens is not None:

@@ -21,9 +21,8 @@ from ... import cache as caches
 from ... import samplers
 from ...cache.base import Cache, Plan, Slots, full_plan
 from ...core.canvas import Canvas, IntArray
-from ...core.config import GenerationConfig
 from ...core.errors import ConfigError, UnknownNameError
-from ...engine import Engine, Recipe
+from ...engine import Engine, MaskedRecipe
 from ...engine.rows import Row
 from ...models import load
 from ..base import (
@@ -263,7 +262,7 @@ class DiffusionDrafting(Drafting):
         window = part.window or WINDOW
         longest = min(self.request.limit + window + self.marker, facts.context_length)
         canvas = Canvas.for_prompt(np.zeros(0, np.int64), longest, **self.canvas_facts)
-        row = part.engine().admit(canvas, Recipe(sampler, GenerationConfig()), held=True)
+        row = part.engine().admit(canvas, MaskedRecipe(sampler), held=True)
         assert row is not None, "the pool grows"
         self.row = row
         self.banned = (facts.mask_token_id, *part.banned)

@@ -22,8 +22,7 @@ from .data import Answer, Batches, Taps, common_tokens, loops, read_answers
 from .evaluate import measure
 from .export import export
 from .keep import write_taps
-from .loss import FrozenHeadLoss
-from .model import BlockDrafter, copy_layers, drafter_config, new_drafter
+from .model import copy_layers, drafter_config, new_drafter
 from .objective import Objective, Reader, Trainee, trainee_of
 
 INITS = ("verifier", "random")
@@ -242,43 +241,3 @@ def finish(
     text = card(verifier.name, f"A block-diffusion drafter for {verifier.name}", about, settings,
                 points, facts, library_name="transformers")  # fmt: skip
     (folder / "README.md").write_text(text, encoding="utf-8")
-
-
-def dry_run(verifier: Any, recipe: DFlashTraining, length: int = 1024) -> dict[str, float]:
-    """What a step of a run would be for the config of a verifier, without weights or data: the
-    shapes pass through the drafter and the loss on the ``meta`` device.
-
-    Returns millions of parameters, gigabytes of weights with gradients and optimizer, gigabytes of
-    kept taps per million tokens, and drafted rows and teraflops per step.
-    """
-    text = verifier.get_text_config()
-    config = recipe.config(verifier, recipe.mask_token_id or 0)
-    rows, anchors, size = recipe.schedule.rows, recipe.schedule.anchors, recipe.block_size
-    with torch.device("meta"):
-        drafter = new_drafter(config, recipe.variant)
-        embedding = torch.empty(text.vocab_size, text.hidden_size)
-        network = BlockDrafter(drafter, embedding, recipe.from_anchor)
-        ids = torch.zeros(rows, length, dtype=torch.int64)
-        width = len(config.target_layer_ids or []) * text.hidden_size
-        hidden = network(
-            ids, torch.empty(rows, length, width), torch.zeros(rows, anchors, dtype=torch.int64)
-        )
-        drafted = hidden.flatten(0, 2)
-        head = torch.empty(recipe.objective.head_rows, text.hidden_size)
-        labels = torch.zeros(len(drafted), dtype=torch.int64)
-        losses, _ = FrozenHeadLoss.apply(  # type: ignore[no-untyped-call]
-            drafted, head, labels, drafted.detach(), recipe.objective.soft, 1 << 20
-        )
-        losses.sum().backward()
-    parameters = sum(p.numel() for p in drafter.parameters())
-    missing = [name for name, p in drafter.named_parameters() if p.grad is None]
-    assert not missing, f"no gradient for {missing}"
-    blocks = rows * anchors * size
-    flops = 6 * parameters * blocks + 6 * head.numel() * len(drafted)
-    return {
-        "parameters_m": parameters / 1e6,
-        "training_gb": parameters * 16 / 1e9,
-        "taps_gb_per_m_tokens": (width + text.hidden_size) * 2 / 1e3,
-        "rows_per_step": blocks,
-        "tflop_per_step": flops / 1e12,
-    }

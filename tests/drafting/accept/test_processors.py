@@ -19,6 +19,7 @@ from dllm.drafting.accept.chains import Keyed, Match, Point, Ratio
 from dllm.drafting.accept.rows import KeyedNoise, Rows, Sampling
 from dllm.drafting.accept.sampled import Block, MultiRound, Traversal
 from dllm.drafting.base import AcceptRule, Draft
+from dllm.kernels.statistics import Filters
 
 from ...thin import some
 from .. import toy
@@ -26,11 +27,11 @@ from ..conftest import Scripted, make_verifier, prompts
 from ..toy import LENGTH, V
 
 SETTINGS = {
-    "temperature": Sampling(0.6),
-    "top_k": Sampling(1.0, top_k=3),
-    "top_p": Sampling(1.0, top_p=0.8),
-    "repetition": Sampling(1.0, repetition_penalty=1.8),
-    "all": Sampling(1.3, top_p=0.9, top_k=4, repetition_penalty=1.5),
+    "temperature": Sampling(Filters(0.6)),
+    "top_k": Sampling(Filters(1.0, top_k=3)),
+    "top_p": Sampling(Filters(1.0, top_p=0.8)),
+    "repetition": Sampling(Filters(1.0), repetition_penalty=1.8),
+    "all": Sampling(Filters(1.3, top_p=0.9, top_k=4), repetition_penalty=1.5),
 }
 RULES: dict[str, tuple[AcceptRule, toy.Make]] = {
     "keyed": (Keyed(), toy.sampled),
@@ -52,11 +53,11 @@ def reference(sampling: Sampling, history: tuple[int, ...]) -> np.ndarray:
     for token in set(history):
         penalty = sampling.repetition_penalty
         logits[token] = logits[token] * penalty if logits[token] < 0 else logits[token] / penalty
-    distribution = np.exp(logits / sampling.temperature)
+    distribution = np.exp(logits / sampling.filters.temperature)
     distribution /= distribution.sum()
     order = np.argsort(-distribution)
     before = distribution[order].cumsum() - distribution[order]
-    lost = (before > sampling.top_p) | (np.arange(V) >= (sampling.top_k or V))
+    lost = (before > sampling.filters.top_p) | (np.arange(V) >= (sampling.filters.top_k or V))
     distribution[order[lost]] = 0
     return np.asarray(distribution / distribution.sum())
 

@@ -22,6 +22,7 @@ from dllm.drafting.dflash.config import Variant
 from dllm.drafting.dflash.drafter import Binding, BlockDrafter
 from dllm.drafting.dflash.network import BlockNetwork
 from dllm.drafting.dflash.walks import Walk, candidates
+from dllm.kernels.statistics import Filters
 from dllm.train.dflash.data import Answer, Batches, Taps
 from dllm.train.dflash.export import export
 from dllm.train.dflash.model import drafter_config, new_drafter
@@ -258,7 +259,7 @@ def test_ratio_with_a_drawn_walk_keeps_the_verifiers_distribution() -> None:
     rng = np.random.default_rng(1)
     for seed in range(runs):
         draft = walk.chain(2, rng.random(2), 3)
-        rows = Rows(target, draft, np.array([0]), Sampling(1.0), KeyedNoise(seed), 0)
+        rows = Rows(target, draft, np.array([0]), Sampling(Filters(1.0)), KeyedNoise(seed), 0)
         outcome = Ratio().judge(rows, draft)
         counts[int(draft.tokens[outcome.path[0]]) if outcome.path else outcome.extra] += 1
     expected = target[0].softmax(-1).numpy()

@@ -1,0 +1,426 @@
+"""From what users pass to requests: everything that can be wrong is found here, before any step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from .. import samplers
+from ..cache import Cache
+from ..core.canvas import BoolArray, Canvas, IntArray
+from ..core.capabilities import FIXED_WINDOW
+from ..core.config import FORMATS, GenerationConfig
+from ..core.declared import HOLES, MACHINE
+from ..core.errors import ConfigError, PromptError, check_switch, short
+from ..engine import Engine, MaskedRecipe, Recipe
+from ..kernels.noise import uniform
+from ..models import DiffusionModel
+from ..samplers import NOTHING, Sampler
+from ..samplers.compose import SamplerLike
+from ..samplers.compose import lengths as length_rules
+from ..structured import (
+    Format,
+    choice_pattern,
+    format_of,
+    holes_format,
+    regex_pattern,
+    schema_of,
+    schema_pattern,
+)
+from .holes import measured, name_of
+from .prompts import (
+    check_lengths_alone,
+    encode,
+    encode_continuation,
+    encode_open,
+    hole_forms,
+    is_batch,
+)
+from .request import Request
+from .stopping import stop_strings
+
+Fixed = list[tuple[int, IntArray]]  # offsets in the answer, and the ids that stand there
+
+# -- how a text is decoded ------------------------------------------------------------------------
+
+
+def recipe_for(
+    model: DiffusionModel, sampler: SamplerLike, config: GenerationConfig | None = None,
+    arguments: Mapping[str, Any] | None = None, holes: bool = False,
+) -> MaskedRecipe:  # fmt: skip
+    """The sampler and the arguments that go together on a diffusion model.  ``config`` stands in
+    place of the checkpoint's defaults, ``arguments`` are single fields of it.  ``holes``: for a
+    text with holes, which is as long as it is, and in which nothing ends."""
+    given = given_of(config, arguments or {})
+    defaults = dict(model.generation_defaults) if config is None else {}
+    if holes:
+        theirs = GenerationConfig.fields(HOLES, MACHINE)
+        fixed = [name for name in GenerationConfig.fields() if name in given.keys() - theirs]
+        if fixed:
+            raise ConfigError(f"infill writes what the holes ask for: drop {fixed[0]}")
+        defaults = {**defaults, "max_new_tokens": None, "eos_policy": "none"}
+    built = GenerationConfig.build(defaults, given)
+    measures = holes and "length" in given and not _fills(built.length)
+    composed = _compose(model, sampler, built, None if measures else built.length)
+    if not holes and not given.get("length") and _unbounded(model, built, composed):
+        with suppress(ConfigError):  # what plans for a canvas of one length has one
+            composed = _compose(model, sampler, built, "append")
+    if holes and composed.length is not None and not composed.length.fills:
+        raise ConfigError(
+            f"{composed.length.name} lengthens an answer at its end, and a text with holes has "
+            "none: write [[*]], or drop it"
+        )
+    if composed.bannable and built.min_new_tokens:
+        raise ConfigError(
+            "min_new_tokens does not go with a length that shrinks where it is written: drop it"
+        )
+    return MaskedRecipe(
+        composed, config=built, ban_stops=holes, stop_ids=model.facts.stop_token_ids,
+        after_step=stop_strings(model, built) if built.stop_strings else None,
+        format=format_for(model, built, holes) if built.formatted else None,
+    )  # fmt: skip
+
+
+def given_of(config: GenerationConfig | None, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """What a caller named: ``arguments``, and those fields of a ``config`` that are no defaults."""
+    if not isinstance(config, GenerationConfig | None):
+        raise ConfigError(f"config is a dllm.GenerationConfig, not {short(config)}")
+    if config is None:
+        return dict(arguments)
+    return {**{name: getattr(config, name) for name in config.model_fields_set}, **arguments}
+
+
+def format_for(
+    model: DiffusionModel, config: GenerationConfig, holes: bool = False
+) -> Format | None:
+    """Which texts may be written; None where any may."""
+    if config.regex is not None:
+        pattern = regex_pattern(config.regex)
+    elif config.choice is not None:
+        pattern = choice_pattern(config.choice)
+    elif config.json_schema is not None:
+        pattern = schema_pattern(schema_of(config.json_schema))
+    else:
+        return None
+    return format_of(model, pattern, not holes, config.literals)
+
+
+def _fills(length: str | None) -> bool:
+    """Whether a rule of length is a part of samplers, which fills holes while it writes."""
+    return length is not None and name_of(length) in length_rules(fills=True)
+
+
+def _compose(
+    model: DiffusionModel, sampler: SamplerLike, config: GenerationConfig, length: str | None
+) -> Sampler:
+    """The sampler for this model.  What the call gives must be of use to some part; what the
+    checkpoint recommends need not."""
+    wanted = config.sampler_options
+    facts = {
+        **wanted, "delimiters": model.delimiters,
+        "eos_token_id": model.facts.eos_token_id,
+        "expand_token_id": model.facts.expand_token_id,
+        "vocab_size": model.facts.vocab_size,
+        "block": model.facts.block_length or config.block_length,
+        "lookahead": int(model.facts.mask_kind == "bidirectional"),
+    }  # fmt: skip
+    options = {key: value for key, value in wanted.items() if key in config.model_fields_set}
+    return samplers.compose(
+        sampler, length=length, options=options, stop_ids=model.facts.stop_token_ids,
+        family=model.family.name, facts=facts,
+    )  # fmt: skip
+
+
+def _unbounded(model: DiffusionModel, config: GenerationConfig, sampler: Sampler) -> bool:
+    """Whether nobody names a length and the answer gets block after block until it ends: on models
+    whose attention is causal between blocks, decoded in these, where that equals the largest canvas
+    to the last bit."""
+    blocks = model.facts.block_length
+    if not blocks or sampler.length is not None or not (sampler.eos.ends and sampler.stop_ids):
+        return False
+    if config.max_new_tokens or config.formatted or config.initial_text is not None:
+        return False
+    whole = FIXED_WINDOW in sampler.window.offers
+    return whole and getattr(sampler.window, "block_length", None) == blocks
+
+
+# -- answers to prompts ---------------------------------------------------------------------------
+
+
+def answering(
+    model: DiffusionModel, recipe: Recipe, prompts: Sequence[Any], chat: bool | None = None,
+    repetitions: Sequence[int] | None = None, n: int = 1, trace: bool = False,
+) -> list[Request]:  # fmt: skip
+    """``n`` requests per prompt, each with noise of its own; their canvases are made when they
+    are admitted."""
+    if not prompts:
+        raise PromptError("there is no prompt: pass a string, messages, ids, or a list of them")
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise ConfigError(f"n must be a whole number of at least 1, not {n!r}")
+    if not isinstance(chat, bool | None):
+        raise ConfigError(f"chat is True, False or None, not {short(chat)}")
+    check_switch("trace", trace)
+    config, facts = recipe.config, model.facts
+    encoded = [encode(model, prompt, chat) for prompt in prompts]
+    if repetitions is None:
+        repetitions = [n * i for i in occurrences([ids.tobytes() for ids in encoded])]
+    else:
+        _check_repetitions(repetitions, len(prompts))
+    drafts = [NOTHING] * len(prompts)
+    if config.initial_text is not None:
+        drafts = _drafts(model, config, len(prompts))
+    caps = [recipe.cap(facts, len(ids), draft) for ids, draft in zip(encoded, drafts, strict=True)]
+    _check_used(model, config, max(caps), trace)
+    fixed, least = _fixed(model, config.constraints) if config.constraints else ([], 0)
+    requests: list[Request] = []
+    for ids, draft, cap, first in zip(encoded, drafts, caps, repetitions, strict=True):
+        for offset, tokens in fixed:
+            _check_constraint(offset, tokens, cap)
+        begun = len(draft)
+        length = begun + recipe.first_length(facts, len(ids), begun, cap - begun)
+        make = partial(_canvas, model, config, ids, draft, max(length, least), cap, fixed)
+        if recipe.format is not None:
+            _check_room(recipe, make(0))
+        for i in range(n):
+            size = max(length, least)
+            requests.append(
+                Request(
+                    len(requests), partial(make, first + i), recipe, len(ids) + size, size, trace
+                )
+            )
+    return requests
+
+
+def _canvas(
+    model: DiffusionModel, config: GenerationConfig, ids: IntArray, draft: IntArray, length: int,
+    cap: int, fixed: Fixed, repetition: int,
+) -> Canvas:  # fmt: skip
+    canvas = Canvas.for_prompt(ids, length, row=repetition, **_canvas_facts(model, config))
+    canvas.cap = cap
+    if len(draft):
+        canvas.draft(draft)
+    for offset, tokens in fixed:
+        canvas.give(canvas.start + offset, tokens)
+    return canvas
+
+
+def _canvas_facts(model: DiffusionModel, config: GenerationConfig) -> dict[str, Any]:
+    """What every canvas of a model is made with."""
+    facts, seed = model.facts, config.seed
+    mask = -1 if facts.mask_token_id is None else facts.mask_token_id
+    pad = facts.pad_token_id if facts.pad_token_id is not None else facts.eos_token_id
+    return {
+        "mask_id": mask,
+        "pad_id": mask if pad is None else pad,
+        "noise": lambda stream, step, at: uniform(seed, stream, at, step, 0),
+    }
+
+
+def _drafts(model: DiffusionModel, config: GenerationConfig, count: int) -> list[IntArray]:
+    """What each of so many answers begins as, -1 where it is open."""
+    seed = config.initial_text
+    each = list(seed) if is_batch(seed) else [seed] * count
+    if len(each) != count:
+        raise ConfigError(f"{count} prompts have one draft, or as many, not {len(each)}")
+    for one in each:
+        check_lengths_alone(one, "a draft")
+    drafts = [encode_open(model, one, "a draft", continued=True) for one in each]
+    for draft in drafts:
+        for low, high in config.remask:
+            if high > len(draft):
+                raise ConfigError(
+                    f"remask names position {high - 1} of a draft of {len(draft)} tokens"
+                )
+            draft[low:high] = -1
+    return drafts
+
+
+def _fixed(model: DiffusionModel, constraints: Mapping[int, int | str]) -> tuple[Fixed, int]:
+    """What is fixed in an answer, and where the last of it ends.  Raises where one stands in
+    another's tokens."""
+    fixed = [(offset, _fixed_ids(model, wanted)) for offset, wanted in sorted(constraints.items())]
+    end = 0
+    for offset, tokens in fixed:
+        if offset < end:
+            raise ConfigError(
+                f"the constraint at offset {offset} stands in the tokens of the one before it, "
+                f"which end at {end}: move it, or join both texts"
+            )
+        end = offset + len(tokens)
+    return fixed, end
+
+
+def _fixed_ids(model: DiffusionModel, wanted: int | str) -> IntArray:
+    """The ids that a constraint fixes."""
+    if isinstance(wanted, int):
+        ids = [wanted]
+    elif model.tokenizer is None:
+        raise PromptError(f"{model.name} came without a tokenizer: constrain to token ids")
+    else:
+        ids = encode_continuation(model.tokenizer, wanted)
+    if not all(0 <= token < model.facts.vocab_size for token in ids):
+        raise ConfigError(
+            f"the constraint {wanted!r} is no id of the vocabulary of {model.facts.vocab_size}"
+        )
+    return np.asarray(ids, np.int64)
+
+
+def _check_constraint(offset: int, tokens: IntArray, length: int) -> None:
+    if offset + len(tokens) > length:
+        raise ConfigError(
+            f"the constraint of {len(tokens)} tokens at offset {offset} does not fit an answer of "
+            f"{length} tokens: raise max_new_tokens"
+        )
+
+
+# -- texts with holes -----------------------------------------------------------------------------
+
+
+def filling(
+    model: DiffusionModel, recipe: MaskedRecipe, text: Any, prompt: Any = None,
+    trace: bool = False, repetition: int = 0,
+) -> Request:  # fmt: skip
+    """A request that fills the holes of a text, behind a prompt.  Those whose length it does not
+    say are measured here, in forwards of their own."""
+    check_switch("trace", trace)
+    before = NOTHING if prompt is None else encode(model, prompt)
+    part = recipe.sampler.length
+    measure = recipe.config.length if "length" in recipe.config.model_fields_set else None
+    found = measured(model, text, before, (measure or "sure") if part is None else part.name)
+    ids, holes = found.ids, found.holes
+    total, limit = len(before) + len(ids), model.facts.context_length
+    if total > limit:
+        raise PromptError(
+            f"{total} tokens exceed the context of {limit}: shorten the text or its holes"
+        )
+    _check_used(model, recipe.config, len(ids), trace)
+    tokens = np.concatenate([before, ids])
+    masked = np.concatenate([np.zeros(len(before), np.bool_), holes])
+
+    def make() -> Canvas:
+        canvas = Canvas.for_infill(
+            tokens, masked, len(before), row=repetition, sizes=found.sizes, bounds=found.bounds,
+            **_canvas_facts(model, recipe.config),
+        )  # fmt: skip
+        canvas.probes = canvas.nfe = found.probes
+        canvas.computed = found.computed
+        return canvas
+
+    forms = hole_forms(text)
+    if any(forms):
+        recipe = _with_forms(model, recipe, forms, holes)
+    if recipe.format is not None:
+        _check_room(recipe, make())
+    return Request(0, make, recipe, total, int(holes.sum()), trace)
+
+
+def _with_forms(
+    model: DiffusionModel, recipe: MaskedRecipe, forms: Sequence[str | None], holes: BoolArray
+) -> MaskedRecipe:
+    """The same for a text whose holes have forms of their own."""
+    if recipe.config.formatted:
+        raise ConfigError(f"holes have a form, and so has the text: drop {recipe.config.formatted}")
+    if np.count_nonzero(np.diff(holes, prepend=False) & holes) != len(forms):
+        raise ConfigError("holes with a form need text between them: make them one hole")
+    patterns = [None if form is None else regex_pattern(form) for form in forms]
+    return replace(recipe, format=holes_format(model, patterns, bool(holes[0])))
+
+
+# -- what a session is asked for ------------------------------------------------------------------
+
+
+def one_request(
+    model: DiffusionModel, sampler: SamplerLike, length: str | None, prompt: Any, text: Any,
+    how: Mapping[str, Any],
+) -> Request:  # fmt: skip
+    """An answer to ``prompt``, or a ``text`` to fill if there is one.  ``how``: what the request
+    names; ``sampler`` and ``length`` are for those that do not."""
+    given = dict(how)
+    named, config = given.pop("sampler", None), given.pop("config", None)
+    sampler = sampler if named is None else named
+    chat, trace = given.pop("chat", None), given.pop("trace", False)
+    repetition = given.pop("repetition", 0)
+    if text is not None:
+        recipe = recipe_for(model, sampler, config, given, holes=True)
+        return filling(model, recipe, text, prompt, trace, repetition)
+    if length is not None and config is None and not given.keys() & FORMATS:
+        given = {"length": length, **given}
+    recipe = recipe_for(model, sampler, config, given)
+    return answering(model, recipe, [prompt], chat, [repetition], trace=trace)[0]
+
+
+# -- what all of them share -----------------------------------------------------------------------
+
+
+def engine_for(model: DiffusionModel, cache: Cache, requests: Sequence[Request]) -> Engine:
+    """An engine with room for ``requests``, which have one recipe."""
+    recipe, most = requests[0].recipe, positions_for(requests)
+    config = recipe.config
+    engine = Engine(
+        model, cache, slots=most, most=most, max_batch_size=config.max_batch_size,
+        max_batch_tokens=config.max_batch_tokens, cuda_graphs=config.cuda_graphs,
+        compile=config.compile,
+    )  # fmt: skip
+    engine.check(recipe)
+    return engine
+
+
+def positions_for(requests: Sequence[Request]) -> int | None:
+    """Positions of keys and values that the ``max_batch_size`` largest requests own; None where
+    they may grow."""
+    recipe: Recipe = requests[0].recipe
+    sizes = sorted([request.positions for request in requests], reverse=True)
+    return None if recipe.grows else recipe.owned * sum(sizes[: recipe.config.max_batch_size])
+
+
+def occurrences(items: Sequence[Hashable]) -> list[int]:
+    """For each item how often it stands before."""
+    seen: Counter[Hashable] = Counter()
+    counts = []
+    for item in items:
+        counts.append(seen[item])
+        seen[item] += 1
+    return counts
+
+
+def _check_repetitions(repetitions: Any, prompts: int) -> None:
+    """One whole number from 0 per prompt."""
+    if not isinstance(repetitions, Sequence) or not all(
+        isinstance(row, int | np.integer) and not isinstance(row, bool) and row >= 0
+        for row in repetitions
+    ):
+        raise ConfigError(f"repetitions are whole numbers from 0, not {short(repetitions)}")
+    if len(repetitions) != prompts:
+        raise ConfigError(f"{prompts} prompts have as many repetitions, not {len(repetitions)}")
+
+
+def _check_room(recipe: Recipe, canvas: Canvas) -> None:
+    """Refuse a canvas in which no text of the format can be written."""
+    form, name = recipe.format, recipe.config.formatted
+    if form is None or form.fits(canvas):
+        return
+    room, least = int(canvas.masked.sum()), form.least()
+    if room == canvas.end - canvas.start and least > room:
+        raise ConfigError(
+            f"a text of this {name} has at least {least} tokens, max_new_tokens is {room}: raise it"
+        )
+    raise ConfigError(
+        f"no text of this {name or 'form'} fits the {room} open positions and what stands around "
+        "them"
+    )
+
+
+def _check_used(model: DiffusionModel, config: GenerationConfig, canvas: int, trace: bool) -> None:
+    """Refuse what the caller named and what would change nothing."""
+    size = model.facts.vocab_size
+    for token in config.logit_bias:
+        if token >= size:
+            raise ConfigError(f"logit_bias: token id {token} is outside the vocabulary of {size}")
+    tempered = model.facts.score_source == "tempered"
+    config.check_used(canvas=canvas, tempered=tempered, traced=trace)
