@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..core.config import FILTERS, FORMATS
+from ..request.prompts import hole_forms
 from .bodies import (
     MOST_TEXTS,
     ChatBody,
@@ -102,6 +103,8 @@ class GenerateRequest:
         """What names the form of the answer, for which an automaton may have to be built; None: it
         has none."""
         given = {name: self.arguments[name] for name in FORMATS if name in self.arguments}
+        if self.text is not None and any(forms := hole_forms(self.text)):
+            given["holes"] = forms
         if self.forced or self.either:
             given["tools"] = [*self.tools, self.tool_choice, self.most_calls, self.several]
         return json.dumps(given, default=str) if given else None

@@ -138,12 +138,20 @@ def test_variables_of_a_template(talking: Served, served: Served) -> None:
     for kwargs in ({"messages": []}, {"tokenize": True}):
         answer = talking.post(CHAT, {"messages": HELLO, "chat_template_kwargs": kwargs})
         assert answer.status_code == 400 and "no variable" in answer.text
-    answer = served.post(CHAT, {"messages": HELLO, "tools": [ADD]})
-    assert answer.status_code == 400 and "shows no tools" in answer.text
     special = talking.service.model.tokenizer.all_special_tokens[0]  # type: ignore[union-attr]
     bad = {"type": "function", "function": {"name": "f", "description": f"a {special} b"}}
     answer = talking.post(CHAT, {"messages": HELLO, "tools": [bad]})
     assert answer.status_code == 400 and "cannot be text" in answer.text
+
+
+def test_a_template_that_shows_no_tools(start: Start, tiny: dllm.DiffusionModel) -> None:
+    tokenizer: Any = copy.deepcopy(tiny.tokenizer)
+    tokenizer.chat_template = "{{ messages[0]['content'] }}"
+    bare = start(replace(tiny, tokenizer=tokenizer))
+    answer = bare.post(CHAT, {"messages": HELLO, "tools": [ADD]})
+    assert answer.status_code == 400 and "shows no tools" in answer.text
+    forced = {"messages": HELLO, "tools": [ADD], "tool_choice": "required", "max_tokens": 64}
+    assert bare.post(CHAT, forced).json()["choices"][0]["message"]["tool_calls"]
 
 
 def test_tokens_of_a_text(served: Served, tiny: dllm.DiffusionModel) -> None:

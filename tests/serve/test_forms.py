@@ -53,7 +53,7 @@ def test_expressions_and_choices(served: Served, tiny: dllm.DiffusionModel) -> N
 
 def test_what_cannot_be_is_refused(served: Served) -> None:
     for form, word in (
-        ({"regex": "("}, "not well formed"), ({"regex": "a{200}"}, "max_new_tokens"),
+        ({"regex": "("}, "not well formed"), ({"regex": "a{200}"}, "max_tokens"),
         ({"regex": r"(a)\1"}, "references"),
     ):  # fmt: skip
         answer = served.post(CHAT, {**HOW, "structured_outputs": form})
