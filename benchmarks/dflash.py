@@ -32,7 +32,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, MuseGlimmerAssista
 
 import dllm
 from dllm.drafting.dflash.drafter import BlockDrafter
-from dllm.drafting.length.rate import Rate
+from dllm.drafting.length.adaptive import Adaptive
 from dllm.request.prompts import encode
 from dllm.train.dflash.data import read_answers
 
@@ -59,7 +59,7 @@ class Bench:
         self._models: dict[torch.dtype, Any] = {}
         self._untouched: dict[torch.dtype, Any] = {}  # as transformers runs them
         self._drafters: dict[str, Any] = {}
-        self._rates: dict[str, Rate] = {}
+        self._rates: dict[str, Adaptive] = {}
 
     def model(self, dtype: torch.dtype = torch.bfloat16) -> Any:
         if dtype not in self._models:
@@ -86,17 +86,17 @@ class Bench:
                 self.drafter,
                 head="none" if name == "no head" else name.split()[0],
                 nodes=nodes,
-                copies=kind.startswith("merged"),
+                ngram_candidates=kind.startswith("merged"),
             )
         part = self._drafters[kind]
         return ["prompt_lookup", part] if method.startswith("lookup") else part
 
     def ours(self, method: str, prompts: list[list[int]], rows: int) -> list[Any]:
-        """Results of `dllm.speculate`.  What `rate` learns stays from prompt to prompt, as in a
+        """Results of `dllm.speculate`.  What `adaptive` learns stays from prompt to prompt, as in a
         server."""
-        controller: Any = "whole"
+        controller: Any = "full"
         if method.endswith(" rate"):
-            controller = self._rates.setdefault(method, Rate())
+            controller = self._rates.setdefault(method, Adaptive())
         dtype = torch.float32 if method.endswith("float32") else torch.bfloat16
         results: list[Any] = dllm.speculate(
             self.model(dtype), self.drafter_of(method), prompts, max_new_tokens=self.tokens,

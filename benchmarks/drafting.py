@@ -6,9 +6,9 @@
     python benchmarks/drafting.py --verifier smollm2 --prompts FILE --group lookups
 
 Nothing here is a time: counts do not depend on the machine; `drafting_times.py` measures seconds.
-The controller `rate` decides by a clock of its own, on which a draft costs ``DRAFT`` forwards over
-one token of the verifier, and every further token of a forward ``TOKEN``; ``modelled_speed`` is the
-speed on that clock relative to plain decoding.
+The controller `adaptive` decides by a clock of its own, on which a draft costs ``DRAFT`` forwards
+over one token of the verifier, and every further token of a forward ``TOKEN``;
+``modelled_speed`` is the speed on that clock relative to plain decoding.
 
 What was run is kept in ``--state``, in pieces of ten prompts per task; a run that was stopped goes
 on there, and larger ``--examples`` add to it.  Differences between settings are paired by prompt,
@@ -30,7 +30,7 @@ import torch
 
 import dllm
 from dllm.drafting.base import Feedback, RoundStats
-from dllm.drafting.length.rate import Rate
+from dllm.drafting.length.adaptive import Adaptive
 from dllm.drafting.naming import make_drafter
 from dllm.drafting.search.proxies import NGram
 from dllm.eval.tasks import TASKS
@@ -47,8 +47,8 @@ SAMPLE_TREE = "sample_tree(branching=(2, 2, 1, 1, 1, 1, 1, 1))"
 
 
 @dataclass
-class Clocked(Rate):
-    """`rate` on the clock of this file."""
+class Clocked(Adaptive):
+    """`adaptive` on the clock of this file."""
 
     def update(self, stats: RoundStats, feedback: Feedback) -> None:
         charged = replace(stats, draft_seconds=DRAFT * stats.attempted, search_seconds=0.0,
@@ -94,7 +94,7 @@ class Bench:
         name = " ".join(
             [search, *(["fitted"] if fitted else []), controller, *filter(None, [rule])]
         )
-        how: dict[str, Any] = {"controller": Clocked() if controller == "rate" else controller}
+        how: dict[str, Any] = {"controller": Clocked() if controller == "adaptive" else controller}
         return Setting(name, temperature, make, how | ({"rule": rule} if rule else {}))
 
     def searches(self) -> list[Setting]:
@@ -122,21 +122,21 @@ class Bench:
     def lengths(self) -> list[Setting]:
         """Searches x controllers."""
         fixed = [f"fixed(k={k})" for k in (2, 4, 6, 12, 16)]
-        adaptive = ["adl", "adl_repaired", "confidence(tau=0.5)", "confidence_extend", "threshold",
-                    "rate"]  # fmt: skip
+        adaptive = ["adl", "confidence(tau=0.5)", "confidence_extend", "threshold",
+                    "adaptive"]  # fmt: skip
         result = [self.setting(search, controller, 0.0) for search in ("argmax", "cps")
                  for controller in fixed + adaptive]  # fmt: skip
         result += [
-            self.setting("best_first_tree(nodes=16)", c, 0.0) for c in ("fixed(k=4)", "rate")
+            self.setting("best_first_tree(nodes=16)", c, 0.0) for c in ("fixed(k=4)", "adaptive")
         ]
-        result += [self.setting("coupled", c, 1.0) for c in (*fixed, "adl_repaired", "rate")]
+        result += [self.setting("coupled", c, 1.0) for c in (*fixed, "adaptive")]
         return result
 
     def lookups(self) -> list[Setting]:
         """Drafters without a network."""
 
         def setting(name: str) -> Setting:
-            return Setting(name, 0.0, lambda: make_drafter(name), {"controller": "whole"})
+            return Setting(name, 0.0, lambda: make_drafter(name), {"controller": "full"})
 
         return [setting(name) for name in ("prompt_lookup", "anpd", "suffix", "token_recycling")]
 

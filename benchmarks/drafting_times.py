@@ -1,4 +1,4 @@
-"""Seconds of drafting against plain decoding: shares of a round, time ratios, `rate` against fixed.
+"""Seconds of drafting against plain decoding: shares of a round, ratios, `adaptive` against fixed.
 
     python benchmarks/drafting_times.py                                    # nano -> nano-ar
     python benchmarks/drafting_times.py --verifier smollm2 --drafter random   # shares at its scale
@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 import dllm
-from dllm.drafting.length.rate import Rate
+from dllm.drafting.length.adaptive import Adaptive
 from dllm.drafting.result import shares
 
 from drafting import prompts_of  # isort: skip
@@ -46,15 +46,15 @@ def settings(model: Any, window: int) -> dict[str, tuple[float, Any, dict[str, A
     }  # fmt: skip
     for k in LENGTHS:
         result[f"argmax fixed(k={k})"] = (0.0, part("argmax"), {"controller": f"fixed(k={k})"})
-    result["argmax rate"] = (0.0, part("argmax"), {"controller": Rate()})
+    result["argmax adaptive"] = (0.0, part("argmax"), {"controller": Adaptive()})
     for search in ("cps", "best_of_k", "best_first_tree(nodes=16)"):
         result[f"{search} fixed(k=8)"] = (0.0, part(search), {"controller": "fixed(k=8)"})
-    result["cps rate"] = (0.0, part("cps"), {"controller": Rate()})
+    result["cps adaptive"] = (0.0, part("cps"), {"controller": Adaptive()})
     for search in ("argmax", "coupled", "cps"):
         name = f"{search} fixed(k=8) T=1"
         result[name] = (1.0, part(search), {"controller": "fixed(k=8)"})
     for lookup in ("prompt_lookup", "anpd", "suffix", "token_recycling"):
-        result[lookup] = (0.0, lookup, {"controller": "whole"})
+        result[lookup] = (0.0, lookup, {"controller": "full"})
     return result
 
 
@@ -82,13 +82,13 @@ def overlap(drafter: Any, verifier: Any, ids: list[int], rounds: int = 30) -> di
 
 
 def rate_against_best_fixed(spent: dict[str, list[float]]) -> dict[str, Any] | None:
-    """How much faster `rate` is than the fixed length with the least time in all: median and
+    """How much faster `adaptive` is than the fixed length with the least time in all: median and
     quartiles over the turns, in each of which both drafted for the same prompts."""
     fixed = [name for name in spent if name.startswith("argmax fixed") and "T=1" not in name]
-    if not fixed or "argmax rate" not in spent:
+    if not fixed or "argmax adaptive" not in spent:
         return None
     best = min(fixed, key=lambda name: sum(spent[name]))
-    ratios = np.array(spent[best]) / np.array(spent["argmax rate"])
+    ratios = np.array(spent[best]) / np.array(spent["argmax adaptive"])
     low, middle, high = np.quantile(ratios, [0.25, 0.5, 0.75]).round(4).tolist()
     return {"fixed": best, "ratio": middle, "quartiles": [low, high]}
 

@@ -19,11 +19,11 @@ ROUTINES: dict[str, str] = {
     "argmax. With fewer steps than positions it re-masks arbitrary ones: not recorded.",
     "dpad_llada": "With `dpad`; the recorded draws replace this library's noise. Behind an end "
     "of text the official code fills to the end.",
-    "dpad_dream": "As for LLaDA, and `blocks(force_first=True)` where cached: the opening pass of "
+    "dpad_dream": "As for LLaDA, and `force_first` of the tests where cached: the opening pass of "
     "a block commits exactly its first position.",
     "t2m_remask_llada2": "As `llada21_edit`; with `block(official=True)`, because the released "
     "code keeps the keys and values of a block's last forward, without what that decided.",
-    "window_diffusion_dream": "With `whole(force_first=...)`: a refresh commits exactly the first "
+    "window_diffusion_dream": "With `force_first` of the tests: a refresh commits the first "
     "mask. " + OVERWRITES,
     "klass_llada": "With `official=True`. A block whose steps run out while masks are left is left "
     "for good by the official loop; here it is decoded to its end.",

@@ -73,6 +73,15 @@ def _loaded(hf: PreTrainedModel, family: str, dtype: str) -> dllm.DiffusionModel
     return dllm.load(hf, family=family, mask_token_id=49151, eos_token_id=0)
 
 
+def conditions(result: dict[str, Any]) -> str:
+    """On what something was measured."""
+    machine = result["machine"]
+    threads = result.get("threads", machine.get("threads"))
+    load = machine.get("load")  # this program's own threads count, too
+    busy = "" if load is None or load < threads + 0.5 else ", other work on the other core"
+    return f"{threads} thread{'s' if threads != 1 else ''} of an {machine['cpu']}{busy}"
+
+
 def load_verifier(name: str) -> Any:
     """What `dllm.load` takes, or "smollm2"."""
     return smollm2() if name == "smollm2" else dllm.load(name)

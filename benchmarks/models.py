@@ -13,20 +13,18 @@ from dllm.models import Family, families
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "models.md"
 HEAD = """# Models
 
-Every checkpoint loads into a class of transformers by its hub id, its folder, or from memory:
-`dllm.load("GSAI-ML/LLaDA-8B-Instruct")`.  A family is a file of data (`dllm/models/`): which
-architectures it reads, how `config.json` and the names of the weights translate, and the few
-facts that decoding needs.  No modelling code, no remote code, safetensors only.
+dllm loads a checkpoint by hub id, by folder, or from memory, into transformers' own class:
+`dllm.load("GSAI-ML/LLaDA-8B-Instruct")`.  It reads safetensors and never runs remote code.
+`dllm doctor -m ID` says whether it fits your machine ([Hardware](../hardware.md)).
 
-*Made from the registry by `python benchmarks/models.py`.*
+## Families
 
-**attends**: to the whole text, causally between blocks of that many positions, or causally in an
-order in which decided tokens come before masks.  **shift**: 1
-when `logits[i]` predict token `i + 1`.  **verified**: what the implementation was held against.
-"Official code" was run beside this project, in float32 on a CPU, on a small checkpoint with
-random weights; "by configuration" means that the published configuration and description were
-followed and that the tests compare with transformers' own network under a mask written out
-position by position.  No checkpoint of full size has been run here.
+- **attends**: to the full text; block-causal with blocks of that size; or unmasked tokens first.
+- **shift**: 1 where `logits[i]` predict token `i + 1`.
+- **verified**: against official code (run beside this project on small random checkpoints), or by
+  configuration (against transformers' network under a mask written out position by position).
+
+We ran no checkpoint of full size.
 
 """
 TABLE = (

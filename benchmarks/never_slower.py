@@ -1,4 +1,4 @@
-"""`rate` on prompts that are bad for drafting, against plain decoding.
+"""`adaptive` on prompts that are bad for drafting, against plain decoding.
 
     python benchmarks/never_slower.py [--verifier smollm2] [--drafter examples/smollm2-drafter]
         [--kinds "random words" ...]
@@ -7,9 +7,9 @@ Three kinds: random words, languages that the verifier hardly knows, and ordinar
 temperature 1.5.  Every prompt is answered by every method in turn; processor time per token, prompt
 included, of plain decoding divided by the method's: 1 is as fast, and the goal is 0.97.  Plain
 decoding takes two turns, and their mean counts; ``plain again`` is the first over the second, that
-is what the machine's noise makes of 1.  `rate` keeps what it learns from prompt to prompt, as in a
-server; the first prompt of a call, on which it has nothing to go on, is shown apart.  A call with
-some ``--kinds`` leaves what other calls with the same settings have measured.
+is what the machine's noise makes of 1.  `adaptive` keeps what it learns from prompt to prompt, as
+in a server; the first prompt of a call, on which it has nothing to go on, is shown apart.  A call
+with some ``--kinds`` leaves what other calls with the same settings have measured.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import torch
 
 import dllm
 from dllm.drafting.dflash.drafter import BlockDrafter
-from dllm.drafting.length.rate import Rate
+from dllm.drafting.length.adaptive import Adaptive
 
 from harness import RESULTS, load_verifier, write  # isort: skip
 
@@ -76,7 +76,7 @@ def main() -> None:
         "plain": None, "tree": tree, "lookup + tree": ["prompt_lookup", tree],
         "plain again": None, "suffix": "suffix",
     }  # fmt: skip
-    rates: dict[tuple[str, float], Rate] = defaultdict(Rate)  # as `rate` keeps them
+    rates: dict[tuple[str, float], Adaptive] = defaultdict(Adaptive)  # as `adaptive` keeps them
     dllm.speculate(model, None, "warm up", max_new_tokens=4)
     settings = {name: str(value) for name, value in vars(options).items()
                 if name not in ("kinds", "output")}  # fmt: skip

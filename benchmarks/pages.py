@@ -1,240 +1,505 @@
-"""Write docs/samplers/, a page per method with what it costs and a picture of its commit order.
+"""Write what the documentation has of the code and of measurements.
 
-    python benchmarks/pages.py
+    python benchmarks/pages.py            # pages of samplers, tables between markers, pictures
+    python benchmarks/pages.py --check    # exit 1 where a page is not up to date
 
-The rule comes from the docstring, the figures from `results/samplers.json`, the picture from the
-bundled model on one prompt that is the same for all.
+A page of a sampler is its docstring, its parameters, one line of `results/samplers.json` and a
+picture of its order on one prompt.  A table stands between ``<!-- name:begin -->`` and
+``<!-- name:end -->`` and is made of JSON that a benchmark wrote.  ``results/readme.jsonl`` is what
+``dllm bench --preset readme`` wrote.
 """
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import html
 import inspect
 import json
 import re
-from collections.abc import Iterable
-from functools import partial
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import torch
 
 import dllm
+from dllm.cache import CACHES
+from dllm.cli.frames import COMMITTED, DRAFT, FRESH, MASK, Frame, Span, Speller, frame
 from dllm.core.capabilities import LEFT_TO_RIGHT
+from dllm.eval.measure import Record
+from dllm.eval.metrics import holm, paired
+from dllm.eval.plot import multiples, pareto
+from dllm.eval.report import cache_table, fastest_table, markdown
+from dllm.eval.sweep import Journal
 from dllm.samplers import SAMPLERS
 
-from harness import RESULTS  # isort: skip
+import dflash_tables as drafter  # isort: skip
+from harness import RESULTS, conditions  # isort: skip
+from samplers import flags  # isort: skip
 
-FOLDER = Path(__file__).parents[1] / "docs" / "samplers"
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
 PROMPT = "Tom has 23 apples. Tom buys 12 more. Then Tom loses 7. How many apples does Tom have?"
 BLOCK = 8
-BLOCKS = ("`nano-ar` after `dllm train convert --form block --rounds 1 --steps 120 "
-          "--learning-rate 1e-3 --rows 32`, with cache `block` in windows of 32")  # fmt: skip
+Found = dict[str, Any]
+
+# -- pages of samplers ---------------------------------------------------------------------------
 
 # name -> (a complete sampler, when to use it)
 PAGES = {
-    "llada": ("llada", "The reference: most accurate where order matters, one forward per token. "
-              "With `steps` below the length it shows what blind parallelism costs."),
-    "dream": ("dream", "The reference for Dream checkpoints, with their published schedule."),
-    "threshold": ("threshold", "The default. Fast wherever the model is sure, careful where not."),
-    "factor": ("factor", "Like `threshold`, but asks for more certainty the more is committed at "
-               "once; no probability to tune."),
-    "eb": ("eb", "When a bound on the joint error of a step is wanted instead of one per token."),
-    "dparallel": ("dparallel", "With distilled dParallel checkpoints; otherwise `threshold`."),
-    "d3llm": ("d3llm", "With d3LLM's distilled checkpoints only; cache `delayed`."),
-    "d2f": ("d2f", "With D2F's checkpoints only, alone or as `lopa(d2f)`; cache `d2f`."),
-    "localleap": ("localleap", "Fewer forwards than `threshold` at nearly its accuracy, in text "
-                  "whose tokens depend on their neighbours."),
-    "hierarchical": ("hierarchical", "Large blocks: it spreads commits over the gaps."),
-    "klass": ("klass", "When confidence comes early and wrong; needs memory for distributions."),
-    "r2": ("r2", "Repetitive or boilerplate text; best with the R2 checkpoints."),
-    "credit": ("threshold+credit", "Answers that the model keeps preferring by a small margin."),
-    "adablock": ("adablock", "Structured text, with lines or steps: blocks end where units end."),
-    "dcd": ("dcd", "When errors gather at block borders: uncertain positions may wait."),
-    "dsb": ("dsb", "Like `dcd` with less state; the window follows the number of commits."),
-    "prophet": ("prophet", "Answers whose end is what counts, e.g. `prophet(start=...)` with "
-                "`constraints`; stops refining once the answer is clear."),
-    "ete": ("ete", "Where `threshold` keeps falling back to one token per step. Experimental: "
-            "reconstructed. Costs k rows whenever it explores."),
-    "lopa": ("lopa", "When a forward of several rows costs little more than one (GPU, batch 1)."),
-    "freedave": ("freedave", "When the text must be exactly that of one token per step. Needs a "
-                 "device where several rows cost little more than one."),
-    "wino": ("wino", "When early mistakes should be taken back. Feeds the block twice, no cache."),
-    "edit": ("edit", "With LLaDA2.1 and other checkpoints trained to edit; its remasking modes "
-             "(`edit(mode=low_prob)`) need no training. Low thresholds first, repair after."),
-    "s2d2": ("s2d2", "With block-diffusion models (SDAR, LLaDA2, Fast-dLLM v2's kind) and cache "
-             "`block`: a forward that verifies costs about two blocks."),
-    "remdm": ("remdm", "More forwards for better text: the least sure tokens of a block are "
-              "written again and again before it closes."),
+    "llada": ("llada", "As the reference: one token per step."),
+    "dream": ("dream", "As the reference for Dream checkpoints, with their published schedule."),
+    "threshold": ("threshold", "As the default."),
+    "factor": ("factor", "Instead of `threshold`, with no probability to tune."),
+    "eb": ("eb", "For a bound on the joint error of a step."),
+    "dparallel": ("dparallel", "With dParallel's distilled checkpoints."),
+    "d3llm": ("d3llm", "With d3LLM's distilled checkpoints and cache `delayed`."),
+    "d2f": ("d2f", "With D2F's checkpoints and cache `d2f`, alone or as `lopa(d2f)`."),
+    "localleap": ("localleap", "For fewer forward passes than `threshold` in text whose tokens "
+                  "depend on their neighbours."),
+    "hierarchical": ("hierarchical", "With large blocks: it spreads commits over the gaps."),
+    "klass": ("klass", "When confidence comes early and wrong."),
+    "r2": ("r2", "For repetitive text, and with R2-dLLM's checkpoints."),
+    "credit": ("threshold+credit", "For answers that the model prefers by a small margin."),
+    "adablock": ("adablock", "For structured text: blocks end where lines and steps end."),
+    "dcd": ("dcd", "When errors gather at the borders of blocks."),
+    "dsb": ("dsb", "As `dcd`, with less state."),
+    "prophet": ("prophet", "For short answers that are clear early. Check the accuracy first."),
+    "ete": ("ete", "Where `threshold` falls back to one token per step."),
+    "lopa": ("lopa", "When a forward pass of several sequences costs little more than one."),
+    "freedave": ("freedave", "For exactly the text of one token per step."),
+    "wino": ("wino", "To take early mistakes back. It feeds the block twice and takes no cache."),
+    "edit": ("edit", "With LLaDA2.1 and other checkpoints trained to edit."),
+    "s2d2": ("s2d2", "With block-diffusion models (SDAR, LLaDA2) and cache `block`."),
+    "remdm": ("remdm", "For better text at more forward passes."),
     "learn2pd": ("learn2pd", "With a filter trained on your model (`dllm train filter`)."),
-    "dawn": ("dawn", "When tokens of one phrase should not be decided blindly side by side; reads "
-             "the attention of the last layers, so without a cache."),
-    "wedlm": ("wedlm", "Streams from left to right and looks a little ahead."),
-    "certainty_prior": ("certainty_prior", "A gentle left-to-right order without blocks."),
+    "dawn": ("dawn", "When tokens of one phrase should not be decided side by side."),
+    "wedlm": ("wedlm", "For text that streams from left to right."),
+    "certainty_prior": ("certainty_prior", "For a gentle left-to-right order without blocks."),
 }  # fmt: skip
 
 
-def costs(spec: str) -> str:
-    """What ``spec`` costs: on nano, and on a model of blocks where it was measured there."""
-    pages = []
-    for file, model in (("samplers", "`nano`"), ("samplers_blocks", BLOCKS)):
-        path = RESULTS / f"{file}.json"
-        result = json.loads(path.read_text()) if path.exists() else {"samplers": {}}
-        if result["samplers"].get(spec, {}).get("tasks"):
-            pages.append(rows_of(result, spec, model))
-    return "\n".join(pages) or "Not measured beside the others yet.\n"
+def sampler_pages() -> Iterator[tuple[Path, str]]:
+    """Every page of a sampler, its picture, and the index."""
+    model = dllm.load("nano")
+    folder, rows = DOCS / "samplers", []
+    for name, (spec, advice) in PAGES.items():
+        cls, order, forwards = SAMPLERS[name], "", "–"
+        if LEFT_TO_RIGHT not in cls().needs:
+            result, options = example(model, spec)
+            yield folder / f"{name}.svg", picture(model, result)
+            order = f"## Order\n\n`dllm generate PROMPT{options}`\n\n![commit order]({name}.svg)\n"
+            forwards = str(result.nfe)
+        text = re.sub(r"``([^`]*)``", r"`\1`", inspect.cleandoc(cls.__doc__ or ""))
+        link = f"[{cls.arxiv}](https://arxiv.org/abs/{cls.arxiv})" if cls.arxiv else ""
+        yield folder / f"{name}.md", "\n\n".join(part for part in (
+            f"# {name}", text, f"**Use it** {advice[0].lower()}{advice[1:]}",
+            f"**Source** {cls.paper}{f', arXiv {link}' if link else ''}" if cls.paper else "",
+            f"**Needs** {', '.join(sorted(map(str, cls().needs)))}" if cls().needs else "",
+            parameters(cls), cost(spec), order,
+        ) if part).rstrip() + "\n"  # fmt: skip
+        first = text.partition("\n\n")[0].splitlines()[0]
+        rows.append([f"[`{name}`]({name}.md)", first, link, forwards])
+    table = markdown(["sampler", "rule", "arXiv", "forward passes"], rows)
+    yield folder / "index.md", INDEX + table + "\n"
 
 
-def rows_of(result: dict[str, Any], spec: str, model: str) -> str:
-    base = result["samplers"][result["baseline"]]["tasks"]
-    tasks = result["samplers"][spec]["tasks"]
-    lines = ["| task | right | forwards | against `threshold` | tokens per forward |",
-             "| --- | --- | --- | --- | --- |"]  # fmt: skip
-    for task, row in tasks.items():
-        ratio = row["nfe"] / base[task]["nfe"]
-        lines.append(
-            f"| `{task}` | {100 * row['accuracy']:.1f} % | {row['nfe']:.1f} | {ratio:.2f}× | "
-            f"{row['tokens_per_forward']:.2f} |"
-        )
-    host = result["samplers"][spec].get("host_microseconds")
-    if host:
-        cost = f"One decision takes {host['32']:.0f} µs for 32 positions and {host['256']:.0f} µs "
-        lines += ["", cost + "for 256 on the host."]
-    n, of_base = (next(iter(t.values()))["examples"] for t in (tasks, base))
-    lines += [] if n == of_base else ["", f"`{result['baseline']}` was measured on {of_base}."]
-    return f"On {model}, {n} held-out prompts per task:\n\n" + "\n".join(lines) + "\n"
+INDEX = f"""# Samplers
+
+A bare name is the complete method of its paper.  `dllm samplers NAME` shows its parameters, `+`
+combines parts ([guide](../choose-a-sampler.md)).  The last column counts the forward passes of this
+command, whose pictures are on the pages:
+
+```
+dllm generate --block-length {BLOCK} -s SAMPLER "{PROMPT}"
+```
+
+"""
 
 
-def compared(result: dict[str, Any], spec: str, tasks: Iterable[str]) -> str:
-    """``spec`` against the baseline on ``tasks``: points of accuracy and forwards."""
-    base = result["samplers"][result["baseline"]]["tasks"]
-    own = result["samplers"][spec]["tasks"]
-    here = [task for task in tasks if task in own]
-    points = 100 * fmean(own[t]["accuracy"] - base[t]["accuracy"] for t in here)
-    return f"{points:+.1f} points, {fmean(own[t]['nfe'] / base[t]['nfe'] for t in here):.2f}×"
-
-
-def share_of_steps(result: dict[str, Any], spec: str, tasks: Iterable[str]) -> str:
-    """The forwards of ``spec`` as a share of those of one token per step, mean over ``tasks``."""
-    base, own = (result["samplers"][name]["tasks"] for name in ("llada", spec))
-    share = fmean(own[t]["nfe"] / base[t]["nfe"] for t in tasks if t in own and t in base)
-    return f"{100 * share:.1f} %"
-
-
-def against_papers(result: dict[str, Any]) -> list[str]:
-    """What the papers lead one to expect of the methods, and what `nano` shows."""
-    base = result["samplers"][result["baseline"]]["tasks"]
-    hard = [t for t in base if base[t]["nfe"] > 2]
-    easy = [t for t in base if t not in hard]
-    stories = [t for t in ("story1", "story2") if t in base]
+def parameters(cls: Any) -> str:
+    """What a sampler takes, and its defaults."""
     rows = [
-        ("localleap", "14.2 % of the steps of one token per step (abstract)", hard,
-         f"Of one token per step it needs {share_of_steps(result, 'localleap', hard)}. It saves "
-         "where several forwards are needed, but not at equal accuracy: where several answers are "
-         "right, neighbours decided together may belong to different ones. The 0.77× of "
-         "`threshold` at equal accuracy that is often quoted is a third party's measurement."),
-        ("adablock", "more accurate at the same threshold", stories,
-         "The delimiters of `nano` are commas and colons, so blocks are a few tokens long and cost "
-         "forwards; it helps where later lines build on earlier ones, and only there."),
-        ("dcd", "more accurate at equal forwards", hard,
-         "Blocks of 32 hold most answers whole, so there are no borders for errors to gather at; "
-         "its window begins with 16 masks, which costs forwards. With `dcd(s_init=32)+eos` story2 "
-         "and remove_random came out like `threshold`."),
-        ("threshold+prophet", "fewer forwards where an answer ends the text", stories,
-         "`nano` is sure early, so the gap passes the published bars at once. They were set for 8B "
-         "models; raise `early`, `mid` and `late` on a model like this."),
-        ("freedave(threshold(tau=0.95))", "the text of its base, exactly", hard,
-         "Exact, tested on 500 prompts; the column compares it with `threshold` at 0.9."),
-    ]  # fmt: skip
-    lines = [
-        "", "## Against the papers", "",
-        f"Against `{result['baseline']}`, on tasks where it needs more than two forwards "
-        f"({', '.join(hard)}) or on stories; the others ({', '.join(easy)}) leave little to save.",
-        "", "| method | published | on `nano` | why |", "| --- | --- | --- | --- |",
-    ]  # fmt: skip
-    for spec, claim, tasks, why in rows:
-        lines.append(f"| `{spec}` | {claim} | {compared(result, spec, tasks)} | {why} |")
-    return [
-        *lines, "",
-        "[Fidelity](../fidelity.md) says of each method which recorded runs of official code it "
-        "reproduces step by step, and what deviates.",
-    ]  # fmt: skip
+        [f"`{field.name}`", "from the family, or open" if default is None else f"`{default}`"]
+        for field in dataclasses.fields(cls)
+        if not dataclasses.is_dataclass(default := getattr(cls(), field.name))
+    ]
+    return markdown(["parameter", "default"], rows) if rows else ""
 
 
-def picture(result: Any, pieces: list[str]) -> str:
-    """Commit order as SVG: a cell per token, darker is later, with the step's number.  Cells bring
-    their own background, so that they are legible on light and dark pages; six of them fit a
-    phone."""
-    per_line, width, height = 6, 62, 34
+def cost(spec: str) -> str:
+    """One line of `results/samplers.json`."""
+    result = load("samplers")
+    tasks = result["samplers"].get(spec, {}).get("tasks")
+    if not tasks:
+        return ""
+    base = result["samplers"][result["baseline"]]["tasks"]
+    points = 100 * fmean(row["accuracy"] - base[task]["accuracy"] for task, row in tasks.items())
+    passes = fmean(row["nfe"] / base[task]["nfe"] for task, row in tasks.items())
+    return (
+        f"**Cost** on `nano`, {len(tasks)} tasks: {points:+.1f} points of accuracy and "
+        f"{passes:.2f}× the forward passes of `threshold` ([table](../results/samplers.md))."
+    )
+
+
+def example(model: dllm.DiffusionModel, spec: str) -> tuple[dllm.Result, str]:
+    """The example in blocks of `BLOCK`, or as the sampler has it where it knows no blocks."""
+    options = f' -s "{spec}"'
+    try:
+        result = dllm.generate(model, PROMPT, sampler=spec, block_length=BLOCK)
+        return result, f"{options} --block-length {BLOCK}"
+    except dllm.ConfigError:
+        return dllm.generate(model, PROMPT, sampler=spec), options
+
+
+def picture(model: dllm.DiffusionModel, result: dllm.Result) -> str:
+    """Commit order as SVG: a cell per token, darker is later.  Cells bring their own background, so
+    that they are legible on light and dark pages; six of them fit a phone."""
+    decode = partial(model.tokenizer.decode, skip_special_tokens=True)
+    per_line, width, height, cells = 6, 62, 34, []
     last = max(max(result.order), 1)
-    cells = []
-    for i, (step, piece) in enumerate(zip(result.order, pieces, strict=True)):
-        x, y = i % per_line * width, i // per_line * height
-        light = 93 - 35 * step / last
+    for i, (step, token) in enumerate(zip(result.order, result.tokens, strict=True)):
+        x, y, piece = i % per_line * width, i // per_line * height, decode([token]) or "∎"
         cells.append(
             f'<rect x="{x}" y="{y}" width="{width - 2}" height="{height - 2}" rx="3" '
-            f'fill="hsl(212 60% {light:.0f}%)"/>'
+            f'fill="hsl(212 60% {93 - 35 * step / last:.0f}%)"/>'
             f'<text x="{x + width / 2 - 1}" y="{y + 14}" text-anchor="middle">'
             f"{html.escape(piece.strip() or '␣')}</text>"
             f'<text x="{x + width / 2 - 1}" y="{y + 27}" text-anchor="middle" font-size="9">'
             f"step {step + 1}</text>"
         )
-    wide, high = per_line * width, -(-len(pieces) // per_line) * height
+    wide, high = per_line * width, -(-len(cells) // per_line) * height
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide}" height="{high}" '
         f'viewBox="0 0 {wide} {high}" font-family="monospace" font-size="11">'
-        + "".join(cells)
-        + "</svg>\n"
+        f"{''.join(cells)}</svg>\n"
     )
 
 
-def example(model: dllm.DiffusionModel, spec: str) -> tuple[dllm.Result, str]:
-    """The example in blocks of `BLOCK` positions, so that several steps are seen, or as the sampler
-    has it where it knows no blocks; and the options of the command that writes the same."""
-    try:
-        result = dllm.generate(model, PROMPT, sampler=spec, block_length=BLOCK)
-        return result, f' -s "{spec}" --block-length {BLOCK}'
-    except dllm.ConfigError:
-        return dllm.generate(model, PROMPT, sampler=spec), f' -s "{spec}"'
+# -- tables --------------------------------------------------------------------------------------
+
+
+@cache
+def load(name: str) -> Found:
+    result: Found = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    return result
+
+
+@cache
+def sweep() -> list[Record]:
+    """The records of ``dllm bench --preset readme`` whose methods are still there."""
+    records = Journal(RESULTS / "readme.jsonl").records.values()
+    return [r for r in records if r.method in SAMPLERS and r.cache in CACHES]
+
+
+def plain() -> list[Record]:
+    return [record for record in sweep() if record.cache == "none"]
+
+
+FRONT = ("llada(steps=32)", "threshold(tau=0.9)", "localleap(tau_r=0.75)",
+         "freedave(threshold(tau=0.9))")  # fmt: skip
+
+
+def front() -> str:
+    """Four settings of the sweep, all tasks together."""
+    rows = []
+    for name in FRONT:
+        mine = [record for record in plain() if record.sampler == name]
+        right, passes = (
+            fmean(x for r in mine for x in getattr(r, field)) for field in ("right", "nfe")
+        )
+        tokens = fmean(x for r in mine for x in r.tokens)
+        one = " (one token per step, padding included)" if name.startswith("llada") else ""
+        rows.append(
+            [f"`{name}`{one}", f"{100 * right:.1f} %", f"{passes:.1f}", f"{tokens / passes:.1f}"]
+        )
+    return markdown(
+        ["sampler", "correct", "forward passes per answer", "tokens per forward pass"], rows
+    )
+
+
+def defaults(most: int = 20) -> str:
+    """Methods at their paper's defaults against the baseline, on the same prompts."""
+    result = load("samplers")
+    every = {
+        spec: entry["tasks"] for spec, entry in result["samplers"].items()
+        if entry["tasks"] and re.split(r"\W", spec)[0] in SAMPLERS and "+" not in spec
+    }  # fmt: skip
+    base = every[result["baseline"]]
+    changes = {
+        spec: paired(*(np.concatenate([flags(of[t]) for t in tasks]) for of in (tasks, base)))
+        for spec, tasks in every.items()
+    }
+    adjusted = dict(zip(changes, holm([d.p_value for d in changes.values()]), strict=True))
+    rows = []
+    for spec, tasks in every.items():
+        d, right = changes[spec], fmean(row["accuracy"] for row in tasks.values())
+        passes = fmean(row["nfe"] / base[t]["nfe"] for t, row in tasks.items())
+        rows.append((passes, [
+            f"`{spec}`", f"{100 * right:.1f}",
+            f"{100 * d.difference:+.1f} ({100 * d.low:+.1f} to {100 * d.high:+.1f})",
+            f"{adjusted[spec]:.2g}", f"{passes:.2f}×",
+        ]))  # fmt: skip
+    rows.sort(key=lambda row: row[0])
+    head = ["sampler", "% correct", f"points against `{result['baseline']}` (95 %)", "p (Holm)",
+            "forward passes"]  # fmt: skip
+    return markdown(head, [cells for _, cells in rows[:most]])
+
+
+def cache_accuracy() -> str:
+    """Caches under one sampler, on the sweep's tasks."""
+    chosen = [r for r in sweep() if r.sampler == "threshold(tau=0.9)"]
+    return cache_table(chosen)
+
+
+def cache_costs(names: tuple[str, ...] = ()) -> str:
+    """Positions and time of the caches on the shape that the README quotes."""
+    found = load("caches")
+    rows = [
+        [f"`{c['cache']}`", f"{c['computed']:,}", f"{c['speedup']:.2f}×",
+         f"{c['cache_bytes'] / 2**20:.0f} MiB"]
+        for c in found["cases"]
+        if c["cache"] in CACHES and (not names or c["cache"] in names)
+    ]  # fmt: skip
+    return markdown(["cache", "positions", "faster than `none`", "memory"], rows)
+
+
+def official() -> str:
+    """Processor time over that of official code."""
+    named = {"window_diffusion": "Window-Diffusion", "dinfer": "dInfer, blockwise"}
+    rows = [
+        [case["dtype"], named.get(case["cache"], f"`{case['cache']}`"), case["kernels"],
+         str(case["batch"]), str(case["prompt"]),
+         f"{case['ratio']:.2f} ({case['low']:.2f} to {case['high']:.2f})",
+         f"{100 * case['equal']:.0f} %"]
+        for case in load("fast_dllm")["cases"]
+    ]  # fmt: skip
+    head = ["dtype", "loop", "kernels", "batch", "prompt", "time per forward pass, dllm / official",
+            "equal commits"]  # fmt: skip
+    return markdown(head, rows)
+
+
+def steps() -> str:
+    """A step's time, and how much of it is bare products."""
+    rows = [
+        [case["dtype"], str(case["rows"]), case["kernels"], f"{case['milliseconds']:.0f} ms",
+         f"{100 * case['products']:.0f} %", f"{100 * case['roof']:.0f} %"]
+        for case in sorted(load("step")["cases"], key=lambda case: (case["dtype"], case["rows"]))
+    ]  # fmt: skip
+    head = ["dtype", "positions", "kernels", "a step", "of it products", "of the hardware limit"]
+    return markdown(head, rows)
+
+
+def heads() -> str:
+    """Token statistics against the bare product of the head."""
+    sizes = {"llada": "4096 × 126,464", "dream": "3584 × 152,064"}
+    rows = [
+        [sizes[case["head"]], case["dtype"], str(case["rows"]),
+         f"{case['statistics_to_bare']['cpu']:.2f}",
+         f"{case['peak_extra_mib']['statistics']:.0f} MiB",
+         f"{case['peak_extra_mib']['float64_softmax']:.0f} MiB"]
+        for name in ("kernels_llada", "kernels_dream") for case in load(name)["results"]
+    ]  # fmt: skip
+    head = ["head", "dtype", "positions", "CPU time / bare product", "extra memory",
+            "of a float64 softmax"]  # fmt: skip
+    return markdown(head, rows)
+
+
+def compiled() -> str:
+    """Attention and products by PyTorch's kernels and by compiled ones."""
+    rows = [
+        [case["kind"], f"{case['outputs']} × {case['inputs']}", str(case["rows"]),
+         f"{case['compiled'] / case['PyTorch']:.1f}×"]
+        for case in load("cpu_kernels")["products"]
+    ]  # fmt: skip
+    return markdown(["weights", "size", "positions", "faster than PyTorch's kernels"], rows)
+
+
+def quantised() -> str:
+    """What fewer bits change."""
+    rows = [
+        [case["model"], f"`{case['setting']}`", f"{case['bytes'] / 1e6:.0f} MB",
+         f"{case['bits']:.3f}", f"{100 * case['equal']:.1f} %"]
+        for case in load("quantised")["cases"] if case["kernels"] == "compiled"
+    ]  # fmt: skip
+    head = ["model", "weights", "size", "bits per token", "greedy tokens as in bfloat16"]
+    return markdown(head, rows)
+
+
+def llama() -> str:
+    """Beside llama.cpp's llama-diffusion-cli."""
+    found = load("llama_cpp")
+    base = {case["type"]: case for case in found["cases"] if case["way"] == "llama.cpp"}
+    rows = [
+        [case["type"], case["way"], f"{case['busy'] / base[case['type']]['busy']:.2f}",
+         f"{case['memory']:,.0f} MB"]
+        for case in found["cases"]
+    ]  # fmt: skip
+    head = ["weights", "program", "CPU time per forward pass / llama.cpp", "peak memory"]
+    return markdown(head, rows)
+
+
+def eight() -> str:
+    """A network of LLaDA-8B's shape, and what `doctor` predicted of it."""
+    rows = [
+        [f"`{case['way']}`", f"`{case['cache']}`", f"{case['memory']['peak']:.1f} GB",
+         f"{case['tokens_per_second']:.2f}",
+         "" if case["predicted"] is None else f"{case['predicted']:.2f}"]
+        for case in load("eight_billion")["cases"]
+    ]  # fmt: skip
+    return markdown(
+        ["weights", "cache", "peak memory", "tokens per second", "predicted by `doctor`"], rows
+    )
+
+
+def served(name: str) -> str:
+    """Loads that are borne at equal p90 or p99, by mode."""
+    found = load(name)
+    modes = list(found["borne"][0]["loads"])
+    rows = [
+        [entry["what"], f"{entry['limit']:g}×",
+         *("–" if load is None else f"{load:.2f}" for load in entry["loads"].values())]
+        for entry in found["borne"]
+    ]  # fmt: skip
+    about = (
+        f"`{found['model']}`, cache `{found['cache']}`, batch size {found['rows']}, "
+        f"{found['requests']} requests per load, {conditions(found)}:\n\n"
+    )
+    return about + markdown(
+        ["latency", f"{found['tail']} at most", *(f"`{m}`" for m in modes)], rows
+    )
+
+
+HEADLINE = ("none", "dual", "dkv", "window_diffusion")
+TABLES: dict[str, dict[str, Callable[[], str]]] = {
+    "README.md": {"samplers": front},
+    "docs/choose-a-cache.md": {"caches": partial(cache_costs, HEADLINE)},
+    "docs/results/samplers.md": {
+        "defaults": defaults, "fastest": lambda: fastest_table(plain(), most=20),
+        "caches": cache_accuracy, "costs": cache_costs,
+    },
+    "docs/results/cpu.md": {"official": official, "llama": llama, "eight": eight,
+                            "quantised": quantised},
+    "docs/results/drafting.md": {
+        "counts": lambda: drafter.counts(load("dflash_counts_2")),
+        "times": lambda: drafter.times(load("dflash_times_compiled")),
+    },
+    "docs/results/serving.md": {"nano": partial(served, "serving"),
+                                "135m": partial(served, "serving_135m_engine")},
+    "docs/kernels.md": {"heads": heads, "steps": steps, "compiled": compiled},
+}  # fmt: skip
+
+
+def tables() -> Iterator[tuple[Path, str]]:
+    """Every page with its tables made anew."""
+    for file, made in TABLES.items():
+        text = (ROOT / file).read_text(encoding="utf-8")
+        for name, table in made.items():
+            pattern = rf"(<!-- {name}:begin -->).*?(<!-- {name}:end -->)"
+            text, count = re.subn(
+                pattern, lambda m, t=table: f"{m[1]}\n{t()}\n{m[2]}", text, flags=re.DOTALL
+            )
+            if count != 1:
+                raise SystemExit(f"{file}: markers of {name} not found")
+        yield ROOT / file, text
+
+
+# -- the moving picture of the README ------------------------------------------------------------
+
+WATCHED = "Tom has 23 apples. Tom buys 19 more. Then Tom loses 7. How many apples does Tom have?"
+WATCHING = "llada(steps=16)"
+COLUMNS, LINE, CHAR = 66, 22, 9.0  # characters per line, pixels
+SECONDS, HOLD = 0.55, 3.5  # per step, and for the last one
+COLOURS = {COMMITTED: "#d7dae0", FRESH: "#7ee787", DRAFT: "#d2a8a0", MASK: "#4b5263"}
+
+
+def watched() -> str:
+    """A run of ``dllm generate --watch`` as SVG, which plays without scripts and has a background
+    of its own."""
+    model = dllm.load("nano")
+    speller = Speller(model.tokenizer, model.facts.stop_token_ids)
+    events = dllm.stream(model, WATCHED, sampler=WATCHING, max_new_tokens=64)
+    frames = [frame(event, speller) for event in events]
+    total = SECONDS * (len(frames) - 1) + HOLD
+    width, height = round(32 + COLUMNS * CHAR), 7 * LINE + 16
+    rules = "".join(
+        f"@keyframes {name}{{0%{{opacity:1}}{100 * seconds / total:.3f}%{{opacity:0}}"
+        "100%{opacity:0}}"
+        for name, seconds in (("step", SECONDS), ("end", HOLD))
+    )
+    style = (
+        f"text{{font:15px ui-monospace,Menlo,Consolas,monospace}}{rules}"
+        f".frame{{opacity:0;animation:step {total:.2f}s step-end infinite}}"
+        ".last{animation-name:end}"
+    )
+    shown = "".join(moment(i, one, i == len(frames) - 1) for i, one in enumerate(frames))
+    command = html.escape(f'$ dllm generate "Tom has 23 apples. …" -s "{WATCHING}" --watch')
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+        f'width="{width}" role="img" aria-label="An answer is written in {len(frames)} steps">'
+        f"<style>{style}</style>"
+        f'<rect width="{width}" height="{height}" rx="8" fill="#0d1117"/>'
+        f'<text x="16" y="{LINE + 4}" fill="#8b949e">{command}</text>{shown}</svg>\n'
+    )
+
+
+def moment(number: int, shown: Frame, last: bool) -> str:
+    """One frame, visible for its share of the time."""
+    parts, y = [], 3 * LINE
+    for row in broken(shown.spans):
+        spans = "".join(
+            f'<tspan fill="{COLOURS.get(kind, COLOURS[MASK])}">{html.escape(text)}</tspan>'
+            for kind, text in row
+        )
+        parts.append(f'<text x="16" y="{y}" xml:space="preserve">{spans}</text>')
+        y += LINE
+    count = f"{shown.decided} of {shown.total} tokens · {shown.nfe} forward pass"
+    count += "es" if shown.nfe != 1 else ""
+    parts.append(f'<text x="16" y="{7 * LINE}" fill="#8b949e">{count}</text>')
+    kind, delay = "frame last" if last else "frame", f"animation-delay:{number * SECONDS:.2f}s"
+    return f'<g class="{kind}" style="{delay}">{"".join(parts)}</g>'
+
+
+def broken(spans: tuple[Span, ...]) -> list[list[Span]]:
+    """Spans broken into lines of `COLUMNS` characters."""
+    rows: list[list[Span]] = [[]]
+    room = COLUMNS
+    for kind, text in spans:
+        while text:
+            piece, text = text[:room], text[room:]
+            rows[-1].append(Span(kind, piece))
+            room -= len(piece)
+            if not room:
+                rows.append([])
+                room = COLUMNS
+    return rows
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true")
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    model = dllm.load("nano")
-    assert model.tokenizer is not None
-    file = RESULTS / "samplers.json"
-    outcome = json.loads(file.read_text()) if file.exists() else {"samplers": {}, "baseline": ""}
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    index = ["# Samplers", "", "| name | what it does | forwards on the example |",
-             "| --- | --- | --- |"]  # fmt: skip
-    for name, (spec, advice) in PAGES.items():
-        cls = SAMPLERS[name]
-        order, forwards = "None: the bundled model, which is bidirectional, is refused.\n", "-"
-        if LEFT_TO_RIGHT not in cls().needs:
-            result, options = example(model, spec)
-            decode = partial(model.tokenizer.decode, skip_special_tokens=True)
-            pieces = [decode([token]) or "∎" for token in result.tokens]
-            (FOLDER / f"{name}.svg").write_text(picture(result, pieces), encoding="utf-8")
-            order = (
-                f'`dllm generate "{PROMPT}"{options}`: {result.nfe} forwards, {result.computed} '
-                f"positions computed.\n\n![commit order]({name}.svg)\n\n```\n{result.text}\n```\n"
-            )
-            forwards = str(result.nfe)
-        text = re.sub(r"``([^`]*)``", r"`\1`", inspect.cleandoc(cls.__doc__ or ""))
-        summary, _, body = text.partition("\n\n")
-        paper = f"*{cls.paper}*, arXiv [{cls.arxiv}](https://arxiv.org/abs/{cls.arxiv})"
-        needs = ", ".join(sorted(map(str, cls().needs))) or "nothing"
-        page = (
-            f"# {name}\n\n{summary}\n\n{paper}\n\n{body}\n\n**When.** {advice}\n\n"
-            f"**Needs** {needs}.\n\n## What it costs\n\n{costs(spec)}\n## Its order\n\n{order}"
-        )
-        (FOLDER / f"{name}.md").write_text(page, encoding="utf-8")
-        index.append(f"| [{name}]({name}.md) | {summary.splitlines()[0]} | {forwards} |")
-        print(f"{name:20} {forwards:>3} forwards", flush=True)
-    index += against_papers(outcome)
-    index += ["", f"The example: {PROMPT}", "", "Made by `python benchmarks/pages.py`."]
-    (FOLDER / "index.md").write_text("\n".join(index) + "\n", encoding="utf-8")
+    pages = [*sampler_pages(), *tables(), (DOCS / "watch.svg", watched())]
+    stale = [
+        (path, text) for path, text in pages
+        if not path.exists() or path.read_text(encoding="utf-8") != text
+    ]  # fmt: skip
+    if options.check:
+        names = ", ".join(path.name for path, _ in stale)
+        sys.exit(f"not up to date: {names}; run python benchmarks/pages.py" if stale else 0)
+    for path, text in stale:
+        path.write_text(text, encoding="utf-8")
+    pareto(sweep(), [DOCS / "results" / "pareto.svg"])
+    multiples(sweep(), [DOCS / "results" / "methods.svg"])
+    shown = ["localleap", "freedave", "eb", "factor", "learn2pd", "dawn", "threshold", "llada"]
+    multiples(sweep(), [DOCS / "overview.svg"], shown, across=2)
+    print("written: " + ", ".join(path.name for path, _ in stale) if stale else "up to date")
 
 
 if __name__ == "__main__":

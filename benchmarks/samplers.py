@@ -83,10 +83,9 @@ def host_microseconds(spec: str, width: int, repeats: int = 400) -> float:
             noise=lambda stream, step, at, seed=i: uniform(seed, stream, at, step, 0),
         )  # fmt: skip
         sampler.prepare(canvas)
-        at = sampler.targets(canvas)
+        at, ids = sampler.reads(canvas)
         n = len(at)
         p = rng.uniform(0.2, 0.99, n).astype(np.float32)
-        ids = sampler.asks(canvas, at)
         token = rng.integers(1, 400, n)
         numbers = {
             "margin": p, "gap": p, "entropy": 1 - p, "max_logprob": np.log(p),
@@ -95,8 +94,8 @@ def host_microseconds(spec: str, width: int, repeats: int = 400) -> float:
         }  # fmt: skip
         prediction = Prediction(
             at, token, np.log(p),
-            **{name: numbers[name] for name in sampler.statistics & numbers.keys()},
-            asked={name: np.log(np.full(wanted.shape, 0.1, np.float32))
+            **{name: numbers[name] for name in sampler.statistics.keys() & numbers.keys()},
+            asked={name: np.log(np.full((n, wanted.shape[1]), 0.1, np.float32))
                    for name, wanted in ids.items()},
         )  # fmt: skip
         start = time.perf_counter()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..core.canvas import Canvas, IntArray
-from ..core.capabilities import BLOCK_CAUSAL, JUDGED, SHADOW
+from ..core.capabilities import BLOCK_CAUSAL, JUDGED, REPEATED_MASKS
 from .base import OPEN_BLOCK, REGION, STEP, Cache, Plan, Slots, register
 
 
@@ -33,7 +33,7 @@ class ExactBlockCache(Cache):
     """
 
     needs = frozenset({BLOCK_CAUSAL})
-    offers = REGION | {JUDGED, SHADOW}
+    offers = REGION | {JUDGED, REPEATED_MASKS}
     grows = True
 
     official: bool = False

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..core.canvas import Canvas, IntArray
-from ..core.capabilities import JUDGED, REORDERING, SHADOW, WHOLE_TEXT
+from ..core.capabilities import JUDGED, REORDERING, REPEATED_MASKS, WHOLE_TEXT
 from .base import REGION, SAME_LENGTH, Cache, Plan, Slots, full_plan, register
 
 
@@ -15,7 +15,7 @@ from .base import REGION, SAME_LENGTH, Cache, Plan, Slots, full_plan, register
 class NoCache(Cache):
     """Recompute every position in every step, but for those that nobody sees: exact."""
 
-    offers = REGION | {JUDGED, REORDERING, SHADOW, WHOLE_TEXT}
+    offers = REGION | {JUDGED, REORDERING, REPEATED_MASKS, WHOLE_TEXT}
     stores = False
 
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:

@@ -327,7 +327,7 @@ def _verifying(
 
     recipe = drafted.of_session(model, config)
     engine = SpeculativeEngine(
-        model, taps=recipe.taps, exact=config.exact, most=most,
+        model, target_layer_ids=recipe.target_layer_ids, exact=config.exact, most=most,
         max_batch_size=config.max_batch_size, max_batch_tokens=config.max_batch_tokens,
     )  # fmt: skip
     engine.check(recipe)

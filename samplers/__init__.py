@@ -15,31 +15,16 @@ from pkgutil import iter_modules
 
 from ..core.capabilities import Capability
 from ..core.spec import Info
-from .base import (
-    NOTHING,
-    THE_ROW,
-    Decision,
-    Explorer,
-    Feed,
-    Part,
-    Prediction,
-    Reviser,
-    Scorer,
-    Seen,
-    Selector,
-    Stop,
-    Transform,
-    Trial,
-    View,
-    Window,
-)
+from .base import NOTHING, Part, Prediction, Reads, Scorer, Selector, Stop, Transform, View, Window
 from .compose import SAMPLERS, available, compose, register
 from .sampler import Sampler
+from .turn import THE_ROW, Course, Decision, Explorer, Feed, Length, Reviser, Seen, Trial, Turn
 
 __all__ = [
-    "NOTHING", "SAMPLERS", "THE_ROW", "Capability", "Decision", "Explorer", "Feed", "Info", "Part",
-    "Prediction", "Reviser", "Sampler", "Scorer", "Seen", "Selector", "Stop", "Transform", "Trial",
-    "View", "Window", "available", "compose", "register",
+    "NOTHING", "SAMPLERS", "THE_ROW", "Capability", "Course", "Decision", "Explorer", "Feed",
+    "Info", "Length", "Part", "Prediction", "Reads", "Reviser", "Sampler", "Scorer", "Seen",
+    "Selector", "Stop", "Transform", "Trial", "Turn", "View", "Window", "available", "compose",
+    "register",
 ]  # fmt: skip
 
 for _file in iter_modules(__path__):  # importing a file registers its parts

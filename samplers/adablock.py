@@ -37,10 +37,10 @@ class AdaBlock(StaticBlocks):
     them, otherwise it has ``block_length`` (32; the paper uses 16, 32 and 64) positions.  Opening a
     block costs no forward: its first commits come from the same predictions.  At temperature > 0
     the proposals are those that were drawn, on Dream the likeliest tokens (``likeliest``), as in
-    the official code.  ``force_first`` as for ``blocks``.
+    the official code.
     """
 
-    statistics = frozenset({"max_logprob", "top_token"})
+    statistics: ClassVar = {"max_logprob": 1, "top_token": 1}
     family_defaults: ClassVar[FamilyDefaults] = {
         "llada": {"delimiter_threshold": 0.3, "likeliest": False},
         "dream": {"delimiter_threshold": 0.5, "likeliest": True},

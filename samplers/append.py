@@ -5,9 +5,10 @@ from __future__ import annotations
 from ..core.canvas import Canvas, Edit, IntArray
 from ..core.capabilities import CONSTRAINED
 from ..core.limits import COUNT, NOT_NEGATIVE, bounds
-from .base import Length, View
+from .base import View
 from .compose import register
 from .eos import stops
+from .turn import Length
 
 
 def ended(view: View, frontier: int) -> bool:
@@ -46,8 +47,7 @@ class Append(Length):
     of the largest size, to the last bit; on others it is an approximation.
     """
 
-    within = False
-    ends = False
+    edits = "end"
     offers = frozenset({CONSTRAINED})  # there is always more room while a text has not ended
     limits = bounds(block=COUNT, lookahead=NOT_NEGATIVE)
 

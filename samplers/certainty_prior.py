@@ -34,7 +34,7 @@ class CertaintyPrior(Scorer):
     def offers(self) -> frozenset[Capability]:  # type: ignore[override]
         return frozenset({PROBABILITY, REPEATABLE})  # of an object: errors advise plain `prob`
 
-    def companions(self) -> tuple[Part, ...]:
+    def companions(self, family: str) -> tuple[Part, ...]:
         return (LLaDA(), Fixed())
 
     def score(self, canvas: Canvas, prediction: Prediction) -> FloatArray:

@@ -6,23 +6,25 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from typing import Any, Protocol, TypeVar, cast, dataclass_transform
 
-from ..core.capabilities import FIXED_WINDOW, Capability
+from ..core.capabilities import ENTROPY, FIXED_WINDOW, Capability
 from ..core.errors import ConfigError, UnknownNameError
 from ..core.registry import Registry, frozen
 from ..core.spec import Info, arguments, fill_open, info, parse
-from .base import Length, Part, Scorer, Selector
+from .base import Part, Selector
 from .sampler import Sampler
+from .turn import Length
 
 P = TypeVar("P", bound=Part)
 SAMPLERS: Registry[Part] = Registry("sampler")
 
 EXCLUSIVE = ("window", "scorer", "reviser", "eos", "explorer", "length")
-SHARED = ("selector", "stop", "transform")
+SHARED = ("course", "selector", "stop", "transform")
 ROLES = (*EXCLUSIVE, *SHARED)
 # What fills a role that nobody asks for; where scores are no probabilities, one token per step.
 DEFAULTS = ("threshold", "fixed", "blocks", "prob", "eos")
 # What kind of part the needs of others call it by, where that is not its role.
 SOURCES = {
+    "course": "a selector",
     "eos": "an eos rule",
     "length": "a length rule",
     "stop": "a selector",
@@ -110,7 +112,8 @@ def compose(
     roles = _fill_options(roles, options or {}, spec, given=parts)
     known = {
         **(facts or {}),
-        "tau_low": cast(Scorer, roles["scorer"][0]).tau_low,
+        # What scores less is unsure.
+        "tau_low": -0.5 if ENTROPY in roles["scorer"][0].offers else 0.3,
         "progress": "steps" if _scheduled(roles) else "tokens",
     }
     if FIXED_WINDOW not in roles["window"][0].offers:  # it reaches into the next block
@@ -119,9 +122,11 @@ def compose(
         role: [fill_open(part, family, known) for part in group] for role, group in roles.items()
     }
     _check_composition([part for group in roles.values() for part in group], roles)
-    several: dict[str, Any] = {f"{role}s": tuple(roles[role]) for role in SHARED}
+    places = {"selector": "selectors", "stop": "stops", "transform": "transforms",
+              "course": "choosers"}  # fmt: skip
+    several: dict[str, Any] = {places[role]: tuple(roles[role]) for role in SHARED}
     single: dict[str, Any] = {role: next(iter(roles[role]), None) for role in EXCLUSIVE}
-    return Sampler(spec, **single, **several, stop_ids=tuple(stop_ids))
+    return Sampler(spec=spec, **single, **several, stop_ids=tuple(stop_ids))
 
 
 def _scheduled(roles: Mapping[str, list[Part]]) -> bool:
@@ -143,7 +148,7 @@ def _complete(parts: Iterable[Part], family: str) -> dict[str, list[Part]]:
     given = [part for group in roles.values() for part in group]
 
     def companions(part: Part) -> list[Part]:
-        named = [*part.family_companions.get(family, ()), *part.companions()]
+        named = [*part.companions(family)]
         if part.role != "length":
             return named
         # One beside another method leaves that method its own parts.
@@ -160,10 +165,9 @@ def _join(roles: dict[str, list[Part]], parts: Iterable[Part]) -> list[Part]:
     """Add those whose role is open and whose needs the parts so far meet; which these were."""
     joined = []
     for part in parts:
-        group = roles[part.role]
-        open_ = all(part.role == "selector" and getattr(p, "extends", False) for p in group)
+        open_ = part.role == "course" or not roles[part.role]
         if open_ and not any(_lacks(part, other) for group in roles.values() for other in group):
-            group.insert(0, part)
+            roles[part.role].append(part)
             joined.append(part)
     return joined
 
@@ -176,7 +180,8 @@ def _lacks(part: Part, other: Part) -> bool:
 
 def _check_composition(parts: list[Part], roles: Mapping[str, list[Part]]) -> None:
     """Needs that parts of the same sampler have to meet."""
-    for role in ("scorer", "window", "selector", "reviser", "eos", "stop", "transform", "length"):
+    for role in ("scorer", "window", "selector", "reviser", "eos", "stop", "transform", "course",
+                 "length"):  # fmt: skip
         for part in roles[role]:
             source = SOURCES.get(role, f"a {role}")
             others = [other for other in parts if other is not part]
@@ -187,7 +192,7 @@ def _check_composition(parts: list[Part], roles: Mapping[str, list[Part]]) -> No
 def lengths(fills: bool = False) -> list[str]:
     """Names of the parts that change the length of an answer, or with ``fills`` of holes."""
     known = [cast("type[Length]", SAMPLERS[n]) for n in SAMPLERS if SAMPLERS[n].role == "length"]
-    return sorted(part.name for part in known if part.fills or not fills)
+    return sorted(part.name for part in known if part.edits == "holes" or not fills)
 
 
 def _length(length: Any) -> tuple[Part, ...]:
@@ -206,7 +211,7 @@ def _check_length(roles: Mapping[str, list[Part]]) -> None:
     if not roles["length"]:
         return
     length = cast(Length, roles["length"][0])
-    if length.ends and getattr(length, "eos_token_id", None) is None:
+    if getattr(length, "eos_token_id", 0) is None:
         raise ConfigError(
             f"{length.name} looks for the end-of-text token and the model has none: pass "
             "eos_token_id to dllm.load, or use length='fixed'"
@@ -216,10 +221,11 @@ def _check_length(roles: Mapping[str, list[Part]]) -> None:
             f"{length.name} is for models with a token that asks for another mask: load one of "
             "family 'dreamon', or pass expand_token_id to dllm.load"
         )
-    refused = [*roles["explorer"], *(roles["reviser"] if length.moves else ())]
+    moves = length.edits in ("text", "holes")
+    refused = [*roles["explorer"], *(roles["reviser"] if moves else ())]
     for part in roles["selector"]:
         planned = getattr(part, "steps", None) is not None
-        if planned or (length.within and getattr(part, "scheduled", False)):
+        if planned or (length.edits != "end" and getattr(part, "scheduled", False)):
             refused.append(part)
     if refused:
         raise ConfigError(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
 from ..core.canvas import Canvas, Edit, FloatArray, IntArray
 from ..core.capabilities import FRESH_LOGITS, GREEDY
 from ..core.limits import NOT_NEGATIVE, SHARE, bounds
-from .base import NO_SCORES, NOTHING, Prediction, Transform
+from .base import NO_SCORES, NOTHING, Prediction, Reads, Transform
 from .compose import register
 
 LAST = np.iinfo(np.int64).max  # behind every id
@@ -48,7 +49,7 @@ class Credit(Transform):
     """
 
     needs = frozenset({GREEDY, FRESH_LOGITS})
-    statistics = frozenset({"max_logprob"})
+    statistics: ClassVar = {"max_logprob": 1}
     limits = bounds(credit_alpha=NOT_NEGATIVE, boost_gamma=NOT_NEGATIVE, decay_beta=SHARE)
 
     credit_alpha: float = 0.7
@@ -58,8 +59,8 @@ class Credit(Transform):
     def begin_block(self, canvas: Canvas) -> None:
         canvas.state(Ledger).clear(len(canvas.tokens))
 
-    def asks(self, canvas: Canvas, positions: IntArray) -> IntArray:
-        return np.maximum(canvas.state(Ledger).ids[positions], 0)
+    def reads(self, canvas: Canvas) -> Reads:
+        return Reads(ids=np.maximum(canvas.state(Ledger).ids, 0))
 
     def apply(self, canvas: Canvas, prediction: Prediction) -> Prediction:
         ledger, at = canvas.state(Ledger), prediction.positions

@@ -38,7 +38,7 @@ class D3LLM(Selector):
     tau: float = 0.5
     anywhere: bool | None = None
 
-    def companions(self) -> tuple[Part, ...]:
+    def companions(self, family: str) -> tuple[Part, ...]:
         return (StagedBlocks(), NegEntropy(), Eos("first_commit"))
 
     def select(self, view: View) -> BoolArray:

@@ -12,10 +12,10 @@ from ..core.canvas import Canvas, Edit, IntArray
 from ..core.capabilities import WHOLE_TEXT
 from ..core.limits import COUNT, SHARE, bounds
 from .append import after_a_miss
-from .base import Length, Part, Prediction, View
+from .base import Part, Prediction, Reads, View
 from .compose import register
 from .threshold import Threshold
-from .turn import Turn
+from .turn import Length, Turn
 
 
 def end_confidence(prediction: Prediction, eos: int | None, tokens: int) -> float:
@@ -53,7 +53,7 @@ class Daedal(Length):
     """
 
     needs = frozenset({WHOLE_TEXT})
-    statistics: ClassVar[frozenset[str]] = frozenset({"top_token"})
+    statistics: ClassVar = {"top_token": 1}
     limits = bounds(
         initial=COUNT, expand=COUNT, tokens=COUNT, block=COUNT, growth=COUNT, enough=SHARE,
         insert_until=SHARE, low=SHARE
@@ -72,14 +72,14 @@ class Daedal(Length):
     eos_token_id: int | None = None
 
     @property
-    def moves(self) -> bool:  # type: ignore[override]
-        return self.insert
+    def edits(self) -> str:  # type: ignore[override]
+        return "text" if self.insert else "blocks"
 
-    def companions(self) -> tuple[Part, ...]:
+    def companions(self, family: str) -> tuple[Part, ...]:
         return (Threshold(0.9),)
 
-    def wants(self, canvas: Canvas) -> IntArray | None:
-        return np.arange(canvas.start, canvas.end)
+    def reads(self, canvas: Canvas) -> Reads:
+        return Reads(np.arange(canvas.start, canvas.end))
 
     def decide(self, turn: Turn) -> None:
         if turn.canvas.state(First).found:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
@@ -10,7 +11,7 @@ from ..core.canvas import BoolArray, Canvas, FloatArray, IntArray
 from ..core.capabilities import OWN_PREDICTIONS, PROBABILITY, WHOLE_TEXT
 from ..core.limits import COUNT, THRESHOLD, bounds
 from ..core.spec import FamilyDefaults
-from .base import Selector, View
+from .base import Reads, Selector, View
 from .compose import register
 
 
@@ -52,11 +53,12 @@ class DAWN(Selector):
     layers: int = 4
     official: bool = False
 
-    def maps(self, layers: int) -> tuple[int, ...]:
-        return tuple(range(max(0, layers - self.layers), layers))
+    @property
+    def statistics(self) -> Mapping[str, int]:  # type: ignore[override]
+        return {"attention": self.layers}
 
-    def wants(self, canvas: Canvas) -> IntArray | None:
-        return np.flatnonzero(~canvas.masked[: canvas.window[1]])
+    def reads(self, canvas: Canvas) -> Reads:
+        return Reads(np.flatnonzero(~canvas.masked[: canvas.window[1]]))
 
     def select(self, view: View) -> BoolArray:
         assert self.tau_induce is not None and self.tau_low is not None, "compose sets open fields"

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..core.canvas import BoolArray, Canvas
-from ..core.capabilities import FIXED_LENGTH, REPEATABLE, Capability
+from ..core.capabilities import CONSTRAINED, FIXED_LENGTH, REPEATABLE, Capability
 from ..core.errors import ConfigError
 from ..core.limits import COUNT, NOT_NEGATIVE, bounds
 from .base import Part, View, Window
 from .compose import register
 from .eos import Eos
+from .turn import Course, Turn
 
 
 def slide(canvas: Canvas, low: int, high: int) -> None:
@@ -74,8 +75,9 @@ class DCD(Window):
     def offers(self) -> frozenset[Capability]:  # type: ignore[override]
         return frozenset() if self.e_max else frozenset({REPEATABLE})
 
-    def companions(self) -> tuple[Part, ...]:
-        return (Eos("first_commit"),)
+    def companions(self, family: str) -> tuple[Part, ...]:
+        widening = Widening(self.tau_low, self.e_step, self.e_max)
+        return (Eos("first_commit"), *((widening,) if self.e_max else ()))
 
     def advance(self, canvas: Canvas) -> None:
         where = np.flatnonzero(canvas.masked[: canvas.end])
@@ -97,7 +99,25 @@ class DCD(Window):
         border.edge, border.wish = edge, wish
         return min(edge, canvas.end)
 
-    def reconsiders(self, view: View, chosen: BoolArray) -> bool:
+
+@dataclass(frozen=True)
+class Widening(Course):
+    """Where the window reaches beyond its block and a commit would be unsure, the block gets longer
+    and nothing is committed in this step."""
+
+    name = "dcd_widening"
+    offers = frozenset({CONSTRAINED})
+
+    tau_low: float | None = None
+    e_step: int = 4
+    e_max: int = 0
+
+    def decide(self, turn: Turn) -> None:
+        chosen = turn.choose()
+        if not turn.stopped() and self._widens(turn.view, chosen):
+            turn.choose_these(np.zeros(len(chosen), np.bool_))
+
+    def _widens(self, view: View, chosen: BoolArray) -> bool:
         border = view.canvas.state(Border)
         if border.edge is None or border.wish <= border.edge or border.extended >= self.e_max:
             return False

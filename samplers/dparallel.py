@@ -35,7 +35,7 @@ class EntropyThreshold(Selector):
     tau: float = 0.5
     inclusive: bool | None = None
 
-    def companions(self) -> tuple[Part, ...]:
+    def companions(self, family: str) -> tuple[Part, ...]:
         return (NegEntropy(),)
 
     def select(self, view: View) -> BoolArray:

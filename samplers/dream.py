@@ -73,7 +73,7 @@ class Dream(Selector):
     alg: str = "entropy"
     alg_temp: float = 0.0
 
-    def companions(self) -> tuple[Part, ...]:
+    def companions(self, family: str) -> tuple[Part, ...]:
         return (WholeRegion(), ALGORITHMS[self.alg]())
 
     def begin_block(self, canvas: Canvas) -> None:

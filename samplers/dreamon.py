@@ -9,11 +9,12 @@ import numpy as np
 
 from ..core.canvas import BoolArray, Canvas, Edit, Hole, IntArray
 from ..core.limits import COUNT, bounds
-from .base import Length, Part, View
+from .base import Ban, Part, View
 from .compose import register
 from .eos import Eos
 from .fixed import Fixed
 from .scorers import NegEntropy
+from .turn import Length
 from .windows import WholeRegion
 
 
@@ -39,8 +40,7 @@ class DreamOn(Length):
     the lowest entropy, with ``temperature=0.2, top_p=0.9``.
     """
 
-    moves = True
-    fills = True
+    edits = "holes"
     limits = bounds(initial=COUNT, budget=COUNT)
 
     initial: int | None = None
@@ -49,27 +49,35 @@ class DreamOn(Length):
     eos_token_id: int | None = None
     expand_token_id: int | None = None
 
-    def companions(self) -> tuple[Part, ...]:
+    def companions(self, family: str) -> tuple[Part, ...]:
         return (Fixed(1), NegEntropy(), WholeRegion(), Eos("none"))
 
     @property
-    def bannable(self) -> frozenset[int]:
-        return frozenset({self.eos_token_id or 0, self.expand_token_id or 0})
+    def bans(self) -> Mapping[int, Ban | None]:  # type: ignore[override]
+        if self.eos_token_id is None or self.expand_token_id is None:
+            return {}
+        return {self.eos_token_id: self._fixed, self.expand_token_id: self._full}
 
     def _room(self, canvas: Canvas) -> int:
         """How many masks may still be added, whatever the bounds of holes."""
         most = self.budget or 2 * sum(hole.most for hole in _holes(canvas))
         return most - canvas.state(Expansions).count
 
-    def bans(self, canvas: Canvas, positions: IntArray) -> Mapping[int, BoolArray]:
-        assert self.eos_token_id is not None and self.expand_token_id is not None
-        fixed = np.zeros(len(positions), np.bool_)
-        full = np.full(len(positions), self._room(canvas) <= 0)
+    def _fixed(self, canvas: Canvas, positions: IntArray) -> BoolArray:
+        """(n,) bool: which positions lie in a hole that may not become smaller."""
+        result = np.zeros(len(positions), np.bool_)
         for hole in _holes(canvas):
             here = (positions >= hole.low) & (positions < hole.high)
-            fixed |= here & (hole.size <= hole.least)
-            full |= here & (hole.size >= hole.most)
-        return {self.eos_token_id: fixed, self.expand_token_id: full}
+            result |= here & (hole.size <= hole.least)
+        return result
+
+    def _full(self, canvas: Canvas, positions: IntArray) -> BoolArray:
+        """(n,) bool: which positions lie in a hole that may not become larger."""
+        result = np.full(len(positions), self._room(canvas) <= 0)
+        for hole in _holes(canvas):
+            here = (positions >= hole.low) & (positions < hole.high)
+            result |= here & (hole.size >= hole.most)
+        return result
 
     def resize(self, view: View, committed: IntArray) -> tuple[Edit, ...]:
         canvas, masks = view.canvas, dict[int, int]()  # position -> masks in its place

@@ -15,6 +15,7 @@ from .base import Part, Prediction, Window
 from .compose import register
 from .dcd import slide
 from .scorers import Probability
+from .turn import Course, Turn
 
 
 @dataclass
@@ -68,8 +69,10 @@ class DSB(Window):
     def offers(self) -> frozenset[Capability]:  # type: ignore[override]
         return frozenset({DSB_CACHE} if self.official else {REPEATABLE})
 
-    def companions(self) -> tuple[Part, ...]:
-        return (SecondOfEquals(),) if self.official else ()
+    def companions(self, family: str) -> tuple[Part, ...]:
+        first = family == "dream" if self.force_first is None else self.force_first
+        forced = (FirstOfAll(),) if first else ()
+        return (SecondOfEquals(), *forced) if self.official else ()
 
     def advance(self, canvas: Canvas) -> None:
         open_ = canvas.masked[canvas.start : canvas.end]
@@ -106,8 +109,16 @@ class DSB(Window):
         first = canvas.start + int(canvas.masked[canvas.start : canvas.end].argmax())
         slide(canvas, block.low, max(high, first + 1))
 
-    def decides(self, canvas: Canvas) -> bool:
-        return self.official and bool(self.force_first) and canvas.state(Fed).whole
+
+@dataclass(frozen=True)
+class FirstOfAll(Course):
+    """Exactly the first undecided position in a step that computes everything."""
+
+    name = "first_of_all"
+
+    def decide(self, turn: Turn) -> None:
+        if turn.canvas.state(Fed).whole and not turn.stopped():
+            turn.choose_these(np.arange(len(turn.view.positions)) == 0)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 
 from ..core.canvas import BoolArray
@@ -29,13 +31,13 @@ class EntropyBounded(Selector):
     """
 
     offers = frozenset({REPEATABLE})
-    statistics = frozenset({"entropy"})
+    statistics: ClassVar = {"entropy": 1}
     limits = bounds(gamma=NOT_NEGATIVE, proxy=one_of(PROXIES))
 
     gamma: float = 0.1
     proxy: str = "prob"
 
-    def companions(self) -> tuple[Part, ...]:
+    def companions(self, family: str) -> tuple[Part, ...]:
         return (PROXIES[self.proxy](),)
 
     def select(self, view: View) -> BoolArray:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..core.canvas import BoolArray, Canvas, FloatArray, IntArray
+from ..core.canvas import Edit as Change
 from ..core.capabilities import (
     CONSTRAINED,
     FIXED_WINDOW,
@@ -19,11 +20,11 @@ from ..core.capabilities import (
 )
 from ..core.errors import ConfigError
 from ..core.limits import COUNT, NOT_NEGATIVE, SOME_SHARE, THRESHOLD, bounds, one_of
-from .base import NO_SCORES, NOTHING, Part, Prediction, Reviser, View, top
+from .base import NO_SCORES, NOTHING, Part, Prediction, Reads, View, top
 from .compose import register
 from .eos import stops
 from .threshold import Threshold
-from .turn import Turn
+from .turn import Reviser, Turn
 
 # What makes a decided token a suspect -> the threshold that its authors use.
 MODES: Mapping[str, float] = {"t2t": 0.5, "low_prob": 0.1, "t2t_remask": 0.9, "logit_diff": 0.3}
@@ -37,6 +38,9 @@ class Edits:
     post: int = 0
     counts: IntArray = field(default_factory=lambda: NOTHING)
     before: FloatArray = field(default_factory=lambda: NO_SCORES)
+
+    def moved(self, edit: Change) -> None:
+        self.counts, self.before = edit.spliced(self.counts, 0), edit.spliced(self.before, np.nan)
 
 
 @register(
@@ -85,20 +89,18 @@ class Edit(Reviser):
     def offers(self) -> frozenset[Capability]:  # type: ignore[override]
         return frozenset({REPLACES if self.mode == "t2t" else CONSTRAINED})
 
-    def companions(self) -> tuple[Part, ...]:
+    def companions(self, family: str) -> tuple[Part, ...]:
         return (Threshold(tau=0.7),)
 
     def begin_block(self, canvas: Canvas) -> None:
         size = len(canvas.tokens)
         canvas.states[Edits] = Edits(0, np.zeros(size, np.int64), np.full(size, np.nan, np.float32))
 
-    def wants(self, canvas: Canvas) -> IntArray:
+    def reads(self, canvas: Canvas) -> Reads:
         low, high = canvas.window
         mine = ~canvas.masked[low:high] & ~canvas.given[low:high]
-        return mine.nonzero()[0] + low
-
-    def asks(self, canvas: Canvas, positions: IntArray) -> IntArray | None:
-        return None if self.mode == "t2t" else canvas.tokens[positions][:, None]
+        own = None if self.mode == "t2t" else canvas.tokens[:, None]
+        return Reads(mine.nonzero()[0] + low, own)
 
     def decide(self, turn: Turn) -> None:
         committed, view = turn.commit(), turn.view

@@ -20,16 +20,16 @@ probability and only orders such positions behind all others.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
 from ..core.canvas import BoolArray, Canvas, Edit, FloatArray, IntArray
-from ..core.capabilities import KEEPS_TEXT, Capability
+from ..core.capabilities import FORESIGHT, KEEPS_TEXT, Capability
 from ..core.limits import bounds, one_of
-from .base import EosRule, View
+from .base import Ban, EosRule, View
 from .compose import register
 
 StopIds = tuple[int, ...]
@@ -140,6 +140,7 @@ class Eos(EosRule):
     limits = bounds(eos_policy=one_of(CHECKS))
 
     eos_policy: str | None = None
+    eos_token_id: int | None = None
 
     def __str__(self) -> str:
         return f"eos_policy={self.eos_policy!r}"
@@ -147,22 +148,22 @@ class Eos(EosRule):
     @property
     def offers(self) -> frozenset[Capability]:  # type: ignore[override]
         overwrites = (self.eos_policy or "").startswith("first_commit")
-        return frozenset() if overwrites else frozenset({KEEPS_TEXT})
+        reorders = self.eos_policy == "rank_last"
+        return frozenset(
+            (*([] if overwrites else [KEEPS_TEXT]), *([] if reorders else [FORESIGHT]))
+        )
 
     @property
-    def suppress(self) -> bool:  # type: ignore[override]
-        return self.eos_policy == "suppress"
+    def bans(self) -> Mapping[int, Ban | None]:  # type: ignore[override]
+        suppressed = self.eos_policy == "suppress" and self.eos_token_id is not None
+        return {self.eos_token_id: None} if suppressed else {}
 
     @property
     def ends(self) -> bool:  # type: ignore[override]
         return self.eos_policy != "none"
 
-    @property
-    def reorders(self) -> bool:
-        return self.eos_policy == "rank_last"
-
     def rescore(self, view: View) -> FloatArray:
-        if not self.reorders or not view.stop_ids:
+        if self.eos_policy != "rank_last" or not view.stop_ids:
             return view.score
         late = is_stop(view.prediction.token, view.stop_ids)
         spread = np.ptp(view.score) + 1 if view.score.size else 0

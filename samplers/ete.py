@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 
 from ..core.canvas import BoolArray, Canvas, FloatArray
 from ..core.capabilities import BRANCHES, PROBABILITY
 from ..core.limits import COUNT, THRESHOLD, bounds, one_of
-from .base import Explorer, Part, View, top
+from .base import Part, View, top
 from .compose import register
 from .multi_blocks import BITS_TO_ROUNDS, FirstBlock, MultiBlocks
 from .threshold import Threshold
-from .turn import Turn
+from .turn import Explorer, Turn
 
 ORDERS = ("conf", "entropy", "hybrid")
 HOPELESS = 0.3  # guesses below this probability are not worth a branch
@@ -33,7 +34,7 @@ class ETE(Explorer):
     """
 
     needs = frozenset({BRANCHES, PROBABILITY})
-    statistics = frozenset({"entropy"})
+    statistics: ClassVar = {"entropy": 1}
     limits = bounds(tau=THRESHOLD, k=COUNT, e_min=COUNT, order=one_of(ORDERS))
 
     base: tuple[Part, ...] = ()
@@ -46,7 +47,7 @@ class ETE(Explorer):
     def width(self) -> int:
         return self.k
 
-    def companions(self) -> tuple[Part, ...]:
+    def companions(self, family: str) -> tuple[Part, ...]:
         return (MultiBlocks(), Threshold(self.tau))
 
     def _candidates(self, view: View, chosen: BoolArray) -> BoolArray:

@@ -10,10 +10,10 @@ from ..core.canvas import BoolArray, Canvas
 from ..core.capabilities import BRANCHES, FINAL, GREEDY, KEEPS_TEXT, REPEATABLE, SLIDING_BRANCHES
 from ..core.limits import COUNT, bounds
 from ..core.spec import FamilyDefaults
-from .base import Explorer, Part, View
+from .base import Part, View
 from .compose import register
 from .fixed import Fixed
-from .turn import Turn
+from .turn import Explorer, Turn
 
 
 @register(
@@ -50,7 +50,7 @@ class FreeDave(Explorer):
     def width(self) -> int:
         return self.draft_depth or 4
 
-    def companions(self) -> tuple[Part, ...]:
+    def companions(self, family: str) -> tuple[Part, ...]:
         return (Fixed(),)
 
     def decide(self, turn: Turn) -> None:

@@ -8,11 +8,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..core.canvas import SELECTION, BoolArray, Canvas, FloatArray, IntArray
+from ..core.canvas import SELECTION, BoolArray, Canvas, FloatArray
 from ..core.capabilities import FIXED_LENGTH, FRESH_LOGITS, PROBABILITY
 from ..core.limits import COUNT, NOT_NEGATIVE, POSITIVE, THRESHOLD, bounds, one_of
 from ..core.spec import FamilyDefaults
-from .base import NO_SCORES, Part, Selector, View, top
+from .base import NO_SCORES, NOTHING_MORE, Part, Reads, Selector, View, top
 from .compose import register
 from .llada import Quota, schedule
 from .windows import StaticBlocks, WholeRegion
@@ -48,12 +48,10 @@ class KLASS(Selector):
     """
 
     needs = frozenset({PROBABILITY, FRESH_LOGITS, FIXED_LENGTH})
-    statistics = frozenset({"kl"})
     family_defaults: ClassVar[FamilyDefaults] = {
         "llada": {"tau": 0.6, "kappa": 0.015, "inclusive": False},
         "dream": {"tau": 0.9, "kappa": 0.001, "inclusive": True},
     }
-    family_companions: ClassVar[Mapping[str, tuple[Part, ...]]] = {"dream": (WholeRegion(),)}
     limits = bounds(
         tau=THRESHOLD, kappa=POSITIVE, history=COUNT, steps=COUNT, top_k=NOT_NEGATIVE,
         unmask_strategy=one_of(STRATEGIES)
@@ -69,17 +67,18 @@ class KLASS(Selector):
     top_k: int = 0
 
     @property
-    def candidates(self) -> int:
-        return self.top_k
+    def statistics(self) -> Mapping[str, int]:  # type: ignore[override]
+        return {"kl": 1, "top_logprob": self.top_k} if self.top_k else {"kl": 1}
 
-    def companions(self) -> tuple[Part, ...]:
-        return (StaticBlocks(64),)
+    def companions(self, family: str) -> tuple[Part, ...]:
+        whole = (WholeRegion(),) if family == "dream" else ()
+        return (*whole, StaticBlocks(64))
 
     def begin_block(self, canvas: Canvas) -> None:
         schedule(canvas, self.steps, Divergences)
 
-    def wants(self, canvas: Canvas) -> IntArray | None:
-        return canvas.masked[: canvas.end].nonzero()[0] if self.official else None
+    def reads(self, canvas: Canvas) -> Reads:
+        return Reads(canvas.masked[: canvas.end].nonzero()[0]) if self.official else NOTHING_MORE
 
     def _recent(self, canvas: Canvas, view: View) -> FloatArray:
         """(n, history) latest divergences, this step's last."""

@@ -7,14 +7,15 @@ import zipfile
 from functools import cache
 from importlib import resources
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
-from ..core.canvas import BoolArray, Canvas, FloatArray, IntArray
+from ..core.canvas import BoolArray, Canvas, FloatArray
 from ..core.capabilities import FIXED_WINDOW, OWN_PREDICTIONS, PROBABILITY, WINDOW_LOGITS
 from ..core.errors import ConfigError
 from ..core.limits import THRESHOLD, bounds
-from .base import Part, Selector, View, top
+from .base import Part, Reads, Selector, View, top
 from .compose import register
 from .windows import StaticBlocks
 
@@ -55,17 +56,17 @@ class Learn2PD(Selector):
     """
 
     needs = frozenset({PROBABILITY, WINDOW_LOGITS, FIXED_WINDOW, OWN_PREDICTIONS})
-    statistics = frozenset({"max_logprob"})
+    statistics: ClassVar = {"max_logprob": 1}
     limits = bounds(theta=THRESHOLD)
 
     theta: float = 0.96
     filter: str = "nano"
 
-    def companions(self) -> tuple[Part, ...]:
+    def companions(self, family: str) -> tuple[Part, ...]:
         return (StaticBlocks(len(filter_weights(self.filter)["b2"])),)
 
-    def wants(self, canvas: Canvas) -> IntArray:
-        return np.arange(*canvas.window)
+    def reads(self, canvas: Canvas) -> Reads:
+        return Reads(np.arange(*canvas.window))
 
     def select(self, view: View) -> BoolArray:
         weights = filter_weights(self.filter)

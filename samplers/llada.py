@@ -63,7 +63,7 @@ class LLaDA(Selector):
     steps: int | None = None
     remasking: str = "low_confidence"
 
-    def companions(self) -> tuple[Part, ...]:
+    def companions(self, family: str) -> tuple[Part, ...]:
         return (Random() if self.remasking == "random" else Probability(),)
 
     def begin_block(self, canvas: Canvas) -> None:

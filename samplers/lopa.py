@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -9,11 +10,11 @@ import numpy as np
 from ..core.canvas import BoolArray, Canvas, Fed
 from ..core.capabilities import BRANCHES, SLIDING_BRANCHES
 from ..core.limits import COUNT, SHARE, SOME_SHARE, bounds, one_of
-from .base import Explorer, Part, Prediction, Transform, View
+from .base import Part, Prediction, Transform, View
 from .compose import register
 from .scorers import SCORES
 from .threshold import Threshold
-from .turn import Turn
+from .turn import Explorer, Turn
 
 
 @dataclass
@@ -91,14 +92,14 @@ class LoPA(Explorer):
     official: bool = False
 
     @property
-    def statistics(self) -> frozenset[str]:  # type: ignore[override]
+    def statistics(self) -> Mapping[str, int]:  # type: ignore[override]
         return SCORES[self.confidence].statistics
 
     @property
     def width(self) -> int:
         return self.k
 
-    def companions(self) -> tuple[Part, ...]:
+    def companions(self, family: str) -> tuple[Part, ...]:
         return (Threshold(), KeepsLogits()) if self.official else (Threshold(),)
 
     def decide(self, turn: Turn) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 
 from ..core.canvas import Canvas, IntArray
 from ..core.capabilities import FINAL, FIXED_LENGTH, OWN_PREDICTIONS, REGION_LOGITS
 from ..core.errors import ConfigError
 from ..core.limits import COUNT, NOT_NEGATIVE, bounds, one_of
-from .base import Part, Stop, View
+from .base import Part, Reads, Stop, View
 from .compose import register
 from .llada import LLaDA, Quota
 
@@ -37,7 +39,7 @@ class Prophet(Stop):
     """
 
     needs = frozenset({REGION_LOGITS, FINAL, OWN_PREDICTIONS, FIXED_LENGTH})
-    statistics = frozenset({"gap"})
+    statistics: ClassVar = {"gap": 1}
     limits = bounds(
         region=one_of(REGIONS), progress=one_of(PROGRESS), answer=COUNT, start=NOT_NEGATIVE
     )
@@ -59,7 +61,7 @@ class Prophet(Stop):
         if self.region == "answer_span" and self.start is None:
             raise ConfigError("region=answer_span needs to know where it starts: pass start")
 
-    def companions(self) -> tuple[Part, ...]:
+    def companions(self, family: str) -> tuple[Part, ...]:
         return (LLaDA(),)
 
     def threshold(self, canvas: Canvas) -> float:
@@ -96,8 +98,8 @@ class Prophet(Stop):
     def _open(self, canvas: Canvas) -> IntArray:
         return np.flatnonzero(canvas.masked[: canvas.end])
 
-    def wants(self, canvas: Canvas) -> IntArray:
-        return np.union1d(self._open(canvas), self.span(canvas))
+    def reads(self, canvas: Canvas) -> Reads:
+        return Reads(np.union1d(self._open(canvas), self.span(canvas)))
 
     def fill(self, view: View) -> bool:
         span = self.span(view.canvas)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import ClassVar
 
 import numpy as np
 
 from ..core.canvas import SELECTION, BoolArray, Canvas, Edit, FloatArray, IntArray
 from ..core.capabilities import CONSTRAINED, FRESH_LOGITS, PROBABILITY
 from ..core.limits import COUNT, THRESHOLD, bounds, one_of
-from .base import NO_SCORES, NOTHING, Part, Selector, View
+from .base import NO_SCORES, NOTHING, Part, View
 from .compose import register
 from .threshold import Threshold
+from .turn import Course, Turn
 
 CLUSTER_MODES = ("confidence", "mid", "random")
 EVALUATIONS = ("last", "ave", "max")
@@ -55,7 +57,7 @@ class Streak:
     "Redundancy Reduction",
     arxiv="2604.18995",
 )
-class R2(Selector):
+class R2(Course):
     """After a selector's commits add confident neighbourhoods, repeated tokens, stable predictions.
 
     Three rules inside the open block, each on what the ones before left undecided.  (1) In every
@@ -73,8 +75,7 @@ class R2(Selector):
     """
 
     needs = frozenset({PROBABILITY, FRESH_LOGITS})
-    statistics = frozenset({"max_logprob", "top_token"})
-    extends = True
+    statistics: ClassVar = {"max_logprob": 1, "top_token": 1}
     offers = frozenset({CONSTRAINED})
     limits = bounds(
         spatial_threshold=THRESHOLD, temporal_threshold=THRESHOLD,
@@ -90,41 +91,49 @@ class R2(Selector):
     temporal_threshold: float = 0.8
     temporal_eval: str = "last"
 
-    def companions(self) -> tuple[Part, ...]:
+    def companions(self, family: str) -> tuple[Part, ...]:
         return (Threshold(),)
 
     def begin_block(self, canvas: Canvas) -> None:
         canvas.state(Streak).clear(len(canvas.tokens))
 
-    def proposals(self, view: View, chosen: BoolArray) -> tuple[IntArray, FloatArray]:
-        """Neighbourhoods are committed as proposed, runs and streaks as the clean argmax."""
-        p = view.prediction
-        if p.joint or p.top_token is None or p.max_logprob is None:  # it was proposed
-            return p.token, p.logprob
-        if not np.count_nonzero(chosen & (p.token != p.top_token[:, 0])):
-            return p.token, p.logprob
-        near = np.zeros(len(chosen), np.bool_)
-        if self.confidence_cluster_size is not None:
-            near = self._clusters(view)
-        token = np.where(near, p.token, p.top_token[:, 0])
-        return token, np.where(near, p.logprob, p.max_logprob)
+    def decide(self, turn: Turn) -> None:
+        chosen = turn.choose()
+        left = (~chosen).nonzero()[0]
+        if turn.stopped() or not left.size:
+            return
+        rest = turn.view.take(left)
+        near, more = self._redundant(rest)
+        tokens, logprobs = turn.tokens, turn.logprobs
+        p = rest.prediction
+        if not (p.joint or p.top_token is None or p.max_logprob is None):
+            # Neighbourhoods are committed as proposed, runs and streaks as the clean argmax.
+            clean = (more & ~near).nonzero()[0]
+            likeliest = p.top_token[clean, 0]
+            if np.count_nonzero(p.token[clean] != likeliest):
+                tokens, logprobs = tokens.copy(), logprobs.copy()
+                tokens[left[clean]], logprobs[left[clean]] = likeliest, p.max_logprob[clean]
+        chosen = chosen.copy()
+        chosen[left] = more
+        turn.choose_these(chosen, tokens, logprobs)
 
-    def select(self, view: View) -> BoolArray:
+    def _redundant(self, view: View) -> tuple[BoolArray, BoolArray]:
+        """(n,) bool twice: what is chosen as a neighbourhood, and all that is chosen."""
         prediction = view.prediction
         likeliest, clean = prediction.top_token, prediction.max_logprob
         if prediction.joint:
             likeliest = clean = None
         token = prediction.token if likeliest is None else likeliest[:, 0]
         p = np.exp(prediction.logprob if clean is None else clean)
-        chosen = np.zeros(len(token), np.bool_)
+        near = np.zeros(len(token), np.bool_)
         if self.confidence_cluster_size is not None:
-            chosen = self._clusters(view)
-            if self.token_cluster is not None:
-                left = (~chosen).nonzero()[0]
-                chosen[self._runs(view, token, p, left)] = True
+            near = self._clusters(view)
+        chosen = near.copy()
+        if self.confidence_cluster_size is not None and self.token_cluster is not None:
+            chosen[self._runs(view, token, p, (~near).nonzero()[0])] = True
         if self.temporal_steps is not None:
             chosen |= self._stable(view, token, p)  # what is chosen already has no use for its own
-        return chosen
+        return near, chosen
 
     def _clusters(self, view: View) -> BoolArray:
         """(n,) bool."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from ..core.canvas import BoolArray, Canvas
 from ..core.capabilities import CONSTRAINED, FIXED_WINDOW, KEEPS_TEXT
 from ..core.limits import COUNT, SHARE, bounds
-from .base import Part, Reviser, View, top
+from .base import Part, View, top
 from .compose import register
 from .llada import LLaDA, Quota
-from .turn import Turn
+from .turn import Reviser, Turn
 
 REMDM = "Remasking Discrete Diffusion Models with Inference-Time Scaling"
 
@@ -58,7 +58,7 @@ class ReMDM(Reviser):
     n: int = 1
     start: float = 0.875
 
-    def companions(self) -> tuple[Part, ...]:
+    def companions(self, family: str) -> tuple[Part, ...]:
         return (ReMDMQuota(n=self.n, start=self.start),)
 
     def decide(self, turn: Turn) -> None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import numpy as np
 
 from ..core.canvas import SELECTION, Canvas, FloatArray, IntArray
 from ..core.capabilities import FIXED_WINDOW, JUDGED, KEEPS_TEXT, LEFT_TO_RIGHT, REPLACES
 from ..core.limits import COUNT, NOT_NEGATIVE, POSITIVE, SHARE, THRESHOLD, bounds, one_of
-from .base import NO_SCORES, THE_ROW, Explorer, Feed, Part, Prediction, Trial, View
+from .base import NO_SCORES, Part, Prediction, View
 from .compose import register
 from .threshold import Threshold
-from .turn import Turn, trial
+from .turn import THE_ROW, Explorer, Feed, Trial, Turn, trial
 
 
 @dataclass
@@ -62,7 +63,7 @@ class S2D2(Explorer):
     """
 
     needs = frozenset({JUDGED, FIXED_WINDOW, KEEPS_TEXT, LEFT_TO_RIGHT, REPLACES})
-    statistics = frozenset({"residual", "entropy", "margin"})
+    statistics: ClassVar = {"residual": 1, "entropy": 1, "margin": 1}
     limits = bounds(
         policy=one_of(("span", "score", "hysteresis")), estimator=one_of(("entropy", "margin")),
         tau_span=COUNT, c=NOT_NEGATIVE, tau=THRESHOLD, margin=SHARE,
@@ -89,7 +90,7 @@ class S2D2(Explorer):
     causal: bool = False
     vocab_size: int | None = None
 
-    def companions(self) -> tuple[Part, ...]:
+    def companions(self, family: str) -> tuple[Part, ...]:
         return (Threshold(self.tau, self.n),)
 
     def feeds(self, canvas: Canvas) -> Feed:
@@ -157,7 +158,7 @@ class S2D2(Explorer):
             chosen[:judged] |= ratio >= self.ratio
         if self.sure or int(chosen.sum()) < self.n:  # what is accepted counts as the surest
             score = np.where(chosen, np.inf, view.score).astype(np.float32)
-            chosen = chosen | turn.sampler.select(replace(view, score=score))[0]
+            chosen = chosen | turn.selection.choose(replace(view, score=score))[0]
         turn.choose_these(chosen, tokens, logprobs)
 
 

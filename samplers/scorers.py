@@ -7,6 +7,7 @@ fact of the model family (LLaDA: clean, Dream: tempered), not of the scorer.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import numpy as np
 
@@ -30,7 +31,7 @@ class Probability(Scorer):
 class Margin(Scorer):
     """The probability of the best token minus that of the second, in [0, 1]."""
 
-    statistics = frozenset({"margin"})
+    statistics: ClassVar = {"margin": 1}
     offers = frozenset({REPEATABLE})
 
     def score(self, canvas: Canvas, prediction: Prediction) -> FloatArray:
@@ -42,8 +43,7 @@ class Margin(Scorer):
 class NegEntropy(Scorer):
     """The negative entropy of the distribution, in nats, at most 0."""
 
-    tau_low = -0.5
-    statistics = frozenset({"entropy"})
+    statistics: ClassVar = {"entropy": 1}
     offers = frozenset({ENTROPY, REPEATABLE})
 
     def score(self, canvas: Canvas, prediction: Prediction) -> FloatArray:

@@ -1,66 +1,184 @@
-"""One step of one row, as the courses of its sampler make it."""
+"""One step of one row where it does not simply predict, choose, commit and look for an end."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import numpy as np
 
 from ..core.canvas import BoolArray, Canvas, Edit, FloatArray, IntArray
-from .base import (
-    NO_SCORES,
-    NOTHING,
-    THE_ROW,
-    Course,
-    Decision,
-    EosRule,
-    Feed,
-    Prediction,
-    Reviser,
-    Seen,
-    Stop,
-    Trial,
-    Tried,
-    View,
-)
+from .base import NO_SCORES, NOTHING, Part, Prediction, View
+from .selection import Selection, forced
+
+INITIAL = 64  # positions of an answer whose length is found, to begin with
+WAYS = ("length", "explorer", "reviser")  # courses that stand inside one another in this order
 
 
-class Composed(Protocol):
-    """What a turn asks of its `Sampler`, which makes the turns and so cannot be imported here."""
+@dataclass(frozen=True)
+class Trial:
+    """Commits that one branch makes beyond its row."""
+
+    positions: IntArray
+    tokens: IntArray
+    logprobs: FloatArray
+
+
+@dataclass(slots=True, eq=False)
+class Decision:
+    """What one step did to one row: ``committed`` positions with their ``tokens`` and
+    ``logprobs``, those whose token a reviser replaced among them; ``remasked`` positions;
+    ``padded``: positions that became padding behind an end of text and stay in the row;
+    ``forced``: whether only the progress guarantee committed; ``kept``: the branch that has become
+    the row; ``explored``: branches that were fed in this step beyond the one kept;
+    ``edits``: changes of the row's length, which follow all this, in turn; ``probe``: whether the
+    step only looked for the length, and was none of the schedule's."""
+
+    committed: IntArray
+    remasked: IntArray
+    forced: bool = False
+    kept: int | None = None
+    explored: int = 0
+    tokens: IntArray = field(default_factory=lambda: NOTHING)
+    logprobs: FloatArray = field(default_factory=lambda: NO_SCORES)
+    padded: IntArray = field(default_factory=lambda: NOTHING)
+    edits: tuple[Edit, ...] = ()
+    probe: bool = False
+
+    def after(self, trial: Trial | None, explored: int) -> Decision:
+        """The same with the trial that came before it."""
+        if trial is None:
+            return replace(self, explored=explored)
+        return replace(
+            self,
+            committed=np.concatenate([trial.positions, self.committed]),
+            tokens=np.concatenate([trial.tokens, self.tokens]),
+            logprobs=np.concatenate([trial.logprobs, self.logprobs]),
+            explored=explored,
+        )
 
     @property
-    def eos(self) -> EosRule: ...
+    def bits(self) -> float:
+        """Information committed in this step: sum of -log2 p (2511.21103)."""
+        return float(-self.logprobs.sum() / np.log(2))
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """What the next forward feeds of a row.
+
+    ``branches``: in place of the row as it stands, texts with these commits beyond it, each in a
+    lane of its own; none: the row itself.  ``masks``: positions that are fed once more, as [MASK]s
+    that see every token but the one in their place.  ``ordered``: positions, from the first on and
+    below the second, that see only what is left of them, as if blocks had one position."""
+
+    branches: tuple[Trial, ...] = ()
+    masks: IntArray = field(default_factory=lambda: NOTHING)
+    ordered: tuple[int, int] = (0, 0)
+
+
+THE_ROW = Feed()
+
+
+@dataclass(slots=True, eq=False)
+class Seen:
+    """What the model says of the row, or of one branch: ``prediction`` of what was asked for,
+    ``masks`` of those fed once more; ``canvas`` is the text that was fed."""
+
+    canvas: Canvas
+    prediction: Prediction
+    masks: Prediction | None = None
+
+
+class Course(Part, role="course"):
+    """How a step goes, where it is not: choose, commit, look for an end.
+
+    Two questions: what the next forward `feeds` beyond the row as it stands, and how to `decide`
+    once that has been seen.  The second is ordinary code over a `Turn`, which has the row, what was
+    seen, and a method for each thing that a step may do.  Courses stand inside one another: a rule
+    of length around an explorer around a reviser.  A course that is none of these only chooses: it
+    stands around the selectors and around the courses that were named before it.
+    """
+
     @property
-    def stops(self) -> tuple[Stop, ...]: ...
-    @property
-    def stop_ids(self) -> tuple[int, ...]: ...
-    @property
-    def ends(self) -> tuple[int, ...]: ...
-    @property
-    def reviser(self) -> Reviser | None: ...
-    @property
-    def courses(self) -> tuple[Course, ...]: ...
-    @property
-    def inner(self) -> Composed: ...
-    def view(self, canvas: Canvas, prediction: Prediction) -> View: ...
-    def select(
-        self, view: View, force: bool = True
-    ) -> tuple[BoolArray, IntArray, FloatArray, bool]: ...
-    def decide(self, canvas: Canvas, feed: Feed, seen: list[Seen]) -> Decision: ...
+    def width(self) -> int:
+        """Most branches it feeds at once."""
+        return 1
+
+    def feeds(self, canvas: Canvas) -> Feed:
+        """What the next forward feeds; it only reads."""
+        return THE_ROW
+
+    def decide(self, turn: Turn) -> None:
+        """Make the step; ``turn.go_on()`` does what it is without this course."""
+        raise NotImplementedError
+
+
+class Reviser(Course, role="reviser"):
+    """What is taken back, or written differently, once a step has committed.
+
+    One that only takes back offers `CONSTRAINED`: what is written then stays in a format.
+    """
+
+
+@dataclass
+class Tried:
+    """The branches that the next forward feeds."""
+
+    trials: tuple[Trial, ...] = ()
+
+
+class Explorer(Course, role="explorer"):
+    """What is tried first: continuations of a row, fed in one forward (`Turn.try_next`)."""
+
+    def feeds(self, canvas: Canvas) -> Feed:
+        trials = canvas.state(Tried).trials
+        return Feed(trials) if trials else THE_ROW
+
+
+class Length(Course, role="length"):
+    """How long the answer is, where that is found while it is written.
+
+    The region begins with `open` positions and never gets more than ``canvas.cap``.  Before the
+    first step may come probes: turns that decide nothing.  After a step `resize` names the edits
+    of the row; nobody else changes its length.  Positions left of an edit stay where they are.
+    """
+
+    # What it changes: the "end" of the region, "blocks" that are open, too, the places of decided
+    # "text", or also the length of "holes" in a text.
+    edits: ClassVar[str] = "blocks"
+
+    def open(self, start: int, origin: int, cap: int) -> int:
+        """Positions of the region to begin with, which starts at ``start``; blocks are counted
+        from ``origin`` on.  By default its field ``initial``, else 64."""
+        initial: int | None = getattr(self, "initial", None)
+        return initial or min(cap, INITIAL)
+
+    def decide(self, turn: Turn) -> None:
+        turn.go_on()
+        if turn.goes_on:
+            turn.edits = self.resize(turn.view, turn.committed)
+
+    def resize(self, view: View, committed: IntArray) -> tuple[Edit, ...]:
+        """What follows from a step; ``view`` is from before its commits, but for the row."""
+        raise NotImplementedError
 
 
 class Turn:
     """The row, what was fed and seen, and what a step may do, each thing once and in this order:
     `keep`, `stopped`, `choose`, `commit`, `take_back` and `rewrite`, `end`.  What was left out when
-    a later one is asked for is done as the selectors would.
+    a later one is asked for is done as the courses inside the present one and the selectors would.
 
     ``positions`` (n,) are the undecided ones of the window, of which ``chosen`` (n,) bool are
     committed, with ``tokens`` and ``logprobs``; ``committed`` those that are.
     """
 
-    def __init__(self, sampler: Composed, canvas: Canvas, feed: Feed, seen: list[Seen]) -> None:
-        self.sampler, self.canvas, self.feed, self.seen = sampler, canvas, feed, seen
+    def __init__(
+        self, selection: Selection, courses: Sequence[Course], canvas: Canvas, feed: Feed,
+        seen: list[Seen],
+    ) -> None:  # fmt: skip
+        self.selection, self.canvas, self.feed, self.seen = selection, canvas, feed, seen
         self.edits: tuple[Edit, ...] = ()
         self.probe = False
         self.open = False  # whether the window stays open although it is decided
@@ -75,7 +193,11 @@ class Turn:
         self._remasked = self._padded = NOTHING
         self._stopped: bool | None = None
         self._forced = self._chose = self._committed = self._ended = False
-        self._depth = 0
+        self._force = True  # whether something has to be chosen
+        self._courses = courses
+        # Those that say where a step goes, the next one last, and those that only choose.
+        self._ways = [one for one in reversed(courses) if type(one).role in WAYS]
+        self._choosers = [one for one in courses if type(one).role not in WAYS]
 
     # -- what is there --------------------------------------------------------------------------
 
@@ -83,7 +205,7 @@ class Turn:
     def view(self) -> View:
         """The row, what is predicted of its window, and the scores."""
         if self._view is None:
-            self._view = self.sampler.view(self.canvas, self._prediction)
+            self._view = self.selection.view(self.canvas, self._prediction)
         return self._view
 
     @property
@@ -95,11 +217,8 @@ class Turn:
 
     def go_on(self) -> None:
         """The step as the courses inside the present one make it, else as the selectors do."""
-        courses, depth = self.sampler.courses, self._depth
-        if depth < len(courses) and not self.canvas.finished:
-            self._depth += 1
-            courses[depth].decide(self)
-            self._depth = depth
+        if self._ways and not self.canvas.finished:
+            self._ways.pop().decide(self)
         self.end()
 
     def keep(self, branch: int) -> None:
@@ -111,28 +230,29 @@ class Turn:
         canvas.states[Tried] = Tried()
         if trial.positions.size:
             canvas.commit(trial.positions, trial.tokens, trial.logprobs)
-            self.sampler.eos.check(canvas, trial.positions, self.sampler.stop_ids)
+            self._look_for_end(trial.positions)
 
     def look_at(self, prediction: Prediction, score: FloatArray) -> View:
         """Decide on what another step has seen."""
-        canvas, ends = self.canvas, self.sampler.ends
+        canvas, ends = self.canvas, self.selection.ends
         self._view = View(canvas, prediction.of_window(canvas), score, prediction, ends)
         self._stopped = False
         return self._view
 
     def usual(self, canvas: Canvas, prediction: Prediction) -> None:
         """What the selectors make of a branch, on a canvas of its own."""
-        self.sampler.inner.decide(canvas, THE_ROW, [Seen(canvas, prediction)])
+        inner = [one for one in self._courses if not isinstance(one, Explorer)]
+        Turn(self.selection, inner, canvas, THE_ROW, [Seen(canvas, prediction)]).go_on()
 
     def stopped(self) -> bool:
         """Whether a part gives up refining: then all is committed as it is proposed."""
         if self._stopped is None:
             view = self.view
-            self._stopped = any(stop.fill(view) for stop in self.sampler.stops)
+            self._stopped = self.selection.gives_up(view)
             if self._stopped:
                 p = view.all_predictions.take(self.canvas.masked[view.all_predictions.positions])
                 self._write(p.positions, p.token, p.logprob)
-                self.sampler.eos.check(self.canvas, p.positions, self.sampler.stop_ids)
+                self._look_for_end(p.positions)
                 self._chose = self._committed = self._ended = True
                 self.chosen = np.zeros(len(view.positions), np.bool_)
         return self._stopped
@@ -140,16 +260,17 @@ class Turn:
     def choose(self, force: bool = True) -> BoolArray:
         """What the selectors choose; ``force``: one at least."""
         if not self._chose and not self.stopped():
-            self._chose = True
-            chosen, self.tokens, self.logprobs, forced = self.sampler.select(self.view, force)
-            self.chosen, self._forced = chosen, forced
+            self._force &= force
+            if self._choosers:
+                self._choosers.pop().decide(self)
+            if not self._chose:
+                chosen, self._forced = self.selection.choose(self.view, self._force)
+                self.choose_these(chosen)
         return self.chosen
 
     def force(self) -> None:
         """The progress guarantee: a step that was paid for decides something."""
-        if len(self.chosen) and not self.chosen.any():
-            self.chosen[self.view.score.argmax()] = True
-            self._forced = True
+        self._forced |= forced(self.view, self.chosen)
 
     def choose_these(
         self, chosen: BoolArray, tokens: IntArray | None = None, logprobs: FloatArray | None = None
@@ -159,6 +280,7 @@ class Turn:
         self._chose, self.chosen = True, chosen
         self.tokens = p.token if tokens is None else tokens
         self.logprobs = p.logprob if logprobs is None else logprobs
+        self._forced &= bool(chosen.any())
 
     def commit(self) -> IntArray:
         """Commit what is chosen; the positions."""
@@ -190,10 +312,10 @@ class Turn:
         if self._ended:  # a part gave up
             return
         self._ended, canvas, end = True, self.canvas, self.canvas.end
-        if self.sampler.reviser is not None:
+        if any(isinstance(course, Reviser) for course in self._courses):
             # Until the window closes no text ends, and no other window opens.
             canvas.revising = self.open or bool(canvas.masks().size)
-        self.sampler.eos.check(canvas, self._all()[0], self.sampler.stop_ids)
+        self._look_for_end(self._all()[0])
         if canvas.end < end:
             self._padded = np.arange(canvas.end, min(end, canvas.length))
 
@@ -203,6 +325,9 @@ class Turn:
         self.canvas.states[Tried] = Tried(tuple(trial(self.view, one) for one in branches))
 
     # -- what it did ----------------------------------------------------------------------------
+
+    def _look_for_end(self, positions: IntArray) -> None:
+        self.selection.eos.check(self.canvas, positions, self.selection.stop_ids)
 
     def _write(self, positions: IntArray, tokens: IntArray, logprobs: FloatArray) -> None:
         self.canvas.commit(positions, tokens, logprobs)

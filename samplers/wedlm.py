@@ -39,7 +39,7 @@ class WeDLM(Selector):
     tau: float = 0.4
     penalty: float = 0.02
 
-    def companions(self) -> tuple[Part, ...]:
+    def companions(self, family: str) -> tuple[Part, ...]:
         return (NegEntropy(), Eos("prefix_complete"), DCD(s_init=16, s_max=16))
 
     def select(self, view: View) -> BoolArray:

@@ -6,7 +6,7 @@ import numpy as np
 
 from ..core.canvas import Canvas
 from ..core.capabilities import FIXED_WINDOW, REPEATABLE, WHOLE_REGION
-from ..core.limits import COUNT, NOT_NEGATIVE, bounds
+from ..core.limits import COUNT, bounds
 from .base import Window
 from .compose import register
 
@@ -16,8 +16,6 @@ class StaticBlocks(Window):
     """Blocks of equal length, left to right; the next opens when the last has no mask.
 
     The last block is short when ``block_length`` (default 32) does not divide the region.
-    ``force_first`` commits exactly the first position when a block opens, whatever its score:
-    only for parity with the cached Dream code of Fast-dLLM, which cannot predict it later.
     ``official`` is for parity with WeDLM's block decoder, which knows masks by their id: where the
     model may propose the mask token, one that was committed is undecided again in the next block.
     """
@@ -26,7 +24,6 @@ class StaticBlocks(Window):
     limits = bounds(block_length=COUNT)
 
     block_length: int | None = None
-    force_first: bool = False
     official: bool = False
 
     def advance(self, canvas: Canvas) -> None:
@@ -46,28 +43,15 @@ class StaticBlocks(Window):
             low = int(masks[0])
         canvas.open_window(low, high)
 
-    def decides(self, canvas: Canvas) -> bool:
-        return self.force_first and canvas.block_step == 0
-
 
 @register("whole", paper="Dream 7B", arxiv="2508.15487")
 class WholeRegion(Window):
-    """Every undecided position of the region, from the first step on.
-
-    ``force_first`` n > 0 commits exactly the first undecided position in every n-th step, beginning
-    with the first: only for parity with Window-Diffusion's Dream code, whose refreshes do.
-    """
+    """Every undecided position of the region, from the first step on."""
 
     needs = frozenset({WHOLE_REGION})
     offers = frozenset({FIXED_WINDOW, REPEATABLE})
-    limits = bounds(force_first=NOT_NEGATIVE)
-
-    force_first: int = 0
 
     def advance(self, canvas: Canvas) -> None:
         if canvas.window != (canvas.start, canvas.end):
             canvas.window = (canvas.start, canvas.end)
             canvas.block = 0
-
-    def decides(self, canvas: Canvas) -> bool:
-        return self.force_first > 0 and canvas.step % self.force_first == 0

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..core.canvas import BoolArray, Canvas
-from ..core.capabilities import CONSTRAINED, FIXED_WINDOW, KEEPS_TEXT, PROBABILITY, SHADOW
+from ..core.capabilities import CONSTRAINED, FIXED_WINDOW, KEEPS_TEXT, PROBABILITY, REPEATED_MASKS
 from ..core.limits import THRESHOLD, bounds
-from .base import Feed, Part, Reviser, Selector, View, top
+from .base import Part, Selector, View, top
 from .compose import register
-from .turn import Turn
+from .turn import Feed, Reviser, Turn
 from .windows import StaticBlocks
 
 WINO = "Wide-In, Narrow-Out: Revokable Decoding for Efficient and Effective DLLMs"
@@ -52,13 +52,13 @@ class Wino(Reviser):
     (``tau1`` 0.5 to 0.8 by task in the paper), blocks have 128 positions.
     """
 
-    needs = frozenset({SHADOW, FIXED_WINDOW, KEEPS_TEXT})
+    needs = frozenset({REPEATED_MASKS, FIXED_WINDOW, KEEPS_TEXT})
     offers = frozenset({CONSTRAINED})
     limits = bounds(tau2=THRESHOLD)
 
     tau2: float = 0.9
 
-    def companions(self) -> tuple[Part, ...]:
+    def companions(self, family: str) -> tuple[Part, ...]:
         return (WinoDraft(), StaticBlocks(128))
 
     def begin_block(self, canvas: Canvas) -> None:

@@ -1,7 +1,8 @@
 """Every Python block of the documents runs as it stands.
 
 The blocks of a document run in order and share their names.  A block that cannot run, because it
-needs files or models of the reader's, is fenced as ``python notest``.
+needs files or models of the reader's, is fenced as ``python notest``.  A ``text`` block right
+behind one is what it prints.
 """
 
 from __future__ import annotations
@@ -23,17 +24,21 @@ from dllm.samplers import SAMPLERS
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
-BLOCK = re.compile(r"^```python *(?P<mark>[^\n]*)\n(?P<code>.*?)^```", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(
+    r"^```python *(?P<mark>[^\n]*)\n(?P<code>.*?)^```(?:\n+```text\n(?P<output>.*?)^```)?",
+    re.DOTALL | re.MULTILINE,
+)
 
 
-def blocks(text: str) -> Iterator[tuple[int, str, str]]:
-    """(line of the first statement, mark, code) of each block."""
+def blocks(text: str) -> Iterator[tuple[int, str, str, str | None]]:
+    """(line of the first statement, mark, code, what it prints) of each block."""
     for match in BLOCK.finditer(text):
-        yield text[: match.start()].count("\n") + 2, match["mark"].strip(), match["code"]
+        line = text[: match.start()].count("\n") + 2
+        yield line, match["mark"].strip(), match["code"], match["output"]
 
 
 def executable(document: Path) -> bool:
-    return any(not mark for _, mark, _ in blocks(document.read_text(encoding="utf-8")))
+    return any(not mark for _, mark, *_ in blocks(document.read_text(encoding="utf-8")))
 
 
 @pytest.fixture
@@ -62,19 +67,24 @@ def test_its_blocks_run(
     monkeypatch.chdir(tmp_path)
     names = ModuleType("document")
     monkeypatch.setitem(sys.modules, "document", names)
-    for line, mark, code in blocks(document.read_text(encoding="utf-8")):
+    errors = ""
+    for line, mark, code, output in blocks(document.read_text(encoding="utf-8")):
         if not mark:
             at = "\n" * (line - 1)  # so that errors name the line of the document
             exec(compile(at + code, str(document), "exec", dont_inherit=True), names.__dict__)
-    assert "Traceback" not in capsys.readouterr().err
+            printed = capsys.readouterr()
+            errors += printed.err
+            if output is not None:
+                assert printed.out.strip() == output.strip(), f"{document.name}:{line}"
+    assert "Traceback" not in errors
 
 
 def test_marks_are_known() -> None:
     for document in DOCUMENTS:
-        for line, mark, _ in blocks(document.read_text(encoding="utf-8")):
+        for line, mark, *_ in blocks(document.read_text(encoding="utf-8")):
             assert mark in ("", "notest"), f"{document.name}:{line}: {mark}"
 
 
 def test_blocks_are_seen() -> None:
-    text = "a\n```python\nx = 1\n```\n```python notest\ny\n```\n```bash\nls\n```\n"
-    assert list(blocks(text)) == [(3, "", "x = 1\n"), (6, "notest", "y\n")]
+    text = "a\n```python\nx = 1\n```\n```python notest\ny\n```\n\n```text\n2\n```\n"
+    assert list(blocks(text)) == [(3, "", "x = 1\n", None), (6, "notest", "y\n", "2\n")]

@@ -50,7 +50,6 @@ class Batched(Decoding):
         return Settings(
             sampler=None if self.sampler == SAMPLER else self.sampler,
             caches=(self.cache or "none",), max_batch_size=self.max_batch_size,
-            max_waiting=4 * self.max_batch_size, deadline=float(10**7), page=False,
             **{name: arguments[name] for name in SERVED if name in arguments},
         )  # fmt: skip
 
@@ -118,7 +117,7 @@ def batch(
 
 def _run(options: Batched, lines: Any, count: int, results: Results) -> int:
     """Answer ``lines``; how many of them failed."""
-    from ..serve.batch import answer_all, failed
+    from ..serve.batch import answer_all, failed, patient
 
     answered, failures, lines_now = 0, 0, Ticker()
     columns = ("{task.description}", BarColumn(), "{task.completed}/{task.total}",
@@ -144,7 +143,7 @@ def _run(options: Batched, lines: Any, count: int, results: Results) -> int:
             return failures
         from ..serve.service import Service
 
-        service = Service(options.load(), options.settings())
+        service = Service(options.load(), patient(options.settings()))
         try:
             asyncio.run(answer_all(service, lines, done))
         except KeyboardInterrupt:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-import os
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +17,7 @@ from .output import note
 if TYPE_CHECKING:
     from ..models import DiffusionModel
     from ..train.dflash.recipe import DFlashTraining
+    from ..train.loop import Report
 
 # Options of the help page; --help-all has all.
 SHOWN = (
@@ -29,7 +33,35 @@ def setting(default: Any, text: str, panel: str, *names: str, **more: Any) -> An
 
 
 @dataclass(frozen=True, kw_only=True)
-class DFlash:
+class Reported:
+    """What a training says, and to whom."""
+
+    log_every: int = setting(20, "Log every N steps.", OUTPUT, min=1)
+    report_to: list[str] | None = setting(
+        None,
+        "Report to an integration of transformers: tensorboard, wandb, ...; repeatable.",
+        OUTPUT,
+    )
+
+    def report(self) -> Report:
+        """To the terminal, and to those."""
+        from ..train.loop import Report
+
+        return Report(note, self.log_every, self.report_to or ())
+
+
+@contextmanager
+def resumable() -> Iterator[None]:
+    """Where the command is interrupted, say how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        note(f"stopped; to go on: {shlex.join(['dllm', *sys.argv[1:]])}")
+        raise
+
+
+@dataclass(frozen=True, kw_only=True)
+class DFlash(Reported):
     """Options of ``dllm train dflash``."""
 
     verifier: str = setting(..., "Verifier: hub id or folder of a causal model.", SHAPE)
@@ -42,14 +74,14 @@ class DFlash:
     )
     answers: int = setting(6000, "Answers to prompts that the verifier writes.", DATA, min=1)
     max_new_tokens: int = setting(200, "Maximum length of an answer in tokens.", DATA, min=8)
-    online_taps: bool = setting(
+    online_hidden_states: bool = setting(
         False, "Compute the verifier's hidden states in every step instead of storing them.", DATA
     )
     layers: int = setting(4, "Layers of the drafter.", SHAPE, min=1)
     block_size: int = setting(
         8, "Block size: 1 known token and block_size - 1 drafted ones.", SHAPE, min=2
     )
-    taps: str | None = setting(
+    target_layer_ids: str | None = setting(
         None, "Hidden-state layers of the verifier to read, e.g. 1,10,18,27.", SHAPE
     )
     mask_token_id: int | None = setting(
@@ -66,7 +98,8 @@ class DFlash:
         None, "Drafter whose weights, head and vocabulary the run starts with.", SHAPE
     )
     steps: int = setting(4000, "Training steps.", TRAINING, min=1)
-    rows: int = setting(8, "Answers per step.", TRAINING, min=1)
+    rows: int = setting(8, "Answers per batch.", TRAINING, min=1)
+    accumulate: int = setting(1, "Batches per step, of all processes.", TRAINING, min=1)
     anchors: int = setting(48, "Blocks per answer and step.", TRAINING, min=1)
     learning_rate: float = setting(1e-3, "Peak learning rate.", TRAINING, min=0.0)
     warmup: int = setting(50, "Warm-up steps.", TRAINING, min=0)
@@ -100,8 +133,8 @@ class DFlash:
 def dflash(*, options: DFlash) -> None:
     """Train a drafter that fills a block of masks in one forward pass (DFlash).
 
-    A run that was stopped goes on from its last checkpoint.  On several GPUs: write the data with
-    one process first, then `accelerate launch --module dllm train dflash ...`.
+    A run that was stopped goes on from its last checkpoint.  On several GPUs: `accelerate launch
+    --module dllm train dflash --accumulate N ...`, N a multiple of their number.
     """
     from ..drafting.naming import load_verifier
     from ..train.dflash.export import FORMATS
@@ -112,86 +145,80 @@ def dflash(*, options: DFlash) -> None:
     if o.format not in FORMATS:
         raise UnknownNameError("format", o.format, FORMATS)
     recipe = DFlashTraining(
-        o.layers, _numbers(o.taps), o.block_size, o.mask_token_id, o.sliding_window, o.init,
-        o.held_out, draft_vocabulary=o.draft_vocabulary, conv=o.conv, from_anchor=o.from_anchor,
+        o.layers, _numbers(o.target_layer_ids), o.block_size, o.mask_token_id, o.sliding_window,
+        o.init, o.held_out, draft_vocabulary=o.draft_vocabulary, conv=o.conv,
+        from_anchor=o.from_anchor,
         objective=Objective(o.loss, o.gamma, o.soft, o.head_rows, markov=o.markov_rank,
                             selector=o.selector_rank),
         schedule=Schedule(o.steps, o.learning_rate, o.warmup, o.schedule, o.evaluate_every,
-                          seed=o.seed, rows=o.rows, anchors=o.anchors),
+                          accumulate=o.accumulate, seed=o.seed, rows=o.rows, anchors=o.anchors),
     )  # fmt: skip
     model = load_verifier(loaded(o.verifier, o.device))
     o.output.mkdir(parents=True, exist_ok=True)
-    files = written_answers(model, o.data or [], o.output, o.answers, o.max_new_tokens, o.seed)
-    _train(model, files, recipe, o.output, o.weights_from, o.online_taps, o.format)
+    with resumable():
+        _train(model, recipe, options)
 
 
 def _numbers(text: str | None) -> tuple[int, ...] | None:
     try:
         return None if text is None else tuple(int(part) for part in text.split(","))
     except ValueError as error:
-        raise ConfigError(f"taps are layer numbers, e.g. 1,10,18,27, not {text!r}") from error
+        raise ConfigError(
+            f"target_layer_ids are layer numbers, e.g. 1,10,18,27, not {text!r}"
+        ) from error
 
 
 def loaded(name: str, device: str, dtype: str = "auto") -> DiffusionModel:
     """The model, by default in bfloat16 where the machine multiplies it fast."""
     from ..models import load
     from ..train.loop import machine_has_bf16
+    from ..train.processes import own_device
 
     if dtype == "auto":
         dtype = "bfloat16" if machine_has_bf16(device) else "float32"
     note(f"{name} in {dtype}")
-    return load(name, dtype=dtype, device=device)
+    return load(name, dtype=dtype, device=own_device(device))
 
 
-def written_answers(
-    model: DiffusionModel, data: list[Path], output: Path, count: int, most: int, seed: int,
-    lines: list[str] | None = None,
-) -> list[Path]:  # fmt: skip
-    """Files of answers, written first where there are only prompts: files of ``data``, ``lines``,
-    or else those that the model makes up."""
-    from ..request.prompts import encode
-    from ..train.dflash.generate import STARTERS, read_data, write_answers
+def answer_files(model: DiffusionModel, options: DFlash) -> Iterator[tuple[Path, Any]]:
+    """Files of answers, and the prompts of those that have to be written."""
+    from ..train.dflash.generate import read_data
 
-    asked: dict[Path, Any] = {}
-    files = []
-    for i, file in enumerate(data):
+    for number, file in enumerate(options.data or ()):
         prompts = read_data(model, file)
-        files.append(file if prompts is None else output / f"answers-{i}.jsonl")
-        asked[files[-1]] = prompts
-    if not data:
-        files = [output / "answers.jsonl"]
-        if lines is not None:
-            asked[files[0]] = [encode(model, line) for line in lines]
-    for file in files:
-        prompts = asked.get(file)
-        if prompts is None and data:
-            continue
-        total = count if prompts is None else len(prompts)
-        for done in write_answers(
-            model, file, total, seed=seed, prompts=prompts, max_new_tokens=most, starters=STARTERS
-        ):
-            note(f"{done}/{total} answers")
-    return files
+        yield (file if prompts is None else options.output / f"answers-{number}.jsonl"), prompts
 
 
-def _train(
-    model: DiffusionModel, files: list[Path], recipe: DFlashTraining, output: Path,
-    weights_from: str | None, online: bool, into: str,
-) -> None:  # fmt: skip
-    from ..train.dflash.recipe import finish, keep_taps, mask_id, start
+def _train(model: DiffusionModel, recipe: DFlashTraining, options: DFlash) -> None:
+    from ..train.dflash.generate import STARTERS, write_answers
+    from ..train.dflash.recipe import finish, keep_states, mask_id, start
     from ..train.loop import machine_has_bf16, resume
+    from ..train.processes import by_the_first, is_first
 
-    if not online:
+    files = dict(answer_files(model, options)) or {options.output / "answers.jsonl": None}
+    for file, prompts in files.items():
+        if prompts is None and options.data:
+            continue
+        total = options.answers if prompts is None else len(prompts)
+        writing = write_answers(
+            model, file, total, seed=options.seed, prompts=prompts,
+            max_new_tokens=options.max_new_tokens, starters=STARTERS,
+        )  # fmt: skip
+        for done in by_the_first(writing, options.device):
+            note(f"{done}/{total} answers")
+    if not options.online_hidden_states:
         mask = mask_id(model) if recipe.mask_token_id is None else recipe.mask_token_id
-        for done in keep_taps(files, model.hf, recipe.config(model.hf.config, mask)):
+        keeping = keep_states([*files], model.hf, recipe.config(model.hf.config, mask))
+        for done in by_the_first(keeping, options.device):
             if done % 512 == 0:
                 note(f"hidden states of {done} answers")
+    folder = options.output
     run, split = start(
-        model, files, recipe, output, bf16=machine_has_bf16(model.device.type),
-        weights_from=weights_from, say=note,
+        model, [*files], recipe, folder, bf16=machine_has_bf16(model.device.type),
+        weights_from=options.weights_from, report=options.report(),
     )  # fmt: skip
     note(f"{len(split.train)} answers to train on, {len(split.held)} to measure with")
     resume(run)
-    if int(os.environ.get("RANK", "0")) == 0:
-        finish(run, model, recipe, split, output / "drafter", into, weights_from)
-        note(f"drafter: {output / 'drafter'}")
+    if is_first():
+        finish(run, model, recipe, split, folder / "drafter", options.format, options.weights_from)
+        note(f"drafter: {folder / 'drafter'}")

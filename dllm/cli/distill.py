@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import ConfigError, UnknownNameError
-from .dflash import DATA, OUTPUT, TRAINING, setting
+from .dflash import DATA, OUTPUT, TRAINING, Reported, resumable, setting
 from .inputs import read_lines
 from .options import takes
 from .output import note
@@ -27,7 +27,7 @@ SHOWN = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class Run(Reported):
     """Options of both commands."""
 
     model: str = setting(..., "Model: hub id, folder or bundled name.", DATA)
@@ -39,7 +39,7 @@ class Run:
     answers: int = setting(2000, "Prompts to answer.", DATA, min=1)
     held_out: int = setting(64, "Prompts held out for evaluation.", DATA, min=1)
     steps: int = setting(1000, "Training steps (0: only write answers).", TRAINING, min=0)
-    rows: int = setting(8, "Answers per step.", TRAINING, min=1)
+    rows: int = setting(8, "Answers per batch.", TRAINING, min=1)
     rank: int | None = setting(
         None, "Rank of the LoRA adapter, default 32 (0: train all weights).", TRAINING, min=0
     )
@@ -48,7 +48,7 @@ class Run:
     )
     schedule: str = setting("cosine", "Learning-rate schedule of transformers.", TRAINING)
     warmup: int = setting(20, "Warm-up steps.", TRAINING, min=0)
-    accumulate: int = setting(1, "Batches per step.", TRAINING, min=1)
+    accumulate: int = setting(1, "Batches per step, of all processes.", TRAINING, min=1)
     evaluate_every: int = setting(100, "Evaluate every N steps.", TRAINING, min=1)
     checkpointing: bool = setting(
         False,
@@ -77,7 +77,12 @@ class Run:
             held = task_questions(self.held_out, self.seed, tasks, "test")
         else:
             lines = [Question(line) for line in read_lines(self.prompts)]
-            own, held = lines[: -self.held_out] or lines, lines[-self.held_out :]
+            own, held = lines[: -self.held_out], lines[-self.held_out :]
+            if not own:
+                raise ConfigError(
+                    f"{self.prompts} has {len(lines)} prompts, and {self.held_out} are held out to "
+                    "evaluate: give more, or hold out fewer with --held-out"
+                )
 
         def questions(number: int) -> list[Question]:
             if self.prompts is not None:
@@ -155,13 +160,16 @@ def _distill(
     """One run of `train.recipes.distill`; ``block``: of an autoregressive model that learns to
     decode in blocks from what it was."""
     from ..models import load
+    from ..train.processes import own_device
     from ..train.recipes.convert import in_blocks
     from ..train.recipes.distill import Distillation, finish, train
 
     run = run.ranked(32)
     assert run.rank is not None
     folder = run.output or Path("runs") / name
-    model = load(run.model, device=run.device, dtype=run.dtype if run.rank else "float32")
+    model = load(
+        run.model, device=own_device(run.device), dtype=run.dtype if run.rank else "float32"
+    )
     teacher = model if block else None
     if block:
         model = in_blocks(model, block, mask_token_id)
@@ -170,8 +178,10 @@ def _distill(
     questions, held = run.asked()
     folder.mkdir(parents=True, exist_ok=True)
     recipe = Distillation(settings, run.scheduled(), run.rows, run.rank, **how)
-    job = train(model, recipe, folder, questions, data=run.data or (), held_out=held, say=note,
-                teacher=teacher, gradient_checkpointing=run.checkpointing)  # fmt: skip
+    with resumable():
+        job = train(model, recipe, folder, questions, data=run.data or (), held_out=held,
+                    report=run.report(), teacher=teacher,
+                    gradient_checkpointing=run.checkpointing)  # fmt: skip
     if job is None:
         return note(f"answers: {folder}")
     finish(job, model, recipe, folder / ("adapter" if run.rank else "model"))

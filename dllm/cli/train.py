@@ -49,19 +49,16 @@ def nano(
 ) -> None:
     """Train nano from scratch; a run that was stopped goes on where it saved last."""
 
+    from ..train.loop import Report
     from ..train.recipes.nano import NanoTraining, export, train
 
     recipe = NanoTraining.of(objective, seed=seed, **({} if steps is None else {"steps": steps}))
     folder = output or Path("runs") / NAMES[objective]
-    train(
-        recipe,
-        folder,
-        device=device,
-        compile_model=compiled,
-        weights_from=weights_from,
-        say=note,
-        accuracy_examples=examples,
-    )
+    with dflash.resumable():
+        train(
+            recipe, folder, device=device, compile_model=compiled, weights_from=weights_from,
+            report=Report(note, log_every=50), accuracy_examples=examples,
+        )  # fmt: skip
     export(folder, folder / NAMES[objective])
     note(f"{recipe.steps} steps of the {objective} recipe: {folder / NAMES[objective]}")
 
@@ -132,8 +129,9 @@ def deer(
     asked: list[str] = own if prompts is None else read_lines(prompts)
     note(f"{len(asked)} answers of {verifier}")
     pairs = teacher_answers(load(verifier), asked)
-    for number, model in enumerate(align(load(drafter), pairs, recipe, output, note), 1):
-        save_aligned(model, recipe, output / f"stage{number}")
+    with dflash.resumable():
+        for number, model in enumerate(align(load(drafter), pairs, recipe, output, note), 1):
+            save_aligned(model, recipe, output / f"stage{number}")
     note(f"aligned drafter: {output / 'stage2'}")
 
 

@@ -87,7 +87,7 @@ UNCONDITIONAL = Capability(
 # DAWN reads the attention between all positions; DAEDAL what the model says of all.
 WHOLE_TEXT = Capability("a forward over the whole text at every step", {"a cache": NO_CACHE})
 # WINO feeds every position of its block a second time, as a mask that does not see its token.
-SHADOW = Capability(
+REPEATED_MASKS = Capability(
     "second predictions of the window's positions",
     {"a cache": NO_CACHE, "a model": "use a model that predicts in place, such as LLaDA,"},
 )

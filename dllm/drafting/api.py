@@ -40,11 +40,11 @@ def speculate(
 
     ``verifier``: an autoregressive model: hub id, folder, transformers model or what `dllm.load`
     returns.  ``drafter``: a diffusion model (or anything `dllm.load` takes), the spec of a drafter
-    such as ``"prompt_lookup"``, a `Drafter`, a list of these (the first one that has something to
-    say drafts), or None: plain decoding with the same loop and the same noise.  ``prompt``: as for
-    `dllm.generate`.  A list of prompts is a batch: every round verifies the drafts of all its texts
-    in one packed forward, without padding, where the network's attention allows that, else text by
-    text; each text comes out as if it had been alone.
+    such as ``"prompt_lookup"``, a `Drafter`, a list of these (tried in order; the first non-empty
+    draft is used), or None: plain decoding with the same loop and the same noise.  ``prompt``: as
+    for `dllm.generate`.  A list of prompts is a batch: every round verifies the drafts of all its
+    texts in one packed forward, without padding, where the network's attention allows that, else
+    text by text; each text comes out as if it had been alone.
 
     ``streamer`` (one prompt only) receives the prompt's ids, those of every round, and the end,
     as from ``generate`` of transformers.  ``options``:
@@ -53,11 +53,11 @@ def speculate(
       above) give the same tokens as ``drafter=None``; "match", "point", "ratio", "block",
       "hsd", "multi_round" and "traversal" give the same distribution.  "fly", "pivot" and "apd"
       are LOSSY.
-    - ``controller``: how many tokens to draft, e.g. "rate" (default) or "fixed(k=8)".
+    - ``controller``: how many tokens to draft, e.g. "adaptive" (default) or "fixed(k=8)".
     - for a diffusion drafter ``search`` (e.g. "cps"), ``proxy``, ``window`` (masks it sees),
-      ``steps``, ``sampler``, ``cache``, ``refresh_rounds``, ``recent``, ``inside``, ``end_marker``,
-      ``marker_position``, ``trim``; see `DiffusionDrafter`; for a block drafter ``head``,
-      ``nodes`` and ``copies``; see `BlockDrafter`.
+      ``steps``, ``sampler``, ``cache``, ``refresh_rounds``, ``end_marker``, ``marker_position``,
+      ``trim``; see `DiffusionDrafter`; for a block drafter ``head``,
+      ``nodes`` and ``ngram_candidates``; see `BlockDrafter`.
     - ``vocabulary``: "auto" refuses a model that uses other token ids than the verifier;
       "retokenize" and "intersect" bridge the difference.
     - ``max_new_tokens``, ``min_new_tokens``, ``temperature``, ``top_p``, ``top_k``,

@@ -10,6 +10,7 @@ distribution that its tokens were drawn from.  `AcceptRule.check` refuses that.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -25,6 +26,12 @@ from ..core.spec import parse
 
 Array = npt.NDArray[np.float64]
 ROOT = -1  # the parent of a draft's first tokens: the last committed token
+
+
+def clock_of(device: Any) -> Callable[[], float]:
+    """The clock that rounds are measured by: processor time where a torch ``device`` is a CPU,
+    whose other work must not decide how much is drafted; else time that passes."""
+    return time.process_time if device.type == "cpu" else time.perf_counter
 
 
 class Distribution(Enum):
@@ -181,8 +188,9 @@ class Outcome:
 class RoundStats:
     """One round.  ``drafted`` nodes and ``depth`` of the draft, ``accepted`` tokens (without the
     extra one), ``emitted`` tokens; ``extra`` is "correction", "bonus" or "none" (cut off).
-    ``first``: the round read the prompt; ``attempted``: the drafter was asked.  Seconds spent
-    drafting (search included), searching, verifying (accept rule included) and on everything else.
+    ``first``: the round read the prompt; ``attempted``: the drafter was asked.  Seconds by
+    `clock_of`, spent drafting (search included), searching, verifying (accept rule included) and on
+    everything else.
     In a batch ``verify_seconds`` are those of the whole forward, which also fed ``beside`` tokens
     of other texts that got ``beside_emitted`` tokens from it.
     """
@@ -210,9 +218,9 @@ class Feedback:
     """What a drafter, a proxy or a controller learns from a round.  ``accepted`` counts drafted
     tokens that were kept; ``emitted`` are the new tokens; ``fed`` are the tokens whose successors
     the verifier scored and ``scores`` its logits (rows, V), on its device; None in engines that
-    keep them.  ``hidden`` (m, taps * D) are the outputs of the layers
-    in `Drafter.taps` at every token that was fed: those that were committed and not yet fed (in
-    the first round the prompt), then the nodes of the draft."""
+    keep them.  ``hidden`` (m, layers * D) are the hidden states behind the layers
+    `Drafter.target_layer_ids` at every token that was fed: those that were committed and not yet
+    fed (in the first round the prompt), then the nodes of the draft."""
 
     draft: Draft
     path: list[int]
@@ -279,13 +287,13 @@ class DraftPart:
 class Drafter(DraftPart):
     """Something that proposes tokens.  What outlives a sequence is kept in the drafter itself.
 
-    ``taps``: indices of the verifier's layers whose outputs it wants in `Feedback.hidden`.
+    ``target_layer_ids``: the verifier's layers whose hidden states it reads, in `Feedback.hidden`.
     ``outside``: its drafts come from elsewhere, when they come; its texts wait for them, and take
     nobody's place meanwhile.
     """
 
     distributions: ClassVar[frozenset[Distribution]] = frozenset({Distribution.POINT})
-    taps: ClassVar[tuple[int, ...]] = ()
+    target_layer_ids: ClassVar[tuple[int, ...]] = ()
     outside: ClassVar[bool] = False
 
     def open(self, request: DraftRequest) -> Drafting:

@@ -32,9 +32,9 @@ T = TypeVar("T")
 class SpeculativeEngine(Work[DraftedRow, Step]):
     """Writes autoregressive texts, each as its `DraftedRecipe` says.
 
-    ``taps``: layers of the verifier that drafters want to see.  ``exact``: see `Verifier`.
-    ``most``, ``max_batch_size``, ``max_batch_tokens`` (default: 4096): see `Work`.  Texts whose
-    drafts come from outside take no room.
+    ``target_layer_ids``, ``exact``: see `Verifier`.  ``most``, ``max_batch_size``,
+    ``max_batch_tokens`` (default: 4096): see `Work`.  Texts whose drafts come from outside take no
+    room.
     """
 
     cache_name = "verifier"
@@ -44,14 +44,14 @@ class SpeculativeEngine(Work[DraftedRow, Step]):
         self,
         model: DiffusionModel,
         *,
-        taps: tuple[int, ...] = (),
+        target_layer_ids: tuple[int, ...] = (),
         exact: bool = True,
         most: int | None = None,
         max_batch_size: int | None = None,
         max_batch_tokens: int | None = None,
     ) -> None:
         super().__init__(model, max_batch_size, most, max_batch_tokens or MOST_TOKENS)
-        self.verifier = open_verifier(model, taps, exact)
+        self.verifier = open_verifier(model, target_layer_ids, exact)
         self._seconds = 0.0
 
     @property
@@ -64,7 +64,7 @@ class SpeculativeEngine(Work[DraftedRow, Step]):
             return
         if not drafter.distributions & rule.accepts:
             rule.check(next(iter(drafter.distributions)), False)
-        if drafter.taps and drafter.taps != self.verifier.taps:
+        if drafter.target_layer_ids and drafter.target_layer_ids != self.verifier.target_layer_ids:
             raise ConfigError(
                 f"{type(drafter).__name__} reads layers of the verifier, which has to be opened "
                 "for it: name it as the drafter of the session"
@@ -117,20 +117,21 @@ class SpeculativeEngine(Work[DraftedRow, Step]):
     def _plan(self, rows: list[DraftedRow]) -> None:
         """A draft for every text, in one call of each drafter."""
         asked: dict[int, list[tuple[DraftedRow, Budget]]] = {}
+        clock = self.verifier.clock
         for row in rows:
-            row.draft_seconds, began = None, time.perf_counter()
+            row.draft_seconds, began = None, clock()
             budget = self._guarded(row, row.budget)
             if row.error is None and budget is None:
                 row.draft = EMPTY
             if budget is not None:
-                row.draft_seconds = time.perf_counter() - began
+                row.draft_seconds = clock() - began
                 asked.setdefault(id(row.recipe.drafter), []).append((row, budget))
         for work in asked.values():
             drafter = work[0][0].recipe.drafter
             assert drafter is not None
-            began = time.perf_counter()
+            began = clock()
             drafts = self._propose(drafter, work)
-            seconds = (time.perf_counter() - began) / len(work)
+            seconds = (clock() - began) / len(work)
             for (row, _), draft in zip(work, drafts, strict=True):
                 row.draft_seconds = (row.draft_seconds or 0.0) + seconds
                 if draft is not None:
@@ -162,10 +163,11 @@ class SpeculativeEngine(Work[DraftedRow, Step]):
             return None
 
     def _forward(self, rows: list[DraftedRow]) -> Iterator[Any]:
-        began = time.perf_counter()
+        clock = self.verifier.clock
+        began, passed = clock(), time.perf_counter()
         scored = self.verifier.score([(row.text, row.draft or EMPTY) for row in rows])
-        seconds = time.perf_counter() - began
-        self._seconds += seconds
+        seconds = clock() - began
+        self._seconds += time.perf_counter() - passed
         fed = [row.cost for row in rows]
         forward = Forward(seconds, sum(fed), len(rows))
         return ((*own, forward) for own in zip(scored, fed, strict=True))
@@ -184,7 +186,7 @@ def engine_for(
     """An engine with room for ``requests``, which have one recipe."""
     recipe: DraftedRecipe = requests[0].recipe
     engine = SpeculativeEngine(
-        model, taps=recipe.taps, exact=exact, most=positions_for(requests),
+        model, target_layer_ids=recipe.target_layer_ids, exact=exact, most=positions_for(requests),
         max_batch_size=recipe.config.max_batch_size,
         max_batch_tokens=recipe.config.max_batch_tokens,
     )  # fmt: skip

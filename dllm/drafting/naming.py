@@ -56,7 +56,7 @@ def make_drafter(drafter: DrafterLike, **options: Any) -> Drafter | None:
         return single(drafter, DRAFTERS, Drafter)
     if is_block_drafter(drafter):
         return make_block_drafter(drafter, options)
-    odd = [name for name in ("head", "nodes", "copies") if name in options]
+    odd = [name for name in ("head", "nodes", "ngram_candidates") if name in options]
     if odd:
         raise ConfigError(f"{odd[0]} is for block drafters, and {short(drafter)} is none: drop it")
     return DiffusionDrafter(load(drafter), **options)

@@ -25,8 +25,8 @@ from .naming import fit, load_verifier, make_drafter
 ARGUMENTS = GenerationConfig.fields(VERIFIER)
 SETTINGS = ("rule", "controller", "repetition_penalty", "logits_processor")
 DRAFTING = ("search", "proxy", "window", "steps", "sampler", "cache", "refresh_rounds",
-            "recent", "inside", "end_marker", "marker_position", "trim", "head", "nodes",
-            "copies")  # fmt: skip
+            "end_marker", "marker_position", "trim", "head", "nodes",
+            "ngram_candidates")  # fmt: skip
 OTHERS = (*DRAFTING, "exact", "chat", "tokenizer", "vocabulary")
 
 
@@ -50,9 +50,9 @@ class DraftedRecipe(Recipe):
         return self.drafter is not None and self.drafter.outside
 
     @property
-    def taps(self) -> tuple[int, ...]:
+    def target_layer_ids(self) -> tuple[int, ...]:
         """Layers of the verifier that the drafter wants to see."""
-        return () if self.drafter is None else self.drafter.taps
+        return () if self.drafter is None else self.drafter.target_layer_ids
 
     def sampling(self, model: DiffusionModel, prompt: IntArray, limit: int) -> Sampling:
         """How the verifier's logits become the distribution of a text's tokens."""
@@ -95,8 +95,8 @@ def recipe_for(
             f"cannot keep to a form: drop it or {built.formatted}"
         )
     return DraftedRecipe(
-        drafter, judge, single(controller or "rate", CONTROLLERS, LengthController), config=built,
-        stop_ids=model.facts.stop_token_ids, repetition_penalty=repetition_penalty,
+        drafter, judge, single(controller or "adaptive", CONTROLLERS, LengthController),
+        config=built, stop_ids=model.facts.stop_token_ids, repetition_penalty=repetition_penalty,
         processors=tuple(logits_processor), own_defaults=own_defaults,
         after_step=stop_strings(model, built) if built.stop_strings else None,
         format=format_for(model, built) if built.formatted else None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -140,13 +139,13 @@ class DraftedRow(Row):
     def settle(self, scored: Scored, fed: int, forward: Forward) -> Step:
         """Commit of the draft what the rule accepts, and one token more; ``fed`` tokens of the
         ``forward`` were the text's."""
-        began = time.perf_counter()
+        began = self.verifier.clock()
         draft, prefix, canvas = self.draft, self.prefix, self.canvas
         assert draft is not None
         logits = scored.logits[: len(draft) + 1]
         rows = Rows(logits, draft, prefix, self.sampling, self.noise, len(self.rounds))
         outcome = self.recipe.rule.judge(rows, draft)
-        judged = time.perf_counter()
+        judged = self.verifier.clock()
         emitted = self._cut([*draft.tokens[outcome.path].tolist(), outcome.extra])
         logprobs = rows.logprobs([-1, *outcome.path][: len(emitted)], emitted)
         decision = self._commit(emitted, logprobs)
@@ -164,7 +163,7 @@ class DraftedRow(Row):
             accepted=len(path), emitted=len(emitted), extra=extra, source=draft.source,
             draft_seconds=self.draft_seconds or 0.0, search_seconds=draft.search_seconds,
             verify_seconds=forward.seconds + judged - began,
-            other_seconds=time.perf_counter() - judged, context=len(prefix),
+            other_seconds=self.verifier.clock() - judged, context=len(prefix),
             first=not self.rounds, attempted=self.draft_seconds is not None,
             beside=forward.fed - fed,
             beside_emitted=forward.emitted + forward.texts - forward.settled - 1,

@@ -18,7 +18,7 @@ from ..core.capabilities import (
     LEFT_TO_RIGHT,
     OWN_PREDICTIONS,
     REORDERING,
-    SHADOW,
+    REPEATED_MASKS,
     SLIDING_BRANCHES,
     UNCONDITIONAL,
     Capability,
@@ -28,7 +28,7 @@ from ..core.errors import ConfigError, PromptError
 from ..kernels.statistics import Filters, TokenClasses
 from ..models import DiffusionModel, Facts
 from ..samplers import NOTHING, Sampler
-from ..samplers.base import Reviser, Selector, Transform
+from ..samplers.base import Transform
 from ..samplers.compose import check_needs
 from ..structured.format import Format
 
@@ -138,8 +138,8 @@ class MaskedRecipe(Recipe):
 
     @property
     def owned(self) -> int:
-        """Lanes that a row owns slots for: those of its branches, and one for shadow tokens."""
-        return self.lanes * self.width + self.sampler.shadows
+        """Lanes that a row owns slots for: of its branches, and one for masks fed again."""
+        return self.lanes * self.width + self.sampler.feeds_masks
 
     def first_length(self, facts: Facts, prompt: int, begun: int, cap: int) -> int:
         rule = self.sampler.length
@@ -175,13 +175,13 @@ class RowOptions:
     def of(cls, recipe: MaskedRecipe, model: DiffusionModel) -> RowOptions:
         """Those of a row."""
         sampler, config = recipe.sampler, recipe.config
+        read, layers = sampler.statistics, model.hf.config.num_hidden_layers
         # At temperature 0 the proposal itself is the likeliest token.
-        own = int("top_token" in sampler.statistics and config.temperature > 0)
-        own = max(own, *(part.candidates for part in sampler.parts))
+        likeliest = read.get("top_token", 0) if config.temperature > 0 else 0
         return cls(
-            *_bans(recipe, model), recipe.filters, max(config.top_candidates, own),
-            sampler.statistics,
-            sampler.maps(model.hf.config.num_hidden_layers),
+            *_bans(recipe, model), recipe.filters,
+            max(config.top_candidates, likeliest, read.get("top_logprob", 0)), frozenset(read),
+            tuple(range(max(0, layers - read.get("attention", 0)), layers)),
             None if recipe.format is None else recipe.format.automaton.classes,
             tuple(sorted(config.logit_bias.items())),
         )  # fmt: skip
@@ -195,14 +195,13 @@ def _bans(recipe: MaskedRecipe, model: DiffusionModel) -> tuple[tuple[int, ...],
             "load a diffusion model, or use it as a verifier"
         )
     always = {facts.mask_token_id} if config.suppress_mask else set()
-    if sampler.eos.suppress and facts.eos_token_id is not None:
-        always.add(facts.eos_token_id)
+    always |= {token for part in sampler.parts for token, where in part.bans.items() if not where}
     if facts.expand_token_id is not None:
         always.add(facts.expand_token_id)
     if recipe.ban_stops:
         always |= {*sampler.stop_ids}
-    always -= sampler.bannable
-    some = {*sampler.bannable, *(sampler.stop_ids if config.min_new_tokens else ())} - always
+    always -= sampler.conditional.keys()
+    some = {*sampler.conditional, *(sampler.stop_ids if config.min_new_tokens else ())} - always
     return (*sorted(always), *sorted(some)), len(some)
 
 
@@ -210,7 +209,10 @@ def bans(
     recipe: MaskedRecipe, canvas: Canvas, positions: IntArray, ids: tuple[int, ...]
 ) -> BoolArray:
     """(n, m) bool: which of the conditionally banned ``ids`` are so at which positions."""
-    result = recipe.sampler.bans(canvas, positions, ids)
+    result = np.zeros((len(positions), len(ids)), np.bool_)
+    for token, places in recipe.sampler.conditional.items():
+        for where in places:
+            result[:, ids.index(token)] |= where(canvas, positions)
     if recipe.config.min_new_tokens:
         early = positions < canvas.start + recipe.config.min_new_tokens
         result |= early[:, None] & np.isin(ids, recipe.sampler.stop_ids)
@@ -230,7 +232,7 @@ class Setting(NamedTuple):
 
 def offers_of(facts: Facts) -> frozenset[Capability]:
     """What a model offers to the parts of a sampler and to a cache."""
-    offered = {SHADOW} if facts.logit_shift == 0 else set()
+    offered = {REPEATED_MASKS} if facts.logit_shift == 0 else set()
     if facts.mask_kind == "decided_first":  # where decided tokens predict the next one
         return frozenset(offered | {DECIDED_FIRST})
     if facts.block_length:
@@ -258,8 +260,7 @@ def check_format(sampler: Sampler) -> None:
     for part in sampler.parts:
         rewrites = (
             isinstance(part, Transform)
-            or (isinstance(part, Selector) and type(part).proposals is not Selector.proposals)
-            or isinstance(part, Reviser)
+            or part.role in ("reviser", "course")
             or "residual" in part.statistics
         )
         if rewrites and CONSTRAINED not in part.offers:
@@ -283,10 +284,10 @@ def check_recipe(recipe: MaskedRecipe, cache: Cache, model: DiffusionModel) -> N
                     cache.offers)  # fmt: skip
     if recipe.format is not None:
         check_format(sampler)
-    if sampler.shadows and config.cfg_scale > 0:
+    if sampler.feeds_masks and config.cfg_scale > 0:
         raise ConfigError(f"{sampler.spec} cannot be guided: use cfg_scale=0")
     implementation = getattr(model.hf.config, "_attn_implementation", "") or ""
-    if sampler.shadows and "flash" in implementation:
+    if sampler.feeds_masks and "flash" in implementation:
         raise ConfigError(
             f"{sampler.spec} needs attention masks: load with attn_implementation='sdpa'"
         )

@@ -157,14 +157,16 @@ class Job:
         canvas: Canvas,
         plan: Plan,
         targets: IntArray,
+        ids: Mapping[str, IntArray],
         lane: int,
         shadow: IntArray,
         single: tuple[int, int],
     ) -> Job:
-        """The job of a branch whose sampler asks for ``targets``."""
+        """The job of a branch whose sampler reads ``targets``, and of all positions the ``ids``."""
         both = targets if plan.asks is None else np.union1d(targets, plan.asks)
         wanted = None if plan.asks is None else np.searchsorted(both, targets)
-        ids = row.recipe.sampler.asks(canvas, both)
+        if ids:
+            ids = {name: every[both] for name, every in ids.items()}
         return cls(row, canvas, plan, both, lane, shadow, wanted, ids, single)
 
     @property

@@ -35,8 +35,9 @@ def jobs_of(row: Row, cache: Cache) -> list[Job]:
         canvas.block_step += 1
     else:
         raise ConfigError(f"sampler {sampler.spec!r} never decides anything")
-    foresight = FORESIGHT in cache.needs
-    targets = sampler.foreseen(canvas) if foresight else sampler.targets(canvas)
+    targets, ids = sampler.reads(canvas)
+    if FORESIGHT in cache.needs:
+        targets = sampler.foreseen(canvas)
     plan, targets = plan_row(row, cache, targets)
     feed = row.feed = sampler.feeds(canvas)
     verifies = bool(feed.branches) and "residual" in row.options.needs
@@ -48,10 +49,12 @@ def jobs_of(row: Row, cache: Cache) -> list[Job]:
             masks, read = (NOTHING, shadow) if row.slots.shift else (shadow, NOTHING)
             jobs.append(Job(row, fork, plan, read, 0, masks, single=single, verifies=True))
             continue
-        wanted, own = targets if fork is canvas else sampler.targets(fork), plan
+        wanted, asked, own = targets, ids, plan
+        if fork is not canvas:
+            wanted, asked = sampler.reads(fork)
         if cache.follows and fork is not canvas:
             own = complete_plan(cache.branch(fork, plan), wanted, row.slots, NOTHING)
-        jobs.append(Job.of(row, fork, own, wanted, i * row.recipe.lanes, shadow, single))
+        jobs.append(Job.of(row, fork, own, wanted, asked, i * row.recipe.lanes, shadow, single))
     return jobs
 
 

@@ -71,12 +71,12 @@ def recipe_for(
     if not holes and not given.get("length") and _unbounded(model, built, composed):
         with suppress(ConfigError):  # what plans for a canvas of one length has one
             composed = _compose(model, sampler, built, "append")
-    if holes and composed.length is not None and not composed.length.fills:
+    if holes and composed.length is not None and composed.length.edits != "holes":
         raise ConfigError(
             f"{composed.length.name} lengthens an answer at its end, and a text with holes has "
             "none: write [[*]], or drop it"
         )
-    if composed.bannable and built.min_new_tokens:
+    if composed.conditional and built.min_new_tokens:
         raise ConfigError(
             "min_new_tokens does not go with a length that shrinks where it is written: drop it"
         )

@@ -20,13 +20,15 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import IO, Any
 
-from ..core.errors import ConfigError, PromptError
+from ..core.config import MOST
+from ..core.errors import ConfigError, DllmError, PromptError, QueueFullError
 from ..core.json_lines import check_same
 from .body import is_unicode
 from .problems import Problem
 from .requests import GenerateRequest, read_chat, read_infill, read_text
 from .responses import read_response, reply_to
-from .service import Service
+from .service import Service, Started
+from .settings import Settings
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 INFILL, LENGTHS = "/v1/infill", ("max_tokens", "min_tokens")
@@ -34,6 +36,7 @@ READERS: dict[str, Callable[[Any], GenerateRequest]] = {
     CHAT: read_chat, TEXT: read_text, RESPONSES: read_response, INFILL: read_infill,
 }  # fmt: skip
 SYNC = 1.0  # seconds between two waits for the disk
+AGAIN = 0.05  # seconds until a request is tried again that a queue had no room for
 
 
 @dataclass(frozen=True)
@@ -231,7 +234,7 @@ async def answer(service: Service, line: Line) -> dict[str, Any]:
         ask = read(line.body)
         if ask.stream:
             raise Problem(400, "results of a batch are not streamed: drop stream", "stream")
-        started = await service.start(ask)
+        started = await admitted(service, ask)
         try:
             answers = [await handle for handle in started.handles]
         finally:
@@ -240,9 +243,25 @@ async def answer(service: Service, line: Line) -> dict[str, Any]:
         service.answered(line.id, answers, arrived)
     except Exception as error:
         problem = service.failed(error)
+        if service.broken:  # no answer to this request, nor to those behind it
+            raise DllmError(f"{problem}: the same command goes on") from error
         return _response(problem.status, problem.body())
     choices = [service.choice(ask, one, started.of(i)) for i, one in enumerate(answers)]
     return _response(200, reply_to(ask, service).body(choices))
+
+
+async def admitted(service: Service, ask: GenerateRequest) -> Started:
+    """A request at work, as soon as the queues have room for it: nothing is refused."""
+    while True:
+        try:
+            return await service.start(ask)
+        except QueueFullError:
+            await asyncio.sleep(AGAIN)
+
+
+def patient(settings: Settings) -> Settings:
+    """These settings for a service that nobody waits at: its sessions take whatever comes."""
+    return settings.but(deadline=float(10**7), max_waiting=MOST, page=False)
 
 
 def _response(status: int, body: dict[str, Any]) -> dict[str, Any]:

@@ -110,12 +110,11 @@ class Worker:
         loading: Mapping[str, Any] | None = None, defaults: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         from ..models import load
+        from .batch import patient
         from .service import Service
 
         given = settings if isinstance(settings, Settings) else Settings(**dict(settings or {}))
-        # Nobody waits for a single answer of a batch.
-        patient = given.but(deadline=1e7, max_waiting=4 * given.max_batch_size, page=False)
-        self.service = Service(load(model, **dict(loading or {})), patient)
+        self.service = Service(load(model, **dict(loading or {})), patient(given))
         self.defaults = dict(defaults or {})
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:

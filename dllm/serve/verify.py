@@ -111,7 +111,7 @@ class VerifyRoutes:
         drafts, sid = Outside(), uuid.uuid4().hex
         handle = self.session.submit(
             np.asarray(prompt, np.int64), repetition=repetition, drafter=drafts,
-            controller="whole", **given,
+            controller="full", **given,
         )  # fmt: skip
         while len(self.texts) >= MOST_TEXTS:
             self._forget(self._dispensable(owner))

@@ -4,6 +4,7 @@ nothing else."""
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
@@ -26,10 +27,23 @@ def examples(path: Path, form: str, make: Callable[[Any], Example]) -> Iterator[
                     yield make(json.loads(line))
                 except (ValueError, KeyError, TypeError, AttributeError) as error:
                     raise ConfigError(
-                        f"{path}, line {number}: expected {form}, not {line!r:.60}"
+                        f"{path}, line {number}: expected {form}, not {line!r:.60} ({error!s:.80})"
                     ) from error
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+
+
+def answer_ids(entry: Any, vocabulary: int | None = None) -> tuple[tuple[int, ...], int]:
+    """``ids`` of prompt and answer, and where the ``answer`` starts.  Raises `ValueError` where
+    these are no ids (of a vocabulary of that size), or no answer."""
+    ids, start = tuple(entry["ids"]), entry["answer"]
+    most = math.inf if vocabulary is None else vocabulary
+    for token in ids:
+        if type(token) is not int or not 0 <= token < most:
+            raise ValueError(f"{token!r} is no id of {most} tokens")
+    if type(start) is not int or not 0 <= start <= len(ids):
+        raise ValueError(f"an answer from {start!r} on, of {len(ids)} tokens")
+    return ids, start
 
 
 def arranged(lengths: Sequence[int], rows: int, seed: int, step: int) -> list[int]:

@@ -2,47 +2,55 @@
 
 An objective is a module whose forward takes a batch and returns ``{"loss": ...}``; a data set gives
 the batch of a step, as a function of its number, so that a run that was stopped goes on as if
-nothing had happened.  What a run is worth is said by a function of the objective: tokens per
-forward, accuracy.
+nothing had happened.  What a run is worth is said by the loss of held-out batches, and by a
+function of the objective: tokens per forward, accuracy.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import accelerate  # noqa: F401  (the Trainer needs it; missing, it is asked for here, by its extra)
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import nn
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.trainer_utils import SchedulerType
 
-from ..core.errors import ConfigError, UnknownNameError
+from ..core.errors import ConfigError, DllmError, UnknownNameError
 from ..core.json_lines import whole_lines
 from ..models.precision import native_bfloat16
+from .processes import is_first, shared
 
 Metrics = dict[str, float]
 LOG = "log.jsonl"  # what a run said, an entry a line
 STATE = "trainer_state.json"  # what the Trainer writes last into a checkpoint
+WEIGHTS = "model.safetensors"
 RECIPE = "recipe.json"  # what determines a run
 
 
 @dataclass(frozen=True)
 class Schedule:
     """How long and how fast.  ``schedule``: a name of transformers ("cosine", "linear", "constant",
-    or "constant_with_warmup" for a run that will be continued); ``evaluate_every`` (0: never)
-    and ``log_every`` count steps; a checkpoint is kept whenever the run is evaluated, or every
-    ``save_every`` steps; ``accumulate``: batches per step."""
+    or "constant_with_warmup" for a run that will be continued); ``evaluate_every`` counts steps (0:
+    never); a checkpoint is kept whenever the run is evaluated, or every ``save_every`` steps;
+    ``accumulate``: batches per step, of all processes together."""
 
     steps: int = 2000
     learning_rate: float = 1e-3
     warmup: int = 50
     schedule: str = "cosine"
     evaluate_every: int = 200
-    log_every: int = 20
     save_every: int = 0
     accumulate: int = 1
     clip: float = 1.0
@@ -55,61 +63,163 @@ class Schedule:
             raise UnknownNameError("schedule", self.schedule, known)
 
 
-class Loop(Trainer):
-    """Everything is transformers', except what an evaluation measures."""
+@dataclass(frozen=True)
+class Report:
+    """What a run says, and to whom.  ``say`` is handed a line per log entry, which are
+    ``log_every`` steps apart; ``to``: names of transformers' integrations, such as "tensorboard"
+    and "wandb"."""
 
-    def __init__(self, measure: Callable[[Any], Metrics] | None, **how: Any) -> None:
+    say: Callable[[str], None] | None = None
+    log_every: int = 20
+    to: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        for name in self.to:
+            if name not in INTEGRATION_TO_CALLBACK:
+                raise UnknownNameError("integration", name, INTEGRATION_TO_CALLBACK)
+
+
+SILENT = Report()
+
+
+class Loop(Trainer):
+    """Everything is transformers', except what an evaluation measures, and that checkpoints hold
+    what is trained alone."""
+
+    def __init__(
+        self, measure: Callable[[Any], Metrics] | None, held: Sequence[Any], **how: Any
+    ) -> None:
         super().__init__(**how)
-        self.measure = measure
+        self.measure, self.held = measure, held
 
     def evaluate(self, *_: Any, **__: Any) -> Metrics:
+        """Loss of the held-out batches, and what is measured."""
         objective = self.accelerator.unwrap_model(self.model)
         metrics: Metrics = {}
-        if self.measure is not None:
-            objective.train(False)
-            with torch.no_grad(), self.accelerator.autocast():
-                metrics = {f"eval_{k}": v for k, v in self.measure(objective).items()}
-            objective.train()
+        objective.train(False)
+        with torch.no_grad(), self.accelerator.autocast():
+            if self.held:
+                device = self.args.device
+                losses = [
+                    float(objective(**{k: v.to(device) for k, v in batch.items()})["loss"])
+                    for batch in map(self.held.__getitem__, range(len(self.held)))
+                ]
+                metrics["eval_loss"] = sum(losses) / len(losses)
+            if self.measure is not None:
+                metrics |= {f"eval_{k}": v for k, v in self.measure(objective).items()}
+        objective.train()
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(
             self.args, self.state, self.control, metrics
         )
         return metrics
 
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        """Without the weights that are not trained, of which a checkpoint needs no copy."""
+        model: Any = self.model
+        named = model.named_parameters(remove_duplicate=False)
+        frozen = {name for name, parameter in named if not parameter.requires_grad}
+        state = model.state_dict() if state_dict is None else state_dict
+        super()._save(output_dir, {k: v for k, v in state.items() if k not in frozen})
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        model = self.model if model is None else model
+        weights = load_file(Path(resume_from_checkpoint) / WEIGHTS)
+        lacking, other = model.load_state_dict(weights, strict=False)
+        trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+        if other or trained & {*lacking}:
+            raise ConfigError(
+                f"{resume_from_checkpoint} holds the weights of another network: choose another "
+                "folder"
+            )
+
+    def _save_checkpoint(self, *arguments: Any, **more: Any) -> None:
+        try:
+            super()._save_checkpoint(*arguments, **more)
+        except (OSError, SafetensorError, RuntimeError) as error:
+            why = str(error).strip().partition("\n")[0]
+            raise DllmError(
+                f"cannot save a checkpoint in {self.args.output_dir} ({why}): make room there; the "
+                "same command goes on from the last one that is whole"
+            ) from error
+
 
 def loop(
     objective: nn.Module, data: Any, schedule: Schedule, folder: Path, *,
-    measure: Callable[[Any], Metrics] | None = None, bf16: bool = False, device: str = "cpu",
-    say: Callable[[str], None] | None = None, optimizers: Any = (None, None),
+    measure: Callable[[Any], Metrics] | None = None, held: Sequence[Any] = (), bf16: bool = False,
+    device: str = "cpu", report: Report = SILENT, optimizers: Any = (None, None),
 ) -> Loop:  # fmt: skip
-    """Everything set up; `resume` runs it.  ``data[i]`` is the batch of step ``i``; ``say`` is
-    handed a line per log entry."""
+    """Everything set up; `resume` runs it.  ``data[i]`` is batch ``i`` of the run, which takes
+    ``accumulate`` of them per step; ``held``: batches whose loss every evaluation says."""
     every = schedule.save_every or schedule.evaluate_every or schedule.steps
+    evaluated = (measure is not None or len(held) > 0) and schedule.evaluate_every
     arguments = TrainingArguments(
         output_dir=str(folder), max_steps=schedule.steps, per_device_train_batch_size=1,
-        gradient_accumulation_steps=schedule.accumulate,
+        gradient_accumulation_steps=shared(schedule.accumulate),
         learning_rate=schedule.learning_rate, lr_scheduler_type=schedule.schedule,
         warmup_steps=schedule.warmup, weight_decay=schedule.weight_decay, adam_beta2=0.95,
         max_grad_norm=schedule.clip, bf16=bf16, use_cpu=device == "cpu",
         train_sampling_strategy="sequential", save_strategy="steps", save_steps=every,
-        eval_strategy="steps" if measure is not None and schedule.evaluate_every else "no",
+        eval_strategy="steps" if evaluated else "no",
         eval_steps=schedule.evaluate_every or None, save_total_limit=2,
-        logging_steps=schedule.log_every, remove_unused_columns=False, report_to=[],
+        logging_steps=report.log_every, remove_unused_columns=False, report_to=[*report.to],
         seed=schedule.seed, dataloader_pin_memory=False, disable_tqdm=True,
     )  # fmt: skip
-    run = Loop(
-        measure, model=objective, args=arguments, train_dataset=data, eval_dataset=data,
-        data_collator=lambda batches: batches[0], callbacks=[Progress(folder, say)],
-        optimizers=optimizers,
-    )  # fmt: skip
+    try:
+        run = Loop(
+            measure, held, model=objective, args=arguments, train_dataset=data, eval_dataset=data,
+            data_collator=lambda batches: batches[0],
+            callbacks=[Progress(folder, report.say if is_first() else None)],
+            optimizers=optimizers,
+        )  # fmt: skip
+    except RuntimeError as error:  # an integration whose package is missing
+        if not report.to:
+            raise
+        raise ConfigError(f"cannot report to {', '.join(report.to)}: {error}") from error
     run.remove_callback(PrinterCallback)  # says what `Progress` says
     return run
 
 
 def resume(run: Loop) -> None:
-    """Train from the last checkpoint of the folder, or from the start."""
+    """Train from the last checkpoint of the folder, or from the start.  Ctrl-C and SIGTERM end the
+    step, save, and then do what they did before; a second time they end it at once."""
     last = last_checkpoint(Path(str(run.args.output_dir)))
-    run.train(resume_from_checkpoint=None if last is None else str(last))
+    with saved_when_stopped(run):
+        run.train(resume_from_checkpoint=None if last is None else str(last))
+
+
+@contextmanager
+def saved_when_stopped(run: Loop) -> Iterator[None]:
+    """Where one process alone trains, its signals stop it behind a step, with a checkpoint."""
+    if run.args.world_size > 1 or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    stop = Stop()
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    run.add_callback(stop)
+    try:
+        yield
+    finally:
+        run.remove_callback(stop)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if stop.number is not None:
+        os.kill(os.getpid(), stop.number)  # to whoever handled it before
+
+
+class Stop(TrainerCallback):
+    """Handles a signal: the run saves and ends behind the present step."""
+
+    number: int | None = None
+
+    def __call__(self, number: int, _: Any) -> None:
+        if self.number is not None:
+            raise KeyboardInterrupt
+        self.number = number
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.number is not None:
+            control.should_save = control.should_training_stop = True
 
 
 def last_checkpoint(folder: Path) -> Path | None:
@@ -139,7 +249,9 @@ def same_recipe(folder: Path, recipe: Any, **free: Any) -> None:
                 "folder or repeat its options"
             )
     folder.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
+    new = file.with_suffix(f".{os.getpid()}")  # other processes of the run read it meanwhile
+    new.write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
+    new.replace(file)
 
 
 class Progress(TrainerCallback):
@@ -164,6 +276,8 @@ class Progress(TrainerCallback):
             with (self.folder / LOG).open("a", encoding="utf-8") as log:
                 log.write(json.dumps(entry) + "\n")
         shown = {k.removeprefix("eval_"): v for k, v in logs.items() if k.startswith("eval_")}
+        if "loss" in shown:
+            shown = {"held-out loss": shown.pop("loss")} | shown
         if "loss" in logs:
             shown = {"loss": logs["loss"]}
         if self.say is not None and shown:

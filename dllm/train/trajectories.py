@@ -24,7 +24,7 @@ from ..core.errors import ConfigError
 from ..drafting.api import speculate
 from ..eval.tasks import TASKS
 from ..models import DiffusionModel
-from .batches import arranged, examples
+from .batches import answer_ids, arranged, examples
 from .objectives.parallel import NEVER
 
 PIECE = 64  # prompts decoded together, and repeated when a stopped run goes on
@@ -138,11 +138,16 @@ def entry(result: Any) -> dict[str, Any]:
     return {"ids": ids, "answer": start, "order": order, "text": result.text}
 
 
-def read_trajectories(path: Path) -> list[Trajectory]:
-    """The answers of a file.  Raises `ConfigError` for a line of another form."""
+def read_trajectories(path: Path, vocabulary: int | None = None) -> list[Trajectory]:
+    """The answers of a file, of ids below ``vocabulary``.  Raises `ConfigError` for a line of
+    another form."""
 
     def make(entry: Any) -> Trajectory:
-        return Trajectory(tuple(entry["ids"]), int(entry["answer"]), tuple(entry["order"]))
+        ids, start = answer_ids(entry, vocabulary)
+        order = tuple(entry["order"])
+        if len(order) != len(ids) - start or not all(isinstance(step, int) for step in order):
+            raise ValueError(f"an order of {len(order)} steps for {len(ids) - start} answer tokens")
+        return Trajectory(ids, start, order)
 
     result = [*examples(path, '{"ids": [...], "answer": n, "order": [...]}', make)]
     if not result:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -249,9 +249,7 @@ class Mapped(Scorer):
     """Keeps the attention maps of the last layer."""
 
     name = "mapped"
-
-    def maps(self, layers: int) -> tuple[int, ...]:
-        return (layers - 1,)
+    statistics: ClassVar = {"attention": 1}
 
     def score(self, canvas: Canvas, prediction: Prediction) -> Any:
         canvas.state(Maps).seen.append(prediction.attention)

@@ -15,8 +15,7 @@ from dllm import cache as caches
 from dllm.core.canvas import BoolArray, Canvas, IntArray
 from dllm.core.capabilities import FORESIGHT, PROBABILITY, WINDOW_LOGITS
 from dllm.core.config import GenerationConfig
-from dllm.samplers import compose
-from dllm.samplers.base import Reviser, Selector, View, Window
+from dllm.samplers import Reviser, Selector, View, Window, compose
 from dllm.samplers.scorers import Random
 from dllm.samplers.turn import Turn
 from dllm.samplers.windows import StaticBlocks, WholeRegion

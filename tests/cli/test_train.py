@@ -78,3 +78,62 @@ def test_a_conversion_that_cannot_be_is_refused(
     result = cli("train", "convert", "--model", "nano-ar", "-o", str(tmp_path / "run"), *arguments)
     assert result.exit_code == 2 and said in result.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_prompts_that_are_all_held_out_are_refused(cli: Run, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text("Copy: a\nCopy: b\n")
+    how = (
+        "train",
+        "parallel",
+        "--model",
+        "nano",
+        "--prompts",
+        str(file),
+        "-o",
+        str(tmp_path / "r"),
+    )
+    for held_out in ("2", "64"):
+        result = cli(*how, "--held-out", held_out)
+        assert result.exit_code == 2
+        assert f"has 2 prompts, and {held_out} are held out" in result.stderr
+    assert not (tmp_path / "r").exists()
+    result = cli(*how, "--held-out", "1", "--steps", "0")
+    assert result.exit_code == 0, result.stderr
+    assert len((tmp_path / "r" / "trajectories.jsonl").read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ({"ids": [5, 6, 99999], "answer": 1, "order": [0, 1]}, "99999 is no id"),
+        ({"ids": [5, -6, 7], "answer": 1, "order": [0, 1]}, "-6 is no id"),
+        ({"ids": [5, 6.5, 7], "answer": 1, "order": [0, 1]}, "6.5 is no id"),
+        ({"ids": [5, 6, 7], "answer": 4, "order": []}, "an answer from 4 on"),
+        ({"ids": [5, 6, 7], "answer": -1, "order": [0]}, "an answer from -1 on"),
+        ({"ids": [5, 6, 7], "answer": 1, "order": [0]}, "an order of 1 steps for 2"),
+        ({"ids": [5, 6, 7], "answer": 1}, "'order'"),
+    ],
+)
+def test_damaged_answers_are_named(cli: Run, tmp_path: Path, line: object, why: str) -> None:
+    file = tmp_path / "answers.jsonl"
+    good = {"ids": [5, 6, 7], "answer": 1, "order": [0, 1]}
+    file.write_text(json.dumps(good) + "\n" + json.dumps(line) + "\n")
+    result = cli("train", "parallel", "--model", "nano", "--data", str(file), "--rows", "1",
+                 "--steps", "1", "--held-out", "1", "-o", str(tmp_path / "run"))  # fmt: skip
+    assert result.exit_code == 2 and f"{file}, line 2: " in result.stderr
+    assert why in result.stderr and result.stderr.splitlines()[-1].startswith("error: ")
+
+
+def test_an_interrupted_run_says_how_to_go_on(
+    cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dllm.train.recipes.distill.resume", interrupt)
+    monkeypatch.setattr("sys.argv", ["/somewhere/dllm", "train", "parallel", "-o", "my run"])
+    result = cli("train", "parallel", "--model", "nano", "--answers", "4", "--tasks", "copy",
+                 "--rows", "2", "--held-out", "1", "-o", str(tmp_path))  # fmt: skip
+    assert result.exit_code == 130
+    assert "to go on: dllm train parallel -o 'my run'" in result.stderr

@@ -110,11 +110,11 @@ def test_a_tree_larger_than_its_room_moves(verifier: dllm.DiffusionModel) -> Non
 
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)
-def test_taps_show_the_layers(verifiers: dict[str, dllm.DiffusionModel], kind: str) -> None:
+def test_target_layers_are_shown(verifiers: dict[str, dllm.DiffusionModel], kind: str) -> None:
     """Outputs of layers at every fed token, as a forward of the network alone gives them."""
     model = verifiers[kind]
     texts = [np.array(prompt) for prompt in prompts(2, seed=3)]
-    verifier = open_verifier(model, taps=(0, 1))
+    verifier = open_verifier(model, target_layer_ids=(0, 1))
     work = [(verifier.open(ids, 40), chain([5, 6])) for ids in texts]
     for (_, hidden), ids in zip(verifier.score(work), texts, strict=True):
         with torch.inference_mode():

@@ -14,6 +14,7 @@ import torch
 import dllm
 from dllm.drafting.accept.chains import Greedy
 from dllm.drafting.base import Budget, Draft, Drafter, Drafting, DraftRequest, Feedback
+from dllm.drafting.length.adaptive import Adaptive
 from dllm.drafting.length.control import LengthController
 from dllm.drafting.length.lengths import Fixed
 from dllm.drafting.verifiers.packed import PackedVerifier
@@ -81,7 +82,7 @@ def test_a_session_tells_controllers_what_the_library_does(
     """Rounds, drafted lengths and costs, on a clock of their own."""
     several, found = prompts(3, seed=5), []
     for way in (from_library, from_session):
-        monkeypatch.setattr(time, "perf_counter", Clock())
+        monkeypatch.setattr(time, "process_time", Clock())
         found.append(way(verifier, several, Scripted(None)))
         monkeypatch.undo()
     for a, b in zip(*found, strict=True):
@@ -91,15 +92,38 @@ def test_a_session_tells_controllers_what_the_library_does(
     assert any(r.beside for result in found[1] for r in result.rounds)
 
 
-def test_the_served_default_controller_sees_costs(verifier: dllm.DiffusionModel) -> None:
-    """``rate`` is fed the drafter's time and the tokens beside, in the server too."""
+class Sleeping(Drafter):
+    """Drafts after a while in which the processor does something else."""
+
+    def open(self, request: DraftRequest) -> Drafting:
+        return Waking()
+
+
+class Waking(Drafting):
+    def propose(self, prefix: Any, budget: Budget) -> Draft:
+        time.sleep(0.2)
+        return Draft(np.zeros(2, np.int64))
+
+
+def test_on_a_processor_only_its_own_time_counts(verifier: dllm.DiffusionModel) -> None:
+    result = dllm.speculate(verifier, Sleeping(), prompts(1)[0], max_new_tokens=4)
+    drafted = [r for r in result.rounds if r.attempted]
+    assert drafted and all(r.draft_seconds < 0.15 for r in drafted)
+
+
+def test_the_served_default_controller_sees_costs(
+    verifier: dllm.DiffusionModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``adaptive`` is fed the drafter's time and the tokens beside, in the server too."""
+    begun: list[Adaptive] = []
+    fresh = Adaptive.fresh
+    monkeypatch.setattr(Adaptive, "fresh", lambda self: begun.append(self) or fresh(self))
     served = serve(verifier, drafters=("prompt_lookup",), name="ar", max_batch_size=4)
-    session: Any = served.service.sessions["none"]
     body = {"prompt": [5, 6, 7, 5, 6, 7, 5], "max_tokens": NEW, "n": 3}
     assert served.post("/v1/completions", body).status_code == 200
-    rate = session._make.args[1]["controller"]
-    assert rate.learned.drafting > 0
-    assert max(max(costs.known) for costs in rate.learned.costs.values()) > 2
+    assert len(begun) == 3 and len({id(one) for one in begun}) == 1  # texts share it
+    assert begun[0].learned.drafting > 0
+    assert max(max(costs.known) for costs in begun[0].learned.costs.values()) > 2
     served.stop()
 
 
@@ -297,7 +321,7 @@ def test_joins_cancels_and_threads_change_nothing(
     settings = [
         {
             "max_new_tokens": int(rng.integers(2, NEW)), "temperature": float(i % 2), "seed": i,
-            "controller": ("fixed(k=4)", "confidence(tau=0.1)", "adl_repaired")[i % 3],
+            "controller": ("fixed(k=4)", "confidence(tau=0.1)", "threshold")[i % 3],
             **({"repetition_penalty": 1.2} if i % 5 == 0 else {}),
         }
         for i in range(12)
@@ -362,8 +386,8 @@ def test_what_belongs_elsewhere_is_said(verifier: dllm.DiffusionModel) -> None:
                          (lambda ids, scores: scores[:, :5], "not torch.Size")):  # fmt: skip
         with pytest.raises(dllm.ConfigError, match=error):
             dllm.speculate(verifier, None, [4, 5], logits_processor=[given], max_new_tokens=2)
-    with pytest.raises(dllm.ConfigError, match="copies is for block drafters"):
-        dllm.speculate("nano-ar", "nano", "Sort this list: Zoe, Ben", copies=False)
+    with pytest.raises(dllm.ConfigError, match="ngram_candidates is for block drafters"):
+        dllm.speculate("nano-ar", "nano", "Sort this list: Zoe, Ben", ngram_candidates=False)
     with pytest.raises(dllm.ConfigError, match="cannot keep to a form: drop it or regex"):
         dllm.speculate(verifier, "prompt_lookup", [4, 5], rule="fly", regex="[0-9]+")
     with dllm.Session(verifier, drafter="prompt_lookup") as session:

@@ -59,7 +59,7 @@ def test_drafted_texts_have_the_distribution_of_plain_ones(
     counts, (prompt,) = np.zeros((2, 64)), prompts(1, seed=3)
     guess = Scripted([*prompt, *plain(verifier, prompt, max_new_tokens=4).tokens], noise=0.3)
     for row, drafter in enumerate((None, guess)):
-        how = {} if drafter is None else {"rule": rule, "controller": "whole"}
+        how = {} if drafter is None else {"rule": rule, "controller": "full"}
         for seed in range(1_000):  # seeds of their own, or the samples would not be independent
             out = dllm.speculate(verifier, drafter, prompt, temperature=1.0, max_new_tokens=4,
                                  seed=seed + 10_000 * row, **how)  # fmt: skip
@@ -77,7 +77,7 @@ def test_a_stop_at_the_last_token_is_a_stop(verifier: dllm.DiffusionModel, lengt
     assert expected.finish_reason == "stop"
     for noise in (0.0, 0.5, 1.0):
         drafter = Scripted([*prompt, *tokens], noise=noise, seed=length)
-        result = dllm.speculate(model, drafter, prompt, controller="whole", max_new_tokens=length)
+        result = dllm.speculate(model, drafter, prompt, controller="full", max_new_tokens=length)
         assert (result.tokens, result.finish_reason) == (expected.tokens, "stop")
 
 
@@ -90,7 +90,7 @@ def test_greedy_equality_on_200_prompts(
     for i, prompt in enumerate(prompts(200, seed=2)):
         expected = plain(model, prompt, max_new_tokens=16)
         drafter = Scripted([*prompt, *expected.tokens], noise=0.3, tree=i % 2 == 1, seed=i)
-        result = dllm.speculate(model, drafter, prompt, controller="whole", max_new_tokens=16)
+        result = dllm.speculate(model, drafter, prompt, controller="full", max_new_tokens=16)
         assert result.tokens == expected.tokens
 
 
@@ -107,7 +107,7 @@ def test_greedy_equality(
     for i, prompt in enumerate(prompts(EACH, seed=1)):
         expected = expected_texts[kind][i]
         drafter = Scripted([*prompt, *expected.tokens], noise=0.3, tree=tree, seed=i)
-        result = dllm.speculate(model, drafter, prompt, controller="whole", max_new_tokens=16)
+        result = dllm.speculate(model, drafter, prompt, controller="full", max_new_tokens=16)
         assert result.tokens == expected.tokens
         assert result.finish_reason == expected.finish_reason
         assert np.allclose(result.logprobs, expected.logprobs, atol=1e-3)
@@ -160,7 +160,7 @@ def test_keyed_equality(verifier: dllm.DiffusionModel, drafter: str, seeds: rang
             "tree": Scripted(text, noise=0.4, tree=True, seed=seed),
         }
         part: Drafter = models[drafter] if drafter in models else scripted[drafter]
-        controller = ("fixed(k=4)", "adl_repaired", "rate", "confidence(tau=0.1)")[
+        controller = ("fixed(k=4)", "threshold", "adaptive", "confidence(tau=0.1)")[
             (seed + DRAFTERS.index(drafter)) % 4
         ]
         result = dllm.speculate(
@@ -169,14 +169,14 @@ def test_keyed_equality(verifier: dllm.DiffusionModel, drafter: str, seeds: rang
         assert result.tokens == text[len(prompt) :]
         accepted += result.accepted
     if drafter in ("right", "tree"):
-        assert accepted > 3 * len(seeds)  # `rate` drafts what is worth its seconds
+        assert accepted > 3 * len(seeds)  # `adaptive` drafts what is worth its seconds
 
 
 def test_an_oracle_is_accepted_whole(verifier: dllm.DiffusionModel) -> None:
     (prompt,) = prompts(1)
     text = text_for(verifier, prompt)
     result = dllm.speculate(
-        verifier, Scripted(text, k=3), prompt, controller="whole", max_new_tokens=NEW
+        verifier, Scripted(text, k=3), prompt, controller="full", max_new_tokens=NEW
     )
     assert [r.accepted for r in result.rounds] == [3] * 6
     assert {r.extra for r in result.rounds} == {"bonus"}
@@ -188,7 +188,7 @@ def test_a_useless_drafter_costs_no_tokens(verifier: dllm.DiffusionModel) -> Non
     (prompt,) = prompts(1)
     expected = plain(verifier, prompt)
     wrong = Scripted([(i + 1) % 400 for i in text_for(verifier, prompt)])
-    result = dllm.speculate(verifier, wrong, prompt, controller="whole", max_new_tokens=NEW)
+    result = dllm.speculate(verifier, wrong, prompt, controller="full", max_new_tokens=NEW)
     assert result.tokens == expected.tokens
     assert result.tokens_per_forward == 1.0
     assert result.accepted == 0
@@ -204,7 +204,7 @@ def test_after_a_round_the_cache_is_that_of_a_fresh_prefill(
     for i, prompt in enumerate(prompts(1, seed=4)):
         text = text_for(model, prompt)
         drafter = Scripted(text, noise=0.4, tree=tree, seed=i)
-        run, engine = begun(model, drafter, prompt, controller="whole")
+        run, engine = begun(model, drafter, prompt, controller="full")
         while engine.step():
             length = run.text.cached
             fresh = VerifierCache()
@@ -259,7 +259,7 @@ def test_a_stop_id_ends_the_text(verifier: dllm.DiffusionModel, where: str) -> N
         drafted[len(prompt) + first] = (stop + 1) % 400
     model = replace(verifier, facts=replace(verifier.facts, stop_token_ids=(stop,)))
     result = dllm.speculate(
-        model, Scripted(drafted, k=k), prompt, controller="whole", max_new_tokens=NEW
+        model, Scripted(drafted, k=k), prompt, controller="full", max_new_tokens=NEW
     )
     assert result.tokens == text[len(prompt) : len(prompt) + first + 1]
     assert result.finish_reason == "stop"
@@ -272,9 +272,7 @@ def test_a_drafted_end_does_not_stop_the_verifier(verifier: dllm.DiffusionModel)
     expected = plain(verifier, prompt)
     ends = [*verifier.facts.stop_token_ids] * 60
     assert expected.finish_reason == "length"
-    result = dllm.speculate(
-        verifier, Scripted(ends), prompt, controller="whole", max_new_tokens=NEW
-    )
+    result = dllm.speculate(verifier, Scripted(ends), prompt, controller="full", max_new_tokens=NEW)
     assert result.tokens == expected.tokens
     assert result.finish_reason == "length"
 
@@ -298,7 +296,7 @@ def test_a_drafter_sees_every_emitted_token(verifier: dllm.DiffusionModel) -> No
             return inner
 
     result = dllm.speculate(
-        verifier, Watching(text, noise=0.3), prompt, controller="whole", max_new_tokens=NEW
+        verifier, Watching(text, noise=0.3), prompt, controller="full", max_new_tokens=NEW
     )
     assert len(seen) >= result.nfe - 1
     assert all(prefix == text[: len(prefix)] for prefix in seen)
@@ -323,7 +321,7 @@ def test_never_beyond_the_length(verifier: dllm.DiffusionModel, length: int) -> 
     (prompt,) = prompts(1)
     text = text_for(verifier, prompt)
     result = dllm.speculate(
-        verifier, Scripted(text, k=5), prompt, controller="whole", max_new_tokens=length
+        verifier, Scripted(text, k=5), prompt, controller="full", max_new_tokens=length
     )
     assert result.tokens == text[len(prompt) : len(prompt) + length]
     assert result.finish_reason == "length"
@@ -346,7 +344,7 @@ def test_history_processors_see_the_history_of_their_row(verifier: dllm.Diffusio
             for tree in (False, True):
                 drafter = Scripted([*prompt, *expected.tokens], noise=0.2, tree=tree, seed=i)
                 result = dllm.speculate(
-                    verifier, drafter, prompt, controller="whole", max_new_tokens=NEW, **how
+                    verifier, drafter, prompt, controller="full", max_new_tokens=NEW, **how
                 )
                 assert result.tokens == expected.tokens
                 assert result.accepted > 0

@@ -58,7 +58,7 @@ def test_lookups_on_a_real_model(smollm: dllm.DiffusionModel, temperature: float
     for prompt in PROMPTS:
         plain = dllm.speculate(smollm, None, prompt, **how)
         for lookup in LOOKUPS:
-            result = dllm.speculate(smollm, lookup, prompt, controller="whole", **how)
+            result = dllm.speculate(smollm, lookup, prompt, controller="full", **how)
             assert result.text == plain.text, lookup
 
 
@@ -91,7 +91,7 @@ def test_the_trained_drafter_saves_forwards(
     for prompt in ("What is the capital of France?", "Give me three tips for a healthy diet."):
         plain = dllm.speculate(smollm, None, prompt, max_new_tokens=48)
         result = dllm.speculate(
-            smollm, trained, prompt, max_new_tokens=48, controller="whole", head=head
+            smollm, trained, prompt, max_new_tokens=48, controller="full", head=head
         )
         assert result.text == plain.text
         forwards, tokens = forwards + result.nfe, tokens + len(result.tokens)

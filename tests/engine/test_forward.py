@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ def test_shadow_tokens_see_all_tokens_but_their_own(tiny: dllm.DiffusionModel) -
     sampler = compose("wino")
     sampler.prepare(canvas)
     canvas.commit(np.array([7, 9]), np.array([20, 21]), np.zeros(2, np.float32))
-    targets, shadow = sampler.targets(canvas), sampler.feeds(canvas).masks
+    (targets, _), shadow = sampler.reads(canvas), sampler.feeds(canvas).masks
     plan = Plan(np.arange(canvas.length), refresh=True)
     recipe = MaskedRecipe(sampler, config=GenerationConfig(suppress_mask=False))
     options = RowOptions.of(recipe, tiny)
@@ -108,12 +108,10 @@ def test_what_parts_ask_for_is_clean_whatever_is_proposed(
 
 @dataclass(frozen=True)
 class Mapped(Scorer):
-    """Scores by what a position attends to in the first and last layer."""
+    """Scores by what a position attends to in the last two layers."""
 
     name = "mapped"
-
-    def maps(self, layers: int) -> tuple[int, ...]:
-        return 0, layers - 1
+    statistics: ClassVar = {"attention": 2}
 
     def score(self, canvas: Canvas, prediction: Prediction) -> Any:
         assert prediction.attention is not None
@@ -146,7 +144,7 @@ def test_attention_maps_are_those_of_the_eager_network(tiny: dllm.DiffusionModel
     eager.set_attn_implementation("eager")
     with torch.inference_mode():
         weights = eager(torch.from_numpy(tokens)[None], output_attentions=True).attentions
-    expected = (weights[0][0].mean(0) + weights[-1][0].mean(0)) / 2
+    expected = (weights[-2][0].mean(0) + weights[-1][0].mean(0)) / 2
     (seen,) = canvases[0].state(Seen).maps
     np.testing.assert_allclose(seen, expected.numpy(), atol=1e-5)
     assert Seen not in canvases[1].states

@@ -21,7 +21,7 @@ SPECS = [
     "llada", "llada(remasking=random)", "threshold(0.3)", "threshold(inf)", "threshold(0)",
     "factor(0.7)", "eb(gamma=0.5)", "dparallel(1)", "dream", "dream(alg=origin)",
     "dream(alg=maskgit_plus, alg_temp=1.0)", "threshold(0.5)+factor(2)",
-    "threshold(0.3)+blocks(4, force_first=True)", "localleap(0.5, 0.3)", "hierarchical(0.5, 0.2)",
+    "threshold(0.3)+blocks(4)", "localleap(0.5, 0.3)", "hierarchical(0.5, 0.2)",
     "threshold(0.4)+dcd(s_init=4)", "threshold(0.4)+dsb(4)",
     "threshold(0.4)+adablock(4, delimiters=(3, 7))", "klass(0.3, 0.5)", "threshold(0.4)+r2",
     "d3llm(1)", "llada+prophet(early=6, mid=4, late=3)", "threshold(0.4)+dsb(4)+prophet",

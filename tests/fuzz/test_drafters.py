@@ -19,11 +19,11 @@ from safetensors.torch import load_file, save_file
 import dllm
 from dllm.drafting.dflash.checkpoint import BlockCheckpoint, is_block_drafter
 from dllm.drafting.dflash.config import Variant
-from dllm.train.dflash.export import export
 from dllm.train.dflash.model import drafter_config, new_drafter
 
 from ..cli.conftest import Run, cli  # noqa: F401
 from ..drafting.conftest import make_verifier
+from ..drafting.dflash.conftest import write
 from .damage import (
     HOSTILE,
     bytes_damage,
@@ -93,7 +93,9 @@ def drafters(verifier: dllm.DiffusionModel, tmp_path_factory: pytest.TempPathFac
     torch.manual_seed(0)
     hf: Any = verifier.hf
     head = hf.get_output_embeddings().weight.detach()
-    config = drafter_config(hf.config, layers=1, block_size=4, mask_token_id=3, taps=[0])
+    config = drafter_config(
+        hf.config, layers=1, block_size=4, mask_token_id=3, target_layer_ids=[0]
+    )
     ids = torch.arange(0, len(head), 3)
     rank, width = 4, head.shape[1]
     selector = {"predecessor_codebook": torch.randn(len(head), rank),
@@ -115,7 +117,7 @@ def drafters(verifier: dllm.DiffusionModel, tmp_path_factory: pytest.TempPathFac
         weights = dict(new_drafter(config, variant).state_dict())
         folder = tmp_path_factory.mktemp(name)
         checkpoint = BlockCheckpoint(name, config, weights, variant=variant, **more)
-        export(checkpoint, folder, kind, verifier=hf.config, verifier_name="tiny", head=head)
+        write(checkpoint, verifier, folder, kind, torch.bfloat16)
         made.append(folder)
     return made
 
@@ -148,7 +150,7 @@ def test_whole_ones_draft(verifier: Any, drafters: list[Path]) -> None:
     plain = dllm.speculate(verifier, None, [1, 2, 3], max_new_tokens=12)
     for folder in drafters:
         result = dllm.speculate(
-            verifier, str(folder), [1, 2, 3], max_new_tokens=12, controller="whole"
+            verifier, str(folder), [1, 2, 3], max_new_tokens=12, controller="full"
         )
         assert result.tokens == plain.tokens and result.drafted > 10
 

@@ -15,10 +15,9 @@ from .seeds import case_of
 
 LOOKUPS = ("prompt_lookup(k=3, n=2)", "prompt_lookup", "anpd", "suffix", "suffix(tree=False)",
            "token_recycling", "token_recycling(tree=False)", "cacheback", "aded",
-           "first_of(prompt_lookup+token_recycling)",
-           "cascade(prompt_lookup+anpd)", None)  # fmt: skip
-CONTROLLERS = ("fixed(k=1)", "fixed(k=6)", "whole", "heuristic", "adl", "adl_repaired",
-               "confidence", "confidence_extend", "threshold", "rate")  # fmt: skip
+           "first_of(prompt_lookup+token_recycling)", None)  # fmt: skip
+CONTROLLERS = ("fixed(k=1)", "fixed(k=6)", "full", "adl", "confidence", "confidence_extend",
+               "threshold", "adaptive")  # fmt: skip
 SEARCHES = (None, "argmax", "cps")
 LOSSLESS = ("match", "point", "ratio", "block", "multi_round", "traversal")  # in distribution
 Outcome = tuple[list[int], str, str]

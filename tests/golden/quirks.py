@@ -9,11 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import numpy as np
+
 from dllm.cache import CACHES
 from dllm.core.canvas import BoolArray, Canvas
+from dllm.core.capabilities import REPEATABLE
 from dllm.core.registry import Registry
 from dllm.core.spec import parse
-from dllm.samplers import SAMPLERS, Part, Selector, View
+from dllm.samplers import SAMPLERS, Course, Part, Selector, Turn, View
 from dllm.samplers.base import top
 from dllm.samplers.llada import Quota, schedule
 from dllm.samplers.windows import WholeRegion
@@ -65,7 +68,7 @@ class CappedThreshold(Selector):
     tau: float = 0.9
     steps: int | None = None
 
-    def companions(self) -> tuple[Part, ...]:
+    def companions(self, family: str) -> tuple[Part, ...]:
         return (WholeRegion(),)
 
     def begin_block(self, canvas: Canvas) -> None:
@@ -87,3 +90,34 @@ class CappedThreshold(Selector):
             chosen[view.score.argmax()] = True
         view.canvas.state(Deferred).carry = scheduled - int(chosen.sum())
         return chosen
+
+
+@PARTS.register("force_first")
+@dataclass(frozen=True)
+class ForceFirst(Course):
+    """Cached code for Dream: exactly the first undecided position in the first step of a block,
+    because nothing predicts it later; or in every ``every``-th step of the row."""
+
+    offers = frozenset({REPEATABLE})
+
+    every: int = 0
+
+    def decide(self, turn: Turn) -> None:
+        canvas = turn.canvas
+        due = canvas.step % self.every == 0 if self.every else canvas.block_step == 0
+        if due and not turn.stopped():
+            turn.choose_these(np.arange(len(turn.view.positions)) == 0)
+
+
+@PARTS.register("awake")
+@dataclass(frozen=True)
+class Awake(Selector):
+    """Chooses nothing, and has a schedule take the steps in which `ForceFirst` does."""
+
+    every: int = 1
+
+    def rests(self, canvas: Canvas) -> bool:
+        return canvas.step % self.every > 0
+
+    def select(self, view: View) -> BoolArray:
+        return np.zeros(len(view.positions), np.bool_)

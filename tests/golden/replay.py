@@ -53,11 +53,12 @@ def _fast_dllm_dream(case: dict[str, Any]) -> Call:
     if case["variant"] == "nocache_threshold":
         sampler = parts("capped_threshold(tau={threshold})".format(**case))
         return Call(sampler, "none", {"steps": case["num_steps"], **filters})
-    blocks = "+blocks({block_length}, force_first=True)".format(**case)
+    blocks = "+blocks({block_length})+force_first".format(**case)
     cache = case["variant"].removesuffix("_cache")
     if case["alg"] == "confidence_threshold":
-        return Call("threshold(tau={threshold})".format(**case) + blocks, cache, filters)
-    return Call("dream(alg=entropy)" + blocks, cache, {"steps": case["num_steps"], **filters})
+        return Call(parts("threshold(tau={threshold})".format(**case) + blocks), cache, filters)
+    arguments = {"steps": case["num_steps"], **filters}
+    return Call(parts("dream(alg=entropy)" + blocks), cache, arguments)
 
 
 def _dparallel(case: dict[str, Any]) -> Call:
@@ -73,7 +74,7 @@ def _adablock(case: dict[str, Any]) -> Call:
     )
     # The cached Dream code cannot predict a block's first position later on.
     forced = case["algorithm"] == "adablock_dream" and case["cache"] != "none"
-    return Call(sampler + (", force_first=True)" if forced else ")"), case["cache"], {})
+    return Call(parts(sampler + (")+force_first" if forced else ")")), case["cache"], {})
 
 
 def _prophet(case: dict[str, Any]) -> Call:
@@ -172,8 +173,10 @@ def _window_dream(case: dict[str, Any]) -> Call:
         "window_diffusion(refresh_every={refresh_cycle}, active={i_win_size}, "
         "window={o_win_size}, official={form})"
     ).format(**case, form=form)
-    sampler = "dream(eps={eps})+whole(force_first={refresh_cycle})".format(**case)
-    return Call(sampler, cache, {"steps": case["num_steps"], "top_k": 50})
+    sampler = "dream(eps={eps})+awake({refresh_cycle})+whole+force_first({refresh_cycle})".format(
+        **case
+    )
+    return Call(parts(sampler), cache, {"steps": case["num_steps"], "top_k": 50})
 
 
 def _dllm_cache(case: dict[str, Any]) -> Call:

@@ -9,6 +9,7 @@ import numpy as np
 from dllm.core.canvas import FloatArray, IntArray, UniformNoise
 
 from .call import Call
+from .quirks import parts
 
 
 def _draft(case: dict[str, Any]) -> str:
@@ -54,12 +55,12 @@ def dpad(case: dict[str, Any]) -> Call:
     if case["model"].startswith("dream"):
         arguments["top_k"] = 50  # transformers' own default
         if case["cache"] != "none":  # the cached code cannot predict a block's first position later
-            sampler += "+blocks(force_first=True)"
+            sampler += "+force_first"
     cache = (
         "dpad(base={cache}, dropout={dropout}, sigma={sigma}, scale={scale}, window={window}, "
         "number={preserved_tokens})"
     )
-    return Call(sampler, cache.format(**case), arguments)
+    return Call(parts(sampler), cache.format(**case), arguments)
 
 
 def s2d2(case: dict[str, Any]) -> Call:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from .call import Call
+from .quirks import parts
 
 
 def _localleap(case: dict[str, Any]) -> Call:
@@ -56,8 +57,8 @@ def _freedave(case: dict[str, Any]) -> Call:
     inner = "fixed" if base is None else f"threshold(tau={base}), partial=True"
     sampler = f"freedave({inner}, draft_depth={case['draft_steps']})"
     if case["algorithm"] == "freedave_dream":
-        sampler += "+blocks(force_first=True)"
-    return Call(sampler, case["cache"], {"block_length": case["block_length"]})
+        sampler += "+force_first"
+    return Call(parts(sampler), case["cache"], {"block_length": case["block_length"]})
 
 
 SAMPLERS = {

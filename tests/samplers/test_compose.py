@@ -86,9 +86,9 @@ def test_options_overrule_what_a_method_brings_along() -> None:
         ("margin+dsb", "fixed"),  # its scores are no probabilities
         ("certainty_prior+dcd", "fixed"),
         ("margin", "fixed"),
-        ("r2", "threshold r2"),
-        ("r2+prophet", "threshold r2"),
-        ("fixed+r2+prophet", "fixed r2"),
+        ("r2", "threshold"),
+        ("r2+prophet", "threshold"),
+        ("fixed+r2+prophet", "fixed"),
     ],
 )
 def test_what_is_brought_along_fits_what_is_given(spec: str, selectors: str) -> None:
@@ -161,7 +161,7 @@ def test_errors_say_what_to_do(
         ("adablock(delimiters=(1.5,))", "delimiters takes"),
         ("threshold(true)", "tau takes a number, not True"),
         ("threshold(tau=None)", "tau takes a number, not None"),
-        ("blocks(4, force_first=1)", "force_first takes True or False, not 1"),
+        ("s2d2(causal=1)", "causal takes True or False, not 1"),
     ],
 )
 def test_values_of_a_wrong_type_are_refused(spec: str, words: str) -> None:
@@ -210,7 +210,7 @@ def test_words_of_a_specification_mean_what_they_say() -> None:
         ConfigError, match=r"r2: temporal_steps takes a whole number or None, not 'none'"
     ):
         compose("r2(temporal_steps=none)")
-    assert compose("threshold+r2(temporal_steps=None)").selectors[1].temporal_steps is None  # type: ignore[attr-defined]
+    assert compose("threshold+r2(temporal_steps=None)").choosers[0].temporal_steps is None  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)

@@ -63,11 +63,10 @@ def test_independent_sets_are_greedy() -> None:
     assert independent(conflict[:0, :0], np.zeros(0)).tolist() == []
 
 
-def test_defaults_follow_the_family_and_maps_the_depth() -> None:
+def test_defaults_follow_the_family() -> None:
     (llada,), (dream,) = (compose("dawn", family=f).selectors for f in ("llada", "dream"))
     assert (llada.tau_low, dream.tau_edge) == (0.75, 0.10)  # type: ignore[attr-defined]
-    assert llada.maps(32) == (28, 29, 30, 31)
-    assert llada.maps(2) == (0, 1)
+    assert llada.statistics == {"attention": 4}
 
 
 def test_caches_that_compute_less_cannot_serve_it() -> None:

@@ -35,7 +35,7 @@ def step(
 ) -> Decision:  # fmt: skip
     """One step in which the model proposes ``tokens``; ``own``: of the tokens that stand there."""
     assert sampler.prepare(canvas)
-    at = sampler.targets(canvas)
+    at, _ = sampler.reads(canvas)
     assert len(at) == len(tokens)
     asked = {} if own is None else {"edit": np.log(np.array(own, np.float32))[:, None]}
     logprob = np.log(np.array(probabilities, np.float32))

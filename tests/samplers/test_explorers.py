@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from dllm.core.canvas import Canvas
-from dllm.samplers import Feed, Prediction, Seen, compose
-from dllm.samplers.base import NO_SCORES, NOTHING, Trial
+from dllm.samplers import Feed, Prediction, Seen, Trial, compose
+from dllm.samplers.base import NO_SCORES, NOTHING
 from dllm.samplers.lopa import BranchScores
 
 from ..table import MASK, Table, hashed

@@ -111,7 +111,7 @@ def test_prophet_counts_the_steps_of_a_block_that_has_less_to_decide() -> None:
 def test_prophet_commits_everything_at_once(gap: float, fills: bool) -> None:
     canvas, sampler = canvas_of(40), compose("prophet(start=2, answer=3)")
     sampler.prepare(canvas)
-    at = sampler.targets(canvas)
+    at, _ = sampler.reads(canvas)
     assert at.tolist() == list(range(40))  # the window is 32 long, the region 40
     gaps = np.where((at >= 2) & (at < 5), gap, 0.0).astype(np.float32)
     prediction = Prediction(at, np.ones(40, np.int64), np.full(40, -1.0, np.float32), gap=gaps)
@@ -244,7 +244,8 @@ def test_credit_is_logits_with_a_memory() -> None:
         credit[np.arange(3), first] += np.exp(logp.max(1)) ** part.boost_gamma
         fused = logp + part.credit_alpha * np.log1p(credit)
         fused -= np.log(np.exp(fused).sum(1, keepdims=True))
-        ids = part.asks(canvas, np.arange(3))
+        ids = part.reads(canvas).ids
+        assert ids is not None
         asked = {"credit": np.take_along_axis(logp, ids, 1)}
         at = np.arange(3)
         prediction = Prediction(at, first, logp.max(1), max_logprob=logp.max(1), asked=asked)

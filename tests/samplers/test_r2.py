@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dllm.samplers import Prediction, compose
+from dllm.samplers import THE_ROW, Prediction, Seen, Turn, compose
 
 from ..table import MASK
 from .test_vectors import canvas_of, decide, predict
@@ -18,11 +18,13 @@ LOW, HIGH = [0.05, 0.06, 0.07], [0.75, 0.9, 0.85]  # probabilities of what was d
 def r2(tokens: list[int], probabilities: list[float], **rules: Any) -> set[int]:
     """What the rules add in a block where nothing reaches the threshold."""
     given = {"confidence_cluster_size": None, "token_cluster": None, "temporal_steps": None} | rules
-    sampler = compose(f"threshold(0.99)+r2({', '.join(f'{k}={v!r}' for k, v in given.items())})")
-    canvas = canvas_of(len(tokens))
+    spec = f"threshold(0.99)+r2({', '.join(f'{k}={v!r}' for k, v in given.items())})"
+    sampler, canvas = compose(spec), canvas_of(len(tokens))
     sampler.prepare(canvas)
-    view = sampler.view(canvas, predict(canvas, probabilities, tokens=tokens))
-    return set(np.flatnonzero(sampler.selectors[1].select(view)).tolist())
+    turn = Turn(sampler, sampler.courses, canvas, THE_ROW,
+                [Seen(canvas, predict(canvas, probabilities, tokens=tokens))])  # fmt: skip
+    turn.choose(force=False)
+    return set(turn.commit().tolist())
 
 
 def test_r2_clusters_and_runs() -> None:

@@ -31,7 +31,7 @@ def drafted(sampler: Sampler, coins: list[float]) -> tuple[Canvas, Feed, dllm.sa
     canvas.noise = lambda stream, step, at: np.array(coins, np.float32)[: len(at)]
     canvas.commit(np.array([3]), np.array([9]), np.zeros(1, np.float32))
     sampler.prepare(canvas)
-    at = sampler.targets(canvas)
+    at, _ = sampler.reads(canvas)
     entropy = np.array([0.0, np.log(2) / 2, 0.0, 0.0, 0.0], np.float32)
     prediction = Prediction(at, 10 + np.arange(5), np.log(np.float32(P)), entropy=entropy,
                             margin=np.array([0.5, 0.5, 0.01, 0.5, 0.5], np.float32))  # fmt: skip

@@ -15,7 +15,7 @@ from .test_vectors import STOP, canvas_of, decide
 def step(sampler: Sampler, canvas: Canvas, p: np.ndarray, tokens: np.ndarray | None = None) -> set:
     """One decision with probabilities (N,) given for the whole canvas."""
     assert sampler.prepare(canvas)
-    at = sampler.targets(canvas)
+    at, _ = sampler.reads(canvas)
     ids = np.ones(len(canvas.tokens), np.int64) if tokens is None else tokens
     logprob = np.log(p.astype(np.float32))
     prediction = Prediction(at, ids[at], logprob[at], max_logprob=logprob[at], entropy=-logprob[at])

@@ -16,6 +16,7 @@ import pytest
 import dllm
 from dllm.core.errors import ConfigError, PromptError
 from dllm.serve.batch import Line, Lines, Results, digest_of, open_requests, read_lines
+from dllm.serve.service import Service
 from tests.cli.conftest import Run
 
 from .conftest import until
@@ -153,6 +154,38 @@ def test_the_command(
     assert again.exit_code == 1
     assert results_of(out) == entries
     assert cli("batch", str(file), "-o", str(file)).exit_code == 2
+
+
+def test_no_line_is_lost_to_a_queue(cli: Run, tiny_folder: Path, tmp_path: Path) -> None:
+    """More forms than are prepared at a time, more answers to a line than decode at a time, and
+    more than wait: all of them are admitted when there is room."""
+    file, out = tmp_path / "requests.jsonl", tmp_path / "out.jsonl"
+    forms = [{"prompt": "x", "structured_outputs": {"regex": f"a|b{n}"}} for n in range(40)]
+    many = [{"prompt": "x", "n": 8, "temperature": 1.0}] * 32
+    prompts = [{"url": "/v1/completions", "body": {"prompt": ["x"] * 64, "max_tokens": 2}}] * 2
+    file.write_text("\n".join(map(json.dumps, [*forms, *many, *prompts])))
+    done = cli("batch", str(file), "-o", str(out), "--model", str(tiny_folder),
+               "--max-new-tokens", "8", "--max-batch-size", "24")  # fmt: skip
+    assert done.exit_code == 0, (done.stderr, out.read_text()[:2000])
+    entries = results_of(out)
+    assert len(entries) == 74
+    assert {entry["response"]["status_code"] for entry in entries.values()} == {200}
+    choices = [len(entry["response"]["body"]["choices"]) for entry in entries.values()]
+    assert sorted(choices) == [1] * 40 + [8] * 32 + [64] * 2
+
+
+def test_an_engine_that_fails_ends_the_run_and_stores_nothing(
+    cli: Run, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, out = tmp_path / "prompts.txt", tmp_path / "out.jsonl"
+    file.write_text("one\ntwo\nthree\n")
+    how = ("batch", str(file), "-o", str(out), "--model", str(tiny_folder), "--max-new-tokens", "8")
+    with monkeypatch.context() as patch:
+        patch.setattr(Service, "broken", True)
+        done = cli(*how)
+    assert done.exit_code == 2 and "the same command goes on" in done.stderr
+    assert out.read_bytes() == b""
+    assert cli(*how).exit_code == 0 and len(results_of(out)) == 3
 
 
 def test_settings_are_not_mixed(cli: Run, tiny_folder: Path, tmp_path: Path) -> None:

@@ -27,13 +27,18 @@ from dllm.train.dflash.evaluate import matches, walk
 from dllm.train.dflash.generate import write_answers
 from dllm.train.dflash.heads import choice_loss
 from dllm.train.dflash.loss import FrozenHeadLoss, decay_weights, dpace_weights, sampled_rows
-from dllm.train.dflash.model import BlockDrafter, default_taps, drafter_config, new_drafter
+from dllm.train.dflash.model import (
+    BlockDrafter,
+    default_target_layer_ids,
+    drafter_config,
+    new_drafter,
+)
 from dllm.train.dflash.objective import Objective
 from dllm.train.dflash.recipe import (
     DFlashTraining,
     Schedule,
     finish,
-    keep_taps,
+    keep_states,
     mask_id,
     start,
 )
@@ -54,12 +59,14 @@ def shape(**more: Any) -> LlamaConfig:
 
 
 @pytest.mark.parametrize(
-    ("layers", "count", "taps"),
+    ("layers", "count", "expected"),
     [(36, 5, [1, 9, 17, 25, 33]), (24, 5, [1, 6, 11, 16, 21]), (30, 4, [1, 10, 18, 27]),
      (30, 1, [15])],
 )  # fmt: skip
-def test_taps_are_those_of_the_paper(layers: int, count: int, taps: list[int]) -> None:
-    assert default_taps(layers, count) == taps
+def test_layers_to_read_are_those_of_the_paper(
+    layers: int, count: int, expected: list[int]
+) -> None:
+    assert default_target_layer_ids(layers, count) == expected
 
 
 @pytest.mark.parametrize("window", [None, 6])
@@ -71,10 +78,10 @@ def test_blocks_in_one_forward_are_the_blocks_that_transformers_drafts(window: i
     native.set_attn_implementation("sdpa")
     native.load_state_dict(drafter.state_dict())
     embedding = torch.randn(50, 32)
-    ids, taps = torch.randint(4, 50, (2, 14)), torch.randn(2, 14, 64)
+    ids, states = torch.randint(4, 50, (2, 14)), torch.randn(2, 14, 64)
     anchors = torch.tensor([[3, 9, 11], [5, 6, 12]])
     with torch.no_grad():
-        together = BlockDrafter(drafter, embedding)(ids, taps, anchors)
+        together = BlockDrafter(drafter, embedding)(ids, states, anchors)
         for b, row in enumerate(anchors.tolist()):
             for n, anchor in enumerate(row):
                 block = torch.tensor([[int(ids[b, anchor]), 3, 3, 3]])
@@ -82,7 +89,7 @@ def test_blocks_in_one_forward_are_the_blocks_that_transformers_drafts(window: i
                 cache.activate_past_recording()
                 cache.set_previous_accepted_tokens(anchor)
                 alone = native(
-                    noise_embeds=embedding[block], context_hidden_states=taps[b : b + 1, :anchor],
+                    noise_embeds=embedding[block], context_hidden_states=states[b : b + 1, :anchor],
                     position_ids=torch.arange(anchor + 4)[None], past_key_values=cache,
                 ).last_hidden_state  # fmt: skip
                 torch.testing.assert_close(together[b, n], alone[0, 1:], atol=1e-4, rtol=1e-4)
@@ -147,9 +154,9 @@ def test_loops_are_recognised(ids: list[int], expected: bool) -> None:
 
 def test_batches_are_a_function_of_seed_and_number(tmp_path: Path) -> None:
     answers = [data.Answer(tuple(range(4, 10 + i)), 6) for i in range(9)]
-    taps = data.Taps([0], 2)
-    one = data.Batches(answers, 2, 3, 5, 20, taps)
-    other = data.Batches(answers, 2, 3, 5, 20, taps)
+    states = data.HiddenStates([0], 2)
+    one = data.Batches(answers, 2, 3, 5, 20, states)
+    other = data.Batches(answers, 2, 3, 5, 20, states)
     for i in (7, 0, 19, 7):
         assert all(torch.equal(one[i][k], other[i][k]) for k in one[i])
     assert any(not torch.equal(one[0]["anchors"], one[i]["anchors"]) for i in range(1, 4))
@@ -214,12 +221,12 @@ def test_a_run_learns_and_its_drafter_can_be_used(
 ) -> None:
     recipe = small(20)
     config = recipe.config(verifier.hf.config, mask_id(verifier))
-    assert list(keep_taps([answers], verifier.hf, config))[-1] == 120
-    assert list(keep_taps([answers], verifier.hf, config)) == []
+    assert list(keep_states([answers], verifier.hf, config))[-1] == 120
+    assert list(keep_states([answers], verifier.hf, config)) == []
     layers = list(config.target_layer_ids)
     (first, *_), width = data.read_answers(answers, layers[1:]), config.hidden_size
-    fewer = data.Taps(layers[1:], width).read(first)  # of a file that has more
-    whole = data.Taps(layers, width).read(first)
+    fewer = data.HiddenStates(layers[1:], width).read(first)  # of a file that has more
+    whole = data.HiddenStates(layers, width).read(first)
     assert torch.equal(fewer, whole[:, width:]) and fewer.shape[1] == 2 * width
     run, split = start(verifier, [answers], recipe, tmp_path, bf16=False)
     assert all(answer.file is not None for answer in split.train)
@@ -231,7 +238,7 @@ def test_a_run_learns_and_its_drafter_can_be_used(
     finish(run, verifier, recipe, split, tmp_path / "drafter")
     text = (tmp_path / "drafter" / "README.md").read_text()
     assert f"| 20 | 1280 | {points[-1]['tokens_per_forward']:.2f} |" in text
-    result = dllm.speculate(verifier, str(tmp_path / "drafter"), "3+4=", controller="whole")
+    result = dllm.speculate(verifier, str(tmp_path / "drafter"), "3+4=", controller="full")
     assert result.tokens == dllm.speculate(verifier, None, "3+4=").tokens
 
 
@@ -260,7 +267,7 @@ def test_a_head_is_trained_beside_and_drafts_as_it_was_measured(
         got = (values[0] + torch.from_numpy(head.over(hidden[None], at)(17, 0)))[:16]
     # it was saved in bfloat16
     torch.testing.assert_close(got, expected[at[0, :16]], atol=0.05, rtol=0.02)
-    result = dllm.speculate(verifier, part, "3+4=", controller="whole")
+    result = dllm.speculate(verifier, part, "3+4=", controller="full")
     assert result.tokens == dllm.speculate(verifier, None, "3+4=").tokens
     saved = str(tmp_path / "drafter")
     more, _ = start(verifier, [answers], recipe, tmp_path / "on", bf16=False, weights_from=saved)

@@ -15,7 +15,7 @@ from transformers import TrainerCallback, TrainerState
 import dllm
 from dllm.core.errors import ConfigError
 from dllm.train.data import TaskStream
-from dllm.train.loop import Loop, Progress
+from dllm.train.loop import Loop, Progress, Report
 from dllm.train.objectives.denoising import draw_masks
 from dllm.train.recipes import nano
 from dllm.train.recipes.nano import NanoTraining, build_model, export, last_weights, rate, train
@@ -30,7 +30,12 @@ TOY = NanoTraining(
 
 def run(recipe: NanoTraining, folder: Path, examples: int = 0) -> Loop:
     return train(
-        recipe, folder, compile_model=False, save_every=2, log_every=1, accuracy_examples=examples
+        recipe,
+        folder,
+        compile_model=False,
+        save_every=2,
+        report=Report(log_every=1),
+        accuracy_examples=examples,
     )
 
 

@@ -100,8 +100,8 @@ def load_checkpoint(name: str | Path) -> BlockCheckpoint:
     odd = next((key for key in tensors if key.startswith(UNKNOWN)), None)
     if odd is not None:
         raise CheckpointError(
-            f"{name} brings a gated, recurrent or Domino head ({odd}), which is not run: train one "
-            "without, or use dllm 0.1"
+            f"{name} brings a gated, recurrent or Domino head ({odd}), which is not supported: "
+            "train one without"
         )
     for key, value in tensors.items():
         if key not in ("t2d", "d2t") and not (value.is_floating_point() and _finite(value)):
@@ -207,9 +207,9 @@ def expected_weights(
         "mlp.down_proj": (width, inner), "input_layernorm": (width,),
         "post_attention_layernorm": (width,),
     }  # fmt: skip
-    taps = len(config.target_layer_ids or ())
+    read = len(config.target_layer_ids or ())
     result: dict[str, tuple[int, ...]] = {
-        "encoder.fc.weight": (width, taps * width), "encoder.output_norm_enc.weight": (width,),
+        "encoder.fc.weight": (width, read * width), "encoder.output_norm_enc.weight": (width,),
         "norm.weight": (width,),
     }  # fmt: skip
     layers = config.num_hidden_layers

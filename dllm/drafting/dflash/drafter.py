@@ -4,7 +4,6 @@ block of masks behind it, in one small forward.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
@@ -28,6 +27,7 @@ from ..base import (
     Drafting,
     DraftRequest,
     Feedback,
+    clock_of,
     single,
 )
 from ..drafters.followers import Followers
@@ -53,13 +53,13 @@ class BlockDrafter(Drafter):
     ``model``: folder, hub id or `BlockCheckpoint`.  ``search``: how its marginals become a draft:
     default "argmax" at temperature 0, "coupled" above; others are "cps", "sample" and
     "best_first_tree".  ``proxy``: the causal model that helps a search (default "ngram").
-    ``head``: "auto" reads the draft off with the head of the checkpoint (DSpark's, Domino's, DFlash
-    2's selector), if it brings one and no search is asked for: as a tree of at most ``nodes``
-    tokens (31) where the length controller knows what a node costs (`rate`) and rule and verifier
-    take trees, else as a chain.  "tree" and "chain" say which; "sample" draws a chain above
-    temperature 0, for the rules that divide by the draft's probabilities (`ratio`, `block`); "none"
-    leaves the head out.  ``copies``: what followed the same tokens earlier in the text stands among
-    the candidates of every place, also behind the block, so that no lookup is needed beside it.
+    ``head``: "auto" drafts with the head of the checkpoint (DSpark's Markov head, DFlash 2's
+    selector), if it brings one and no search is asked for: a tree of at most ``nodes`` tokens (31)
+    where the length controller knows what a node costs (`adaptive`) and rule and verifier take
+    trees, else a chain.  "tree" and "chain" say which; "sample" draws a chain above temperature 0,
+    for the rules that divide by the draft's probabilities (`ratio`, `block`); "none" leaves the
+    head out.  ``ngram_candidates``: what followed the same tokens earlier in the text is among the
+    candidates of every place, also behind the block, so that no lookup is needed beside it.
     """
 
     model: Any = ""
@@ -67,7 +67,7 @@ class BlockDrafter(Drafter):
     proxy: Any = None
     head: str = "auto"
     nodes: int = 31
-    copies: bool = True
+    ngram_candidates: bool = True
 
     def __post_init__(self) -> None:
         from .. import register_all
@@ -81,7 +81,7 @@ class BlockDrafter(Drafter):
         unfit = self.search is not None or not self.model.walks or self.nodes < 1
         if self.head in ("chain", "sample", "tree") and unfit:
             raise ConfigError(
-                f"head={self.head!r} takes a checkpoint with a Markov head, GRU or selector, no "
+                f"head={self.head!r} takes a checkpoint with a Markov head or selector, no "
                 "search and at least one node; search='best_first_tree' makes trees of marginals, "
                 "search='sample' draws from them"
             )
@@ -90,7 +90,7 @@ class BlockDrafter(Drafter):
         self._bound: tuple[Any, Binding] | None = None
 
     @property
-    def taps(self) -> tuple[int, ...]:  # type: ignore[override]
+    def target_layer_ids(self) -> tuple[int, ...]:  # type: ignore[override]
         return tuple(self.model.config.target_layer_ids)
 
     @property
@@ -251,7 +251,8 @@ class BlockDrafting(Drafting):
         self.rounds += 1
         rows = min(len(hidden), max(1, budget.room))
         hidden, logits = hidden[:rows], logits[:rows]
-        began = time.perf_counter()
+        clock = clock_of(self.bound.device)
+        began = clock()
         if self.walk is not None:
             draft = self._walked(self.walk, hidden, logits, budget)
         else:
@@ -262,7 +263,7 @@ class BlockDrafting(Drafting):
             marginals = self._marginals(logits, len(self.prefix))
             length = budget.chain_length(marginals.confidence)
             draft = self.search.find(marginals, length, context) if length else EMPTY
-        return replace(draft, search_seconds=time.perf_counter() - began)
+        return replace(draft, search_seconds=clock() - began)
 
     def _marginals(self, logits: torch.Tensor, first: int) -> Marginals:
         """Distributions (w, V), or (w, v) with their ids where the vocabulary is trimmed."""
@@ -298,7 +299,7 @@ class BlockDrafting(Drafting):
                     temperature, noise, sure)  # fmt: skip
         priced = self.part.head == "auto" and budget.nodes is not None
         tree = (priced or self.part.head == "tree") and self.request.trees
-        if not draws and (tree or (self.part.copies and sure is None)):
+        if not draws and (tree or (self.part.ngram_candidates and sure is None)):
             return self._grown(walk, tree, budget)
         uniforms = None
         if draws:
@@ -317,14 +318,14 @@ class BlockDrafting(Drafting):
         """The best prefixes, or the best path, of the head's candidates and of what the text
         says."""
         context = tuple(self.prefix[-NGRAMS[-1] :].tolist())
-        text = Text(self.followers, context, self.hits) if self.part.copies else None
+        text = Text(self.followers, context, self.hits) if self.part.ngram_candidates else None
         nodes, deepest = self.part.nodes, min(budget.length, budget.room)
         found = walk.grow(deepest, nodes, text, tree, budget.nodes if tree else None)
         sure = np.exp([node.chance for node in found])
         n = budget.tree_size(np.exp([node.score for node in found])) if tree else (
             budget.chain_length(sure)
         )  # fmt: skip
-        self.kinds = [node.mark[0] for node in found[:n]] if self.part.copies else []
+        self.kinds = [node.mark[0] for node in found[:n]] if self.part.ngram_candidates else []
         tokens = np.array([node.token for node in found], np.int64)
         return Draft(
             tokens[:n], np.array([node.parent for node in found[:n]], np.int64) if tree else None,
@@ -340,7 +341,7 @@ class BlockDrafting(Drafting):
 def make_block_drafter(name: Any, options: dict[str, Any]) -> BlockDrafter:
     """A drafter from a folder or hub id and the options of `speculate`.  Raises `ConfigError` for
     options that only diffusion models have."""
-    known = ("search", "proxy", "head", "nodes", "copies")
+    known = ("search", "proxy", "head", "nodes", "ngram_candidates")
     odd = [option for option in options if option not in known]
     if odd:
         raise ConfigError(

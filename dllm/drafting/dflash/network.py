@@ -56,7 +56,7 @@ class _Layer:
 @dataclass
 class Convolution:
     """DFlash 2's dynamic convolution around a sublayer: what goes in gives the kernels of both
-    ends.  ``base`` (2, taps, H), ``kernels`` (.., H) -> (.., 2 * taps * groups)."""
+    ends.  ``base`` (2, size, H), ``kernels`` (.., H) -> (.., 2 * size * groups)."""
 
     base: torch.Tensor
     kernels: Callable[[torch.Tensor], torch.Tensor]
@@ -74,16 +74,16 @@ def convolve(x: torch.Tensor, dynamic: torch.Tensor, base: torch.Tensor) -> torc
     """Each row of a block with the rows before it: y[i] = sum over t of
     (base[t] + dynamic[i, t]) * x[i - t], nothing before the first row.
 
-    ``x`` (N, block, H), ``base`` (taps, H), ``dynamic`` (N, block, taps, groups), where a group of
+    ``x`` (N, block, H), ``base`` (size, H), ``dynamic`` (N, block, size, groups), where a group of
     neighbouring channels shares a number.
     """
-    taps, groups = dynamic.shape[-2:]
+    size, groups = dynamic.shape[-2:]
     x = x.reshape(*x.shape[:-1], groups, -1)
-    kernel = base.to(x.dtype).view(taps, groups, -1) + dynamic[..., None]
+    kernel = base.to(x.dtype).view(size, groups, -1) + dynamic[..., None]
     out = x * kernel[:, :, 0]
-    for tap in range(1, taps):
-        behind = x[:, :-tap] * kernel[:, tap:, tap]
-        out = out + F.pad(behind, (0, 0, 0, 0, tap, 0))
+    for back in range(1, size):
+        behind = x[:, :-back] * kernel[:, back:, back]
+        out = out + F.pad(behind, (0, 0, 0, 0, back, 0))
     return out.flatten(-2)
 
 
@@ -137,12 +137,12 @@ class BlockNetwork:
         return TextKeys(empty, empty.clone())
 
     @torch.inference_mode()
-    def read(self, text: TextKeys, taps: torch.Tensor) -> None:
-        """Take in the tapped hidden states (n, taps * H) of the next n tokens of a text."""
-        n = len(taps)
+    def read(self, text: TextKeys, states: torch.Tensor) -> None:
+        """Take in the verifier's hidden states (n, layers * H) of the next n tokens of a text."""
+        n = len(states)
         if n == 0:
             return
-        known = _rms(self.fc(taps.to(self.device, self.dtype)), self.text_norm, self.eps)
+        known = _rms(self.fc(states.to(self.device, self.dtype)), self.text_norm, self.eps)
         kv = self.text_kv(known).view(n, len(self.layers), 2, self.kv_heads, self.dim)
         keys, values = kv.permute(2, 1, 3, 0, 4)
         cos, sin = self._rotation(torch.arange(text.length, text.length + n))

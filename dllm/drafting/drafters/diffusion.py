@@ -9,7 +9,6 @@ might stand at the other positions.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -35,6 +34,7 @@ from ..base import (
     Drafting,
     DraftRequest,
     Feedback,
+    clock_of,
     single,
 )
 from ..search.chains import SEARCHES, Search, SearchContext
@@ -277,13 +277,14 @@ class DiffusionDrafting(Drafting):
     def pick(self, marginals: Marginals, prefix: IntArray, budget: Budget) -> Draft:
         """What the search makes of ``marginals``."""
         length = budget.chain_length(marginals.confidence)
-        began = time.perf_counter()
+        clock = clock_of(self.part.model.device)
+        began = clock()
         context = SearchContext(
             prefix, self.part.proxy, self.request.temperature, self.request.noise_key,
             self.request.draft_key, self.rounds,
         )  # fmt: skip
         draft = self.search.find(marginals, length, context) if length else EMPTY
-        return replace(draft, search_seconds=time.perf_counter() - began)
+        return replace(draft, search_seconds=clock() - began)
 
     def lay_out(self, prefix: IntArray, length: int) -> bool:
         """The canvas for a draft of ``length`` tokens behind ``prefix``; whether it has room."""

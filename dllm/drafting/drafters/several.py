@@ -1,4 +1,4 @@
-"""Drafters made of drafters: the first with a draft, and a cascade."""
+"""Several drafters in order: the first one with a draft drafts."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from ...core.canvas import IntArray
 from ...core.errors import ConfigError
 from ..base import (
     DRAFTERS,
     EMPTY,
-    Array,
     Budget,
     Distribution,
     Draft,
@@ -24,44 +21,17 @@ from ..base import (
 )
 
 
-class _FirstOf(Drafting):
-    def __init__(self, several: _Several, request: DraftRequest) -> None:
-        self.several = several
-        self.members = [drafter.open(request) for drafter in several.drafters]
-
-    def propose(self, prefix: IntArray, budget: Budget) -> Draft:
-        for member in self.members:
-            draft = member.propose(prefix, budget)
-            if len(draft):
-                return draft
-        return EMPTY
-
-    def observe(self, feedback: Feedback) -> None:
-        for drafter, member in zip(self.several.drafters, self.members, strict=True):
-            member.observe(_shown(feedback, self.several.taps, drafter.taps))
-
-    def close(self) -> None:
-        for member in self.members:
-            member.close()
-
-
-def _shown(feedback: Feedback, taps: tuple[int, ...], own: tuple[int, ...]) -> Feedback:
-    """``feedback`` with the outputs of the layers ``own`` out of those of all ``taps``."""
-    if feedback.hidden is None or taps == own:
-        return feedback
-    width = feedback.hidden.shape[1] // len(taps)
-    columns = [i * width + j for i in map(taps.index, own) for j in range(width)]
-    return replace(feedback, hidden=feedback.hidden[:, columns] if own else None)
-
-
+@DRAFTERS.register("first_of")
 @dataclass
-class _Several(Drafter):
+class FirstOf(Drafter):
+    """The first non-empty draft of its drafters, in order, e.g. prompt lookup before a model."""
+
     drafters: tuple[Drafter, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.drafters) < 1 or not all(isinstance(d, Drafter) for d in self.drafters):
             raise ConfigError(
-                f"{self.name} takes drafters joined with '+', e.g. {self.name}(prompt_lookup+anpd)"
+                "first_of takes drafters joined with '+', e.g. first_of(prompt_lookup+anpd)"
             )
 
     @property
@@ -69,17 +39,11 @@ class _Several(Drafter):
         return frozenset().union(*(drafter.distributions for drafter in self.drafters))
 
     @property
-    def taps(self) -> tuple[int, ...]:  # type: ignore[override]
-        return tuple(dict.fromkeys(tap for drafter in self.drafters for tap in drafter.taps))
-
-
-@DRAFTERS.register("first_of")
-@dataclass
-class FirstOf(_Several):
-    """The first drafter that has something to say, e.g. a lookup before a model."""
+    def target_layer_ids(self) -> tuple[int, ...]:  # type: ignore[override]
+        return tuple(dict.fromkeys(i for one in self.drafters for i in one.target_layer_ids))
 
     def open(self, request: DraftRequest) -> Drafting:
-        return _FirstOf(self, request)
+        return _FirstOf(self, [drafter.open(request) for drafter in self.drafters])
 
     def propose_all(self, work: Sequence[tuple[Any, IntArray, Budget]]) -> list[Draft]:
         """Drafter by drafter: each drafts at once for all texts that have no draft yet."""
@@ -93,52 +57,27 @@ class FirstOf(_Several):
         return drafts
 
 
-class _Cascading(_FirstOf):
-    def propose(self, prefix: IntArray, budget: Budget) -> Draft:
-        draft = self.members[0].propose(prefix, budget)
-        for member in self.members[1:]:
-            draft = self._checked(member, prefix, draft, budget)
-        return draft
-
-    def _checked(self, member: Drafting, prefix: IntArray, guess: Draft, budget: Budget) -> Draft:
-        """What ``member`` drafts, given what it agrees with in ``guess``."""
-        own = member.propose(prefix, budget)
-        if not own.is_chain or not guess.is_chain or own.distribution is not Distribution.POINT:
-            return own
-        length = min(len(own), len(guess))
-        same = own.tokens[:length] == guess.tokens[:length]
-        agreed = length if same.all() else int(same.argmin())
-        left = budget.length - agreed
-        if agreed == 0 or left < 1:
-            return own
-        context = np.concatenate([prefix, guess.tokens[:agreed]])
-        rest = member.propose(context, replace(budget, length=left, room=budget.room - agreed))
-        if not rest.is_chain or len(rest) + agreed < len(own):
-            return own
-        sure = [_sureness(own)[:agreed], _sureness(rest)]
-        end = None if rest.end is None else rest.end + agreed
-        return Draft(
-            np.concatenate([guess.tokens[:agreed], rest.tokens]), confidence=np.concatenate(sure),
-            end=end, source=self.several.name,
-            search_seconds=own.search_seconds + rest.search_seconds,
-        )  # fmt: skip
-
-
-def _sureness(draft: Draft) -> Array:
-    known = draft.confidence
-    return np.ones(len(draft)) if known is None else np.asarray(known, np.float64)
-
-
-@DRAFTERS.register("cascade")
 @dataclass
-class Cascade(_Several):
-    """A drafter of drafters: each level drafts for the next, the last for the verifier.
+class _FirstOf(Drafting):
+    part: FirstOf
+    members: list[Drafting]
 
-    ``cascade(a+b)``: b drafts; where the tokens of a cheap a agree with it from the start on, b
-    drafts once more behind them, now with these tokens as context instead of masks.  The draft is
-    what they agreed on and what b says then.  With more drafters the first two are a drafter for
-    the third, and so on.
-    """
+    def propose(self, prefix: IntArray, budget: Budget) -> Draft:
+        return self.part.propose_all([(self, prefix, budget)])[0]
 
-    def open(self, request: DraftRequest) -> Drafting:
-        return _Cascading(self, request)
+    def observe(self, feedback: Feedback) -> None:
+        for drafter, member in zip(self.part.drafters, self.members, strict=True):
+            member.observe(_shown(feedback, self.part.target_layer_ids, drafter.target_layer_ids))
+
+    def close(self) -> None:
+        for member in self.members:
+            member.close()
+
+
+def _shown(feedback: Feedback, given: tuple[int, ...], own: tuple[int, ...]) -> Feedback:
+    """``feedback`` with the hidden states behind the layers ``own`` out of those ``given``."""
+    if feedback.hidden is None or given == own:
+        return feedback
+    width = feedback.hidden.shape[1] // len(given)
+    columns = [i * width + j for i in map(given.index, own) for j in range(width)]
+    return replace(feedback, hidden=feedback.hidden[:, columns] if own else None)

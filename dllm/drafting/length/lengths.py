@@ -24,34 +24,13 @@ class Fixed(LengthController):
         return Budget(min(self.k, room), room)
 
 
-@register("whole")
+@register("full")
 @dataclass
-class Whole(LengthController):
-    """As many tokens as the drafter proposes: lookup drafters know best."""
+class Full(LengthController):
+    """As many tokens as the drafter proposes: prompt lookup knows best how many match."""
 
     def next(self, room: int, context: int) -> Budget:
         return Budget(room, room)
-
-
-@register("heuristic")
-@dataclass
-class Heuristic(LengthController):
-    """Two more after a draft that was accepted whole, else one fewer (transformers' schedule)."""
-
-    start: int = 8
-    k_max: int = 64
-
-    def __post_init__(self) -> None:
-        at_least(1, start=self.start, k_max=self.k_max)
-        self._k = self.start
-
-    def next(self, room: int, context: int) -> Budget:
-        return Budget(min(self._k, room), room)
-
-    def update(self, stats: RoundStats, feedback: Feedback) -> None:
-        if stats.drafted:
-            whole = stats.accepted == stats.depth
-            self._k = min(self._k + 2, self.k_max) if whole else max(1, self._k - 1)
 
 
 @register("adl", paper="DiffuSpec: Unlocking Diffusion Language Models for Speculative Decoding",
@@ -90,34 +69,8 @@ class AdaptiveDraftLength(LengthController):
         """One update with the generation length and the acceptance length of a round."""
         self._generated += self.rho * (generated - self._generated)
         self._accepted += self.rho * (accepted - self._accepted)
-        self._k = self._length()
-
-    def _length(self) -> int:
         grown = self._generated + self.delta * (self._accepted >= self._generated)
-        return int(np.clip(grown, self.k_min, self.k_max))
-
-
-@register("adl_repaired")
-@dataclass
-class RepairedDraftLength(AdaptiveDraftLength):
-    """`adl` with a target that a real drafter can reach (reconstructed).
-
-    The length follows the smoothed acceptance, ``margin`` tokens ahead of it and never beyond the
-    drafter's own end of text; a draft that was accepted whole doubles it, because acceptance is
-    bimodal (DEER, arXiv 2512.15176, section on accepted lengths).
-    """
-
-    k_min: int = 2
-    margin: int = 3
-
-    def update(self, stats: RoundStats, feedback: Feedback) -> None:
-        super().update(stats, feedback)
-        if stats.depth and stats.accepted == stats.depth:
-            self._k = min(2 * stats.depth, self.k_max)
-
-    def _length(self) -> int:
-        ahead = min(self._accepted + self.margin, max(self._generated + 1, self.k_min))
-        return int(np.clip(round(ahead), self.k_min, self.k_max))
+        self._k = int(np.clip(grown, self.k_min, self.k_max))
 
 
 @register("confidence")

@@ -23,7 +23,7 @@ from ...core.canvas import IntArray
 from ...core.errors import ConfigError
 from ...engine.prefixes import Prefixes, weights_of
 from ...models import DiffusionModel
-from ..base import Draft
+from ..base import Draft, clock_of
 
 _LOCKS: WeakKeyDictionary[PreTrainedModel, threading.RLock] = WeakKeyDictionary()
 _LOCKS_LOCK = threading.Lock()
@@ -31,8 +31,8 @@ _LOCKS_LOCK = threading.Lock()
 
 class Scored(NamedTuple):
     """Of one text and draft of n nodes: raw logits (n + 1, V), after the last committed token and
-    after every node; with taps also the outputs (fed, taps * D) of the tapped layers at every
-    token that was fed: what was committed since the last round, then the nodes."""
+    after every node; also the hidden states (fed, layers * D) behind the target layers, if any, at
+    every token that was fed: what was committed since the last round, then the nodes."""
 
     logits: torch.Tensor
     hidden: torch.Tensor | None = None
@@ -42,8 +42,8 @@ class Scored(NamedTuple):
 class Text:
     """One text being written: committed ids, prompt included.  It gets at most ``limit`` tokens
     long; ``cached`` of them have their keys and values kept, ``reused`` of these were those of
-    another text.  ``forwards`` it took part in, and tokens ``computed`` for it.  ``shown``: with
-    taps, the outputs (n, taps * D) of the tapped layers at the cached tokens, in pieces, and how
+    another text.  ``forwards`` it took part in, and tokens ``computed`` for it.  ``shown``: the
+    hidden states (n, layers * D) behind the target layers at the cached tokens, in pieces, and how
     many tokens of them a drafter has not seen yet; ``weights`` it is written with, and the
     ``salt`` of those who share its keys and values."""
 
@@ -75,7 +75,7 @@ Work = Sequence[tuple[Text, Draft]]
 class Verifier:
     """Scores drafts for the texts of one call.
 
-    ``taps`` are the indices of layers whose outputs drafters want to see.  ``exact``: in half
+    ``target_layer_ids`` are the layers whose hidden states drafters read.  ``exact``: in half
     precision on a CPU, score in a way that does not depend on how many tokens are scored at once.
     """
 
@@ -83,10 +83,11 @@ class Verifier:
     whole_prefixes = False  # whether only whole kept texts can be gone on from
 
     def __init__(
-        self, model: DiffusionModel, taps: tuple[int, ...] = (), exact: bool = True
+        self, model: DiffusionModel, target_layer_ids: tuple[int, ...] = (), exact: bool = True
     ) -> None:
-        self.model, self.hf, self.taps = model, model.hf, taps
+        self.model, self.hf, self.target_layer_ids = model, model.hf, target_layer_ids
         self.exact = exact and model.dtype != torch.float32 and model.device.type == "cpu"
+        self.clock = clock_of(model.device)
         self.prefixes: Prefixes[Any] = Prefixes(self._release)
 
     def open(self, prompt: IntArray, limit: int, salt: str | None = None) -> Text:
@@ -103,7 +104,7 @@ class Verifier:
                 other, n = found
                 self._copy(other, text, n)
                 text.cached = text.reused = n
-                if self.taps:
+                if self.target_layer_ids:
                     text.shown, text.unseen = [torch.cat(other.shown)[:n]], n
         except BaseException:
             self._release(text)
@@ -176,7 +177,7 @@ def running(hf: Any, attention: str | None) -> Iterator[None]:
     """Have the network for oneself, with another attention implementation unless that is None.
 
     Several threads may verify with one network: their forwards take turns, because the
-    implementation and the hooks of taps belong to the network and not to the call.
+    implementation and the hooks of target layers belong to the network and not to the call.
     """
     with _LOCKS_LOCK:
         lock = _LOCKS.setdefault(hf, threading.RLock())
@@ -192,8 +193,8 @@ def running(hf: Any, attention: str | None) -> Iterator[None]:
 
 
 @contextmanager
-def tapped(hf: Any, taps: tuple[int, ...]) -> Iterator[dict[int, torch.Tensor]]:
-    """Collects the outputs (1, Q, D) of layers ``taps`` of the forwards inside."""
+def recorded(hf: Any, layer_ids: tuple[int, ...]) -> Iterator[dict[int, torch.Tensor]]:
+    """Collects the outputs (1, Q, D) of layers ``layer_ids`` of the forwards inside."""
     outputs: dict[int, torch.Tensor] = {}
     handles = []
 
@@ -203,7 +204,7 @@ def tapped(hf: Any, taps: tuple[int, ...]) -> Iterator[dict[int, torch.Tensor]]:
 
         return keep
 
-    for index in taps:
+    for index in layer_ids:
         handles.append(layers_of(hf)[index].register_forward_hook(hook(index)))
     try:
         yield outputs
@@ -224,6 +225,6 @@ def layers_of(hf: Any) -> Any:
     )
 
 
-def joined(outputs: dict[int, torch.Tensor], taps: tuple[int, ...]) -> torch.Tensor | None:
-    """The collected outputs side by side, (Q, taps * D); None without taps."""
-    return torch.cat([outputs[index][0] for index in taps], -1) if taps else None
+def joined(outputs: dict[int, torch.Tensor], layer_ids: tuple[int, ...]) -> torch.Tensor | None:
+    """The collected outputs side by side, (Q, layers * D); None without layers."""
+    return torch.cat([outputs[index][0] for index in layer_ids], -1) if layer_ids else None

@@ -26,7 +26,7 @@ from ...engine.visibility import Visibility
 from ...models import DiffusionModel
 from ...models.attention import PREFIX
 from ..base import Draft, chain
-from .base import Scored, Text, Verifier, Work, joined, running, tapped
+from .base import Scored, Text, Verifier, Work, joined, recorded, running
 
 BASES = ("sdpa", "eager")  # attention that the packed one stands for
 CAUSAL = Visibility(causal=True)
@@ -55,9 +55,9 @@ class PackedVerifier(Verifier):
     """
 
     def __init__(
-        self, model: DiffusionModel, taps: tuple[int, ...] = (), exact: bool = True
+        self, model: DiffusionModel, target_layer_ids: tuple[int, ...] = (), exact: bool = True
     ) -> None:
-        super().__init__(model, taps, exact)
+        super().__init__(model, target_layer_ids, exact)
         base = self.hf.config._attn_implementation.removeprefix(PREFIX)
         self.attention = PREFIX + ("eager" if self.exact else base)
         self.least = LEAST if self.exact else 1
@@ -127,7 +127,7 @@ class PackedVerifier(Verifier):
         return slice(at, packing.size)
 
     def _forward(self, packing: Packing) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Logits of the scored rows, and what the tapped layers gave for all."""
+        """Logits of the scored rows, and the hidden states behind the target layers of all."""
         missing = self.least - packing.size
         if missing > 0:  # rows that only fill up see nothing, and nobody sees them
             zeros = np.zeros(missing, np.int64)
@@ -136,13 +136,13 @@ class PackedVerifier(Verifier):
         with (
             torch.inference_mode(),
             running(self.hf, self.attention),
-            tapped(self.hf, self.taps) as outputs,
+            recorded(self.hf, self.target_layer_ids) as outputs,
         ):
             inputs = packed.inputs(self.buffer)
             logits: torch.Tensor = self.hf(
                 **inputs, grouped=True, logits_to_keep=packed.scored
             ).logits[0]
-        return logits, joined(outputs, self.taps)
+        return logits, joined(outputs, self.target_layer_ids)
 
     def _make_room(self, text: PackedText, size: int) -> None:
         """Give the text a longer range of slots if it has fewer than ``size``."""
@@ -160,7 +160,7 @@ class PackedVerifier(Verifier):
 
 
 def open_verifier(
-    model: DiffusionModel, taps: tuple[int, ...] = (), exact: bool = True
+    model: DiffusionModel, target_layer_ids: tuple[int, ...] = (), exact: bool = True
 ) -> Verifier:
     """A packed verifier where the network's attention can be packed, else one row by row; with
     recurrent layers one that can take their states back."""
@@ -168,9 +168,9 @@ def open_verifier(
     from .rowwise import RowVerifier
 
     if packs(model):
-        return PackedVerifier(model, taps, exact)
+        return PackedVerifier(model, target_layer_ids, exact)
     kind = RecurrentVerifier if has_recurrent_layers(model) else RowVerifier
-    return kind(model, taps, exact)
+    return kind(model, target_layer_ids, exact)
 
 
 def packs(model: DiffusionModel) -> bool:

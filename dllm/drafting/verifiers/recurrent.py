@@ -60,10 +60,10 @@ class RecurrentVerifier(RowVerifier):
     whole_prefixes = True  # the states are those behind the last token
 
     def __init__(
-        self, model: DiffusionModel, taps: tuple[int, ...] = (), exact: bool = True,
+        self, model: DiffusionModel, target_layer_ids: tuple[int, ...] = (), exact: bool = True,
         rollback: str | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(model, taps, exact)
+        super().__init__(model, target_layer_ids, exact)
         known = _recurrences(self.hf)
         self.rollback = rollback or ("states" if known else "replay")
         if self.rollback not in ROLLBACKS or (self.rollback == "states" and not known):

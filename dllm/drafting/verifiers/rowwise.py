@@ -21,7 +21,7 @@ from ...core.canvas import IntArray
 from ...core.errors import ConfigError
 from ...models import DiffusionModel
 from ..base import Draft
-from .base import Scored, Text, Verifier, Work, joined, running, tapped
+from .base import Scored, Text, Verifier, Work, joined, recorded, running
 
 GROWTH = 256  # positions added to a layer's buffer at least when it is full
 ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
@@ -105,9 +105,9 @@ class RowVerifier(Verifier):
     """Scores drafts text by text."""
 
     def __init__(
-        self, model: DiffusionModel, taps: tuple[int, ...] = (), exact: bool = True
+        self, model: DiffusionModel, target_layer_ids: tuple[int, ...] = (), exact: bool = True
     ) -> None:
-        super().__init__(model, taps, exact)
+        super().__init__(model, target_layer_ids, exact)
         accepted = inspect.signature(self.hf.forward).parameters
         if "past_key_values" not in accepted:
             raise ConfigError(
@@ -176,12 +176,12 @@ class RowVerifier(Verifier):
         with (
             torch.inference_mode(),
             running(self.hf, self._attention),
-            tapped(self.hf, self.taps) as outputs,
+            recorded(self.hf, self.target_layer_ids) as outputs,
         ):
             logits: torch.Tensor = self.hf(**arguments).logits[0, -wanted:]
         text.forwards += 1
         text.computed += len(ids)
-        return Scored(logits, joined(outputs, self.taps))
+        return Scored(logits, joined(outputs, self.target_layer_ids))
 
     def _keep(self, text: Any, draft: Draft, path: Sequence[int]) -> None:
         if isinstance(text.cache, VerifierCache) and not draft.is_chain:

@@ -1,9 +1,9 @@
 """Answers of the verifier as training data: a text file, and what its layers said.
 
 ``*.jsonl``: one answer a line, {"ids": prompt and answer, "answer": where the answer starts}.
-Beside it, optionally, ``*.taps``: for every token but the last the outputs of the tapped layers
-and the normed last hidden state, bfloat16, in the order of the lines, and ``*.taps.json``, which
-says of which layers; without them the verifier computes them while training.
+Beside it, optionally, ``*.states``: for every token but the last the hidden states behind the
+target layers and the normed last one, bfloat16, in the order of the lines, and ``*.states.json``,
+which says of which layers; without them the verifier computes them while training.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ..batches import arranged, examples
 @dataclass(frozen=True)
 class Answer:
     """``ids`` of prompt and answer; the answer starts at ``start``; ``file`` and ``at`` say where
-    its taps are, if anywhere."""
+    its hidden states are, if anywhere."""
 
     ids: tuple[int, ...]
     start: int
@@ -45,24 +45,25 @@ class Answer:
         return zlib.crc32(prompt.tobytes()) % share == 0
 
 
-def kept_layers(taps: Path) -> list[int]:
-    """The layers whose outputs a file of taps holds; none when it is not there or not complete."""
-    label = taps.with_suffix(".taps.json")
+def kept_layers(states: Path) -> list[int]:
+    """The layers whose hidden states a file holds; none when it is not there or not complete."""
+    label = states.with_suffix(".states.json")
     if not label.is_file():
         return []
     return list(json.loads(label.read_text(encoding="utf-8"))["layers"])
 
 
-def kept_taps(path: Path, layers: Sequence[int]) -> Path | None:
-    """The file of taps beside the answers of ``path`` if it is complete and has these layers."""
-    taps = path.with_suffix(".taps")
-    return taps if layers and set(layers) <= set(kept_layers(taps)) else None
+def kept_states(path: Path, layers: Sequence[int]) -> Path | None:
+    """The file of hidden states beside the answers of ``path``, if it is complete and has
+    ``layers``."""
+    states = path.with_suffix(".states")
+    return states if layers and set(layers) <= set(kept_layers(states)) else None
 
 
 def read_answers(path: Path, layers: Sequence[int] = ()) -> Iterator[Answer]:
-    """The answers of a file, with their taps where those of ``layers`` are kept.  Raises
+    """The answers of a file, with their hidden states where those of ``layers`` are kept.  Raises
     `ConfigError` for a line of another form."""
-    kept, at = kept_taps(path, layers), 0
+    kept, at = kept_states(path, layers), 0
     for ids, start in examples(
         path, '{"ids": [...], "answer": n}', lambda e: (tuple(e["ids"]), int(e["answer"]))
     ):
@@ -84,9 +85,9 @@ def common_tokens(answers: Sequence[Answer], count: int) -> torch.Tensor:
     return torch.tensor(sorted(token for token, _ in seen.most_common(count)))
 
 
-class Taps:
-    """Rows of the files of taps, read where they lie: ``layers`` of a verifier of width ``size``,
-    and its normed last hidden state behind them."""
+class HiddenStates:
+    """Rows of the files of hidden states, read where they lie: ``layers`` of a verifier of width
+    ``size``, and its normed last hidden state behind them."""
 
     def __init__(self, layers: Sequence[int], size: int) -> None:
         self.layers, self.size = [*layers], size
@@ -116,12 +117,18 @@ class Batches(Dataset[dict[str, torch.Tensor]]):
     """
 
     def __init__(
-        self, answers: Sequence[Answer], rows: int, anchors: int, seed: int, count: int, taps: Taps
+        self,
+        answers: Sequence[Answer],
+        rows: int,
+        anchors: int,
+        seed: int,
+        count: int,
+        states: HiddenStates,
     ) -> None:
         if len(answers) < rows:
             raise ConfigError(f"{len(answers)} answers are too few for batches of {rows}")
         self.answers, self.rows, self.anchors = answers, rows, anchors
-        self.seed, self.count, self.taps = seed, count, taps
+        self.seed, self.count, self.states = seed, count, states
         self.lengths = [len(answer.ids) for answer in answers]
 
     def __len__(self) -> int:
@@ -131,7 +138,7 @@ class Batches(Dataset[dict[str, torch.Tensor]]):
         rng = random.Random(f"{self.seed}/{index}")
         chosen = arranged(self.lengths, self.rows, self.seed, index)
         answers = [self.answers[i] for i in chosen]
-        batch = collate(answers, [self._anchors(a, rng) for a in answers], self.taps)
+        batch = collate(answers, [self._anchors(a, rng) for a in answers], self.states)
         batch["seed"] = torch.tensor(rng.getrandbits(31))
         return batch
 
@@ -141,10 +148,10 @@ class Batches(Dataset[dict[str, torch.Tensor]]):
 
 
 def collate(
-    answers: Sequence[Answer], anchors: Sequence[Sequence[int]], taps: Taps
+    answers: Sequence[Answer], anchors: Sequence[Sequence[int]], states: HiddenStates
 ) -> dict[str, torch.Tensor]:
     """Padded tensors: ids (B, S), length (B,), anchors (B, N) with -1 where there is none, and,
-    where they are kept, taps (B, S, width)."""
+    where they are kept, states (B, S, width)."""
     length = max(len(a.ids) for a in answers)
     most = max(len(places) for places in anchors)
     ids = torch.zeros(len(answers), length, dtype=torch.int64)
@@ -154,8 +161,8 @@ def collate(
         where[i, : len(places)] = torch.tensor(places, dtype=torch.int64)
     batch = {"ids": ids, "length": torch.tensor([len(a.ids) for a in answers]), "anchors": where}
     if all(answer.file is not None for answer in answers):
-        rows = torch.zeros(len(answers), length, taps.width, dtype=torch.bfloat16)
+        rows = torch.zeros(len(answers), length, states.width, dtype=torch.bfloat16)
         for i, answer in enumerate(answers):
-            rows[i, : len(answer.ids) - 1] = taps.read(answer)
-        batch["taps"] = rows
+            rows[i, : len(answer.ids) - 1] = states.read(answer)
+        batch["states"] = rows
     return batch

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from .data import Answer, Taps, collate
+from .data import Answer, HiddenStates, collate
 from .objective import Trainee
 
 
@@ -32,7 +32,11 @@ class Acceptance:
 
 @torch.no_grad()
 def acceptance(
-    trainee: Trainee, answers: Sequence[Answer], taps: Taps, rows: int, walking: bool = True
+    trainee: Trainee,
+    answers: Sequence[Answer],
+    states: HiddenStates,
+    rows: int,
+    walking: bool = True,
 ) -> Acceptance:
     """Drafts at every place of ``answers``, ``rows`` answers at a time, and walks through them."""
     device = trainee.head.device
@@ -42,9 +46,9 @@ def acceptance(
     per_answer = []
     for first in range(0, len(answers), rows):
         part = answers[first : first + rows]
-        batch = collate(part, [range(a.start, len(a.ids) - 1) for a in part], taps)
+        batch = collate(part, [range(a.start, len(a.ids) - 1) for a in part], states)
         ids = batch["ids"].to(device)
-        read = batch["taps"].to(device) if "taps" in batch else trainee.reader.read(ids)
+        read = batch["states"].to(device) if "states" in batch else trainee.reader.read(ids)
         drafts = drafts_at(trainee, ids, read, batch["anchors"].to(device), walking)
         for answer, row in zip(part, drafts.cpu(), strict=True):
             hits = matches(answer, row)
@@ -61,12 +65,12 @@ def acceptance(
     )  # fmt: skip
 
 
-def measure(trainee: Any, answers: Sequence[Answer], taps: Taps) -> dict[str, float]:
+def measure(trainee: Any, answers: Sequence[Answer], states: HiddenStates) -> dict[str, float]:
     """`acceptance` as the metrics of a run."""
-    got = acceptance(trainee, answers, taps, 4)
+    got = acceptance(trainee, answers, states, 4)
     metrics = {"tokens_per_forward": got.per_forward}
     if trainee.walk is not None:
-        alone = acceptance(trainee, answers, taps, 4, walking=False)
+        alone = acceptance(trainee, answers, states, 4, walking=False)
         metrics["without_head"] = alone.per_forward
     for k in range(len(got.reached)):
         metrics[f"reached_{k + 1}"], metrics[f"right_{k + 1}"] = got.reached[k], got.right[k]
@@ -74,14 +78,14 @@ def measure(trainee: Any, answers: Sequence[Answer], taps: Taps) -> dict[str, fl
 
 
 def drafts_at(
-    trainee: Trainee, ids: torch.Tensor, taps: torch.Tensor, anchors: torch.Tensor,
+    trainee: Trainee, ids: torch.Tensor, states: torch.Tensor, anchors: torch.Tensor,
     walking: bool = True,
 ) -> torch.Tensor:  # fmt: skip
     """Most probable tokens (B, N, drafts), over the whole vocabulary; with ``walking`` and a
     head that looks at the token before, each given the one before."""
     width = trainee.head.shape[1]
     anchors = anchors.clamp_min(0)
-    hidden = trainee.blocks(ids, taps[..., :-width], anchors)
+    hidden = trainee.blocks(ids, states[..., :-width], anchors)
     if trainee.walk is None or not walking:
         return _best(hidden, hidden, trainee.head, None)
     tokens, drafts = ids.gather(1, anchors), []

@@ -1,7 +1,7 @@
 """A trained drafter in the formats that engines read.
 
 ``native``: transformers (``assistant_model`` with ``speculation_type="dflash"``) and this library.
-``z-lab``: SGLang, llama.cpp's converter and z-lab's own code.  ``speculators``: vLLM.
+``speculators``: vLLM.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ...core.errors import ConfigError, UnknownNameError
 from ...drafting.dflash.checkpoint import EXTRAS, RENAMED, WEIGHTS, BlockCheckpoint
 from ...drafting.dflash.heads import SelectorHead, head_of
 
-FORMATS = ("native", "z-lab", "speculators")
+FORMATS = ("native", "speculators")
 
 
 def export(
@@ -33,17 +33,16 @@ def export(
     """
     if kind not in FORMATS:
         raise UnknownNameError("format", kind, FORMATS)
-    if kind != "native" and checkpoint.variant.conv_kernel_size:
+    if kind == "speculators" and checkpoint.variant.conv_kernel_size:
         whole = checkpoint.draft_ids is None and head is not None
         if not checkpoint.selector or not whole or checkpoint.variant.sample_from_anchor:
             raise ConfigError(
-                f"DFlash 2 in {kind}'s format has a selector over the whole vocabulary and an "
+                "DFlash 2 in speculators' format has a selector over the whole vocabulary and an "
                 "anchor that does not draft: train it so, or write the native format"
             )
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: t.to(dtype).contiguous() for name, t in checkpoint.weights.items()}
-    text = verifier.get_text_config()
-    extras = _vocabulary(checkpoint, text.vocab_size)
+    extras = _vocabulary(checkpoint, verifier.get_text_config().vocab_size)
     if kind == "native":
         config = checkpoint.config.to_diff_dict() | checkpoint.variant.changed() | {
             "architectures": ["MuseGlimmerAssistantModel"], "dtype": str(dtype).split(".")[-1],
@@ -55,22 +54,17 @@ def export(
         weights = {_old_name(name): t for name, t in weights.items()} | extras
         if checkpoint.variant.conv_kernel_size:
             weights |= _selector(checkpoint, head, embedding, dtype)
-        common = _qwen3(checkpoint, text.vocab_size)
-        if kind == "z-lab":
-            config = _z_lab(checkpoint, common, text.num_hidden_layers)
-        else:
-            if checkpoint.draft_ids is not None:
-                if head is None:
-                    raise ConfigError("a trimmed vocabulary needs the verifier's head for export")
-                rows = head[checkpoint.draft_ids].to(dtype)
-                weights["lm_head.weight"] = rows.contiguous()
-            config = _speculators(checkpoint, common, verifier, verifier_name)
+        if checkpoint.draft_ids is not None:
+            if head is None:
+                raise ConfigError("a trimmed vocabulary needs the verifier's head for export")
+            weights["lm_head.weight"] = head[checkpoint.draft_ids].to(dtype).contiguous()
+        config = _speculators(checkpoint, verifier, verifier_name)
     save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config, indent=2, default=str) + "\n")
 
 
 def _old_name(name: str) -> str:
-    """z-lab's and speculators' name of a native weight."""
+    """Speculators' name of a native weight."""
     return next((old + name[len(new) :] for old, new in RENAMED.items() if name.startswith(new)),
                 name)  # fmt: skip
 
@@ -121,8 +115,8 @@ def _second(checkpoint: BlockCheckpoint) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _qwen3(checkpoint: BlockCheckpoint, vocab_size: int) -> dict[str, Any]:
-    """The shape in the words of a Qwen3 config, which both formats use for the layers."""
+def _layers(checkpoint: BlockCheckpoint, vocab_size: int) -> dict[str, Any]:
+    """The layers, in the words of a Qwen3 config."""
     c = checkpoint.config
     return {
         "model_type": "qwen3", "hidden_size": c.hidden_size,
@@ -138,36 +132,20 @@ def _qwen3(checkpoint: BlockCheckpoint, vocab_size: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _z_lab(checkpoint: BlockCheckpoint, common: dict[str, Any], layers: int) -> dict[str, Any]:
-    c = checkpoint.config
-    second = _second(checkpoint)
-    return common | {
-        "architectures": ["DFlash2DraftModel" if second else "DFlashDraftModel"],
-        "block_size": c.block_size, "num_target_layers": layers, "dtype": "bfloat16",
-        "sliding_window": (c.sliding_window or 0) + 1,  # a row is part of its own window there
-        "is_causal": False,
-        "dflash_config": {
-            "mask_token_id": c.mask_token_id, "target_layer_ids": list(c.target_layer_ids or []),
-            **second,
-        },
-    }  # fmt: skip
-
-
-def _speculators(
-    checkpoint: BlockCheckpoint, common: dict[str, Any], verifier: Any, name: str
-) -> dict[str, Any]:
+def _speculators(checkpoint: BlockCheckpoint, verifier: Any, name: str) -> dict[str, Any]:
     c, ids = checkpoint.config, checkpoint.draft_ids
+    vocab_size = verifier.get_text_config().vocab_size
     second, anchor = _second(checkpoint), checkpoint.variant.sample_from_anchor
     drafts = c.block_size - (0 if anchor else 1)
     algorithm = "dflash2" if second else "dflash"
     return {
         "architectures": ["DFlash2DraftModel" if second else "DFlashSpeculator"],
         "speculators_model_type": algorithm, **second,
-        "transformer_layer_config": common,
-        "draft_vocab_size": common["vocab_size"] if ids is None else len(ids),
+        "transformer_layer_config": _layers(checkpoint, vocab_size),
+        "draft_vocab_size": vocab_size if ids is None else len(ids),
         "block_size": c.block_size, "mask_token_id": c.mask_token_id,
         # these count the embedding as layer 0
-        "aux_hidden_state_layer_ids": [tap + 1 for tap in c.target_layer_ids or []],
+        "aux_hidden_state_layer_ids": [layer + 1 for layer in c.target_layer_ids or []],
         "sample_from_anchor": anchor, "sliding_window_non_causal": True, "dtype": "bfloat16",
         "speculators_config": {
             "algorithm": algorithm, "default_proposal_method": "greedy",

@@ -1,4 +1,4 @@
-"""Taps computed once, for runs that see every answer several times."""
+"""Hidden states computed once, for runs that see every answer several times."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from pathlib import Path
 import torch
 
 from ...core.errors import ConfigError
-from .data import kept_taps, read_answers
+from .data import kept_states, read_answers
 from .objective import Reader
 
 
-def write_taps(path: Path, reader: Reader, layers: Sequence[int], rows: int = 8) -> Iterator[int]:
-    """Write ``*.taps`` beside the answers of ``path``, if it is not there yet; yields how many
-    answers are done.  4 taps of a width of 576 take 5.8 kB per token."""
-    if kept_taps(path, layers) is not None:
+def write_states(path: Path, reader: Reader, layers: Sequence[int], rows: int = 8) -> Iterator[int]:
+    """Write ``*.states`` beside the answers of ``path``, if it is not there yet; yields how many
+    answers are done.  4 layers of a width of 576 take 5.8 kB per token."""
+    if kept_states(path, layers) is not None:
         return
     answers = list(read_answers(path))
     done = 0
-    with path.with_suffix(".taps").open("wb") as out:
+    with path.with_suffix(".states").open("wb") as out:
         for first in range(0, len(answers), rows):
             part = answers[first : first + rows]
             ids = torch.zeros(len(part), max(len(a.ids) for a in part), dtype=torch.int64)
@@ -33,6 +33,6 @@ def write_taps(path: Path, reader: Reader, layers: Sequence[int], rows: int = 8)
             done += len(part)
             yield done
     if done != len(answers):
-        raise ConfigError(f"{path} changed while its taps were computed: start again")
+        raise ConfigError(f"{path} changed while its hidden states were computed: start again")
     label = {"layers": [*layers], "width": (len(layers) + 1) * reader.width}
-    path.with_suffix(".taps.json").write_text(json.dumps(label) + "\n", encoding="utf-8")
+    path.with_suffix(".states.json").write_text(json.dumps(label) + "\n", encoding="utf-8")

@@ -55,7 +55,7 @@ def blocks_attention(
 AttentionInterface.register(ATTENTION, blocks_attention)
 
 
-def default_taps(layers: int, count: int) -> list[int]:
+def default_target_layer_ids(layers: int, count: int) -> list[int]:
     """Layers of the verifier to read, spread as DFlash does: ``count`` of ``layers``."""
     if count == 1:
         return [layers // 2]
@@ -64,15 +64,17 @@ def default_taps(layers: int, count: int) -> list[int]:
 
 def drafter_config(
     verifier: Any, *, layers: int = 4, block_size: int = 8, mask_token_id: int,
-    taps: list[int] | None = None, sliding_window: int | None = None,
+    target_layer_ids: list[int] | None = None, sliding_window: int | None = None,
 ) -> MuseGlimmerAssistantConfig:  # fmt: skip
     """Shape of a drafter for a verifier with the config ``verifier``: its width, heads and
-    rotary embedding; ``taps`` default to as many layers as the drafter has."""
+    rotary embedding; ``target_layer_ids`` default to as many layers as the drafter has."""
     text = verifier.get_text_config()
-    taps = default_taps(text.num_hidden_layers, layers) if taps is None else list(taps)
+    read = list(target_layer_ids or default_target_layer_ids(text.num_hidden_layers, layers))
     last = text.num_hidden_layers - 1  # its output: engines disagree whether it is normed
-    if not taps or not all(0 <= tap < last for tap in taps):
-        raise ConfigError(f"taps are layers before the last, 0 to {last - 1}, not {taps}")
+    if not all(0 <= layer < last for layer in read):
+        raise ConfigError(
+            f"target_layer_ids are layers before the last, 0 to {last - 1}, not {read}"
+        )
     if block_size < 2 or layers < 1:
         raise ConfigError("a drafter has at least one layer and blocks of at least 2 positions")
     kind = "full_attention" if sliding_window is None else "sliding_attention"
@@ -87,17 +89,17 @@ def drafter_config(
         max_position_embeddings=text.max_position_embeddings,
         sliding_window=sliding_window or 2048, layer_types=[kind] * layers, hidden_act="silu",
         bos_token_id=None, eos_token_id=None, pad_token_id=None, block_size=block_size,
-        mask_token_id=mask_token_id, target_layer_ids=taps,
+        mask_token_id=mask_token_id, target_layer_ids=read,
     )  # fmt: skip
 
 
 class Kernels(nn.Module):
     """Weights of one of DFlash 2's convolutions; fresh ones change nothing."""
 
-    def __init__(self, width: int, taps: int, group: int) -> None:
+    def __init__(self, width: int, size: int, group: int) -> None:
         super().__init__()
-        self.base_kernel = nn.Parameter(torch.zeros(2, taps, width))
-        self.kernel_projection = nn.Linear(width, 2 * taps * (width // group), bias=False)
+        self.base_kernel = nn.Parameter(torch.zeros(2, size, width))
+        self.kernel_projection = nn.Linear(width, 2 * size * (width // group), bias=False)
         nn.init.ones_(self.base_kernel[:, 0])
         nn.init.zeros_(self.kernel_projection.weight)
 
@@ -143,9 +145,9 @@ def new_drafter(
 def copy_layers(drafter: Any, verifier: Any, gain: float = 2.0) -> None:
     """Start with the verifier's last layers and its final norm instead of random weights.
 
-    The projection of the taps starts as the last tap under the norm of the layer after it, so that
-    keys and values are close to those the copied layers know.  ``gain``: the size of queries and
-    keys, which the drafter's extra norms would otherwise set to 1.
+    The projection of the hidden states starts as the last of them under the norm of the layer after
+    it, so that keys and values are close to those the copied layers know.  ``gain``: the size of
+    queries and keys, which the drafter's extra norms would otherwise set to 1.
     """
     source = verifier.get_decoder()
     count = len(drafter.layers)
@@ -186,11 +188,13 @@ class BlockDrafter(nn.Module):
         """Rows of a block that draft: the k-th of them the k-th token behind the anchor."""
         return self.drafter.config.block_size - self.first
 
-    def forward(self, ids: torch.Tensor, taps: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, ids: torch.Tensor, states: torch.Tensor, anchors: torch.Tensor
+    ) -> torch.Tensor:
         """Hidden states (B, N, drafts, H) of blocks that start at ``anchors`` (B, N).
 
-        ``ids`` (B, S) and ``taps`` (B, S, taps * H) are the text; a block sees what stands
-        strictly before its anchor, whose own taps do not exist yet when it is drafted.
+        ``ids`` (B, S) and ``states`` (B, S, layers * H) are the text; a block sees what stands
+        strictly before its anchor, whose own state does not exist yet when it is drafted.
         """
         config = self.drafter.config
         size, (batch, count) = config.block_size, anchors.shape
@@ -202,7 +206,7 @@ class BlockDrafter(nn.Module):
         seen = (text < anchors[..., None])[:, :, None]
         near = seen & (places[..., None] - text <= config.sliding_window)
         out = self.drafter(
-            noise_embeds=blocks.flatten(1, 2), context_hidden_states=taps.to(blocks.dtype),
+            noise_embeds=blocks.flatten(1, 2), context_hidden_states=states.to(blocks.dtype),
             position_ids=torch.cat([text.expand(batch, -1), places.flatten(1)], 1),
             attention_mask={"full_attention": seen, "sliding_attention": near}, use_cache=False,
         )  # fmt: skip

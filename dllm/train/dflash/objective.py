@@ -61,7 +61,7 @@ class Reader:
 
     @torch.no_grad()
     def read(self, ids: torch.Tensor) -> torch.Tensor:
-        """Outputs of the tapped layers and the normed last hidden state, (B, S, (taps + 1) * H),
+        """Hidden states behind the target layers and the normed last one, (B, S, (layers + 1) * H),
         of a batch padded on the right, where padding has no influence on what stands before."""
         out = self.verifier.get_decoder()(
             input_ids=ids, output_hidden_states=[i + 1 for i in self.layers], use_cache=False
@@ -83,7 +83,7 @@ def trainee_of(
 
 class Trainee(nn.Module):
     """``blocks``, hidden states of the drafts at many places of a text, with everything frozen
-    around them: the verifier's head and, without kept taps, the ``reader`` of what it says."""
+    around them: the verifier's head and, without kept hidden states, the ``reader`` of them."""
 
     def __init__(
         self, blocks: Any, reader: Any, verifier: Any, objective: Objective, common: torch.Tensor
@@ -100,12 +100,12 @@ class Trainee(nn.Module):
 
     def forward(
         self, ids: torch.Tensor, length: torch.Tensor, anchors: torch.Tensor, seed: torch.Tensor,
-        taps: torch.Tensor | None = None,
+        states: torch.Tensor | None = None,
     ) -> dict[str, torch.Tensor]:  # fmt: skip
         """``loss`` of a batch as `data.collate` makes it."""
-        taps = self.reader.read(ids) if taps is None else taps
+        states = self.reader.read(ids) if states is None else states
         width = self.head.shape[1]
-        hidden = self.blocks(ids, taps[..., :-width], anchors.clamp_min(0))
+        hidden = self.blocks(ids, states[..., :-width], anchors.clamp_min(0))
         places = anchors[..., None] + torch.arange(1, hidden.shape[2] + 1, device=ids.device)
         counted = (anchors[..., None] >= 0) & (places < length[:, None, None])
         labels = torch.where(counted, ids.gather(1, places.flatten(1).clamp_max(ids.shape[1] - 1))
@@ -117,16 +117,16 @@ class Trainee(nn.Module):
         batch = torch.arange(len(ids), device=ids.device)[:, None, None].expand_as(places)
         teacher = None
         if self.objective.soft > 0:
-            teacher = taps[batch[counted], places[counted] - 1, -width:]
-        states = hidden[counted]
-        total, q = self._under_head(states, rows, index, teacher, counted)
+            teacher = states[batch[counted], places[counted] - 1, -width:]
+        drafted = hidden[counted]
+        total, q = self._under_head(drafted, rows, index, teacher, counted)
         if self.walk is not None:
             before = ids[batch[counted], places[counted] - 1]
-            corrected = self.walk(states, F.embedding(before, self.blocks.embedding))
+            corrected = self.walk(drafted, F.embedding(before, self.blocks.embedding))
             if self.walk.top is None:
                 total = total + self._under_head(corrected, rows, index, teacher, counted)[0]
             else:
-                losses = choice_loss(states, corrected, self.head[rows], index, self.walk.top,
+                losses = choice_loss(drafted, corrected, self.head[rows], index, self.walk.top,
                                      self.objective.chunk)  # fmt: skip
                 total = total + self.weighted(losses, q, counted)
         return {"loss": total}

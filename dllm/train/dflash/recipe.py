@@ -1,8 +1,8 @@
-"""A whole run: answers, taps, training, a folder with a card."""
+"""A whole run: answers, hidden states, training, a folder with a card."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,13 +15,13 @@ from ...core.errors import ConfigError
 from ...drafting.dflash.checkpoint import BlockCheckpoint, load_checkpoint
 from ...drafting.dflash.config import Variant
 from ...models import DiffusionModel
-from ..loop import Loop, loop, same_recipe
+from ..loop import SILENT, Loop, Report, loop, same_recipe
 from ..loop import Schedule as LoopSchedule
 from .card import card, curve
-from .data import Answer, Batches, Taps, common_tokens, loops, read_answers
+from .data import Answer, Batches, HiddenStates, common_tokens, loops, read_answers
 from .evaluate import measure
 from .export import export
-from .keep import write_taps
+from .keep import write_states
 from .model import copy_layers, drafter_config, new_drafter
 from .objective import Objective, Reader, Trainee, trainee_of
 
@@ -42,16 +42,16 @@ class Schedule(LoopSchedule):
 class DFlashTraining:
     """Everything that determines a run, given the answers.
 
-    ``layers`` and ``taps`` (None: spread as DFlash does) and ``block_size`` shape the drafter;
+    ``layers``, ``target_layer_ids`` (None: spread as DFlash does) and ``block_size`` shape it;
     ``mask_token_id``: None chooses one; ``init``: "verifier" starts with copies of its last layers,
     "random" from nothing; ``held_out``: one in so many prompts is never trained on, and
     ``evaluated`` of these answers measure acceptance; ``draft_vocabulary``: ids that the finished
     drafter proposes, the most frequent of the answers (0: all); ``conv``: DFlash 2's convolutions
-    of two taps around every sublayer; ``from_anchor``: the anchor's row drafts as well.
+    of two rows around every sublayer; ``from_anchor``: the anchor's row drafts as well.
     """
 
     layers: int = 4
-    taps: tuple[int, ...] | None = None
+    target_layer_ids: tuple[int, ...] | None = None
     block_size: int = 8
     mask_token_id: int | None = None
     sliding_window: int | None = None
@@ -79,7 +79,7 @@ class DFlashTraining:
         """The drafter's config for the config of a verifier."""
         return drafter_config(
             verifier, layers=self.layers, block_size=self.block_size, mask_token_id=mask_token_id,
-            taps=None if self.taps is None else list(self.taps),
+            target_layer_ids=None if self.target_layer_ids is None else list(self.target_layer_ids),
             sliding_window=self.sliding_window,
         )  # fmt: skip
 
@@ -127,16 +127,16 @@ class Split:
         return cls(train, held[:evaluated], len(answers) - len(good))
 
 
-def keep_taps(files: Sequence[Path], verifier: Any, config: Any) -> Iterator[int]:
-    """Compute the taps of all ``files`` that lack them."""
+def keep_states(files: Sequence[Path], verifier: Any, config: Any) -> Iterator[int]:
+    """Compute the hidden states of all ``files`` that lack them."""
     reader = Reader(verifier, config.target_layer_ids)
     for file in files:
-        yield from write_taps(file, reader, config.target_layer_ids)
+        yield from write_states(file, reader, config.target_layer_ids)
 
 
 def start(
     verifier: DiffusionModel, files: Sequence[Path], recipe: DFlashTraining, folder: Path, *,
-    bf16: bool, weights_from: str | None = None, say: Callable[[str], None] | None = None,
+    bf16: bool, weights_from: str | None = None, report: Report = SILENT,
 ) -> tuple[Loop, Split]:  # fmt: skip
     """A run, ready: a checkpoint in ``folder`` is taken up by `resume`."""
     hf: Any = verifier.hf
@@ -156,23 +156,26 @@ def start(
     trainee = trainee_of(drafter, hf, recipe.objective, common, recipe.from_anchor)
     if weights_from is not None:
         _take_weights(trainee, load_checkpoint(weights_from))
-    taps = Taps(layers, config.hidden_size)
-    return run_of(trainee, split, taps, recipe.schedule, folder, bf16, say), split
+    states = HiddenStates(layers, config.hidden_size)
+    return run_of(trainee, split, states, recipe.schedule, folder, bf16, report), split
 
 
 def run_of(
-    trainee: Trainee, split: Split, taps: Taps, schedule: Schedule, folder: Path, bf16: bool,
-    say: Callable[[str], None] | None,
+    trainee: Trainee, split: Split, states: HiddenStates, schedule: Schedule, folder: Path,
+    bf16: bool, report: Report,
 ) -> Loop:  # fmt: skip
     """What drafts, on answers; measured on held-out ones."""
     data = Batches(
         split.train, schedule.rows, schedule.anchors, schedule.seed,
-        schedule.steps * schedule.accumulate, taps,
+        schedule.steps * schedule.accumulate, states,
     )  # fmt: skip
+    rows = min(schedule.rows, len(split.held))
+    held = rows and Batches(split.held, rows, schedule.anchors, schedule.seed,
+                            len(split.held) // rows, states)  # fmt: skip
     return loop(
         trainee, data, schedule, folder / "checkpoints", bf16=bf16,
-        device=trainee.head.device.type, say=say,
-        measure=partial(measure, answers=split.held, taps=taps),
+        device=trainee.head.device.type, report=report, held=held or (),
+        measure=partial(measure, answers=split.held, states=states),
     )  # fmt: skip
 
 
@@ -225,7 +228,7 @@ def finish(
     settings = {k: v for k, v in asdict(recipe).items() if k not in ("objective", "schedule")}
     settings |= asdict(recipe.objective) | asdict(recipe.schedule)
     settings["mask_token_id"] = drafter.config.mask_token_id
-    settings["taps"] = list(drafter.config.target_layer_ids)
+    settings["target_layer_ids"] = list(drafter.config.target_layer_ids)
     facts = {
         "answers": len(split.train), "answer tokens": sum(a.tokens for a in split.train),
         "held-out answers measured": len(split.held), "answers dropped": split.dropped,

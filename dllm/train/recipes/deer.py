@@ -29,7 +29,7 @@ from ...core.errors import ConfigError, UnknownNameError
 from ...drafting.api import speculate
 from ...drafting.drafters.diffusion import MARKER_POSITIONS
 from ...models import DiffusionModel
-from ..loop import Schedule, loop, resume, same_recipe
+from ..loop import Report, Schedule, loop, resume, same_recipe
 from ..network import Network
 
 Pair = tuple[list[int], list[int]]  # prompt ids, answer ids with the end token
@@ -155,10 +155,10 @@ def align(
               (recipe.stage2_steps, recipe.stage2_lr, stage2_example))  # fmt: skip
     for number, (steps, peak, make) in enumerate(stages, 1):
         examples = Examples(pairs, recipe, steps, make, mask, marker, drafter.facts.context_length)
-        schedule = Schedule(steps, peak, min(20, steps // 2), "linear", 0, log_every=50,
+        schedule = Schedule(steps, peak, min(20, steps // 2), "linear", 0,
                             seed=recipe.seed)  # fmt: skip
         resume(loop(Weighted(network), examples, schedule, folder / f"checkpoints{number}",
-                    device=drafter.device.type, say=say))  # fmt: skip
+                    device=drafter.device.type, report=Report(say, 50)))  # fmt: skip
         network.hf.train(False)
         yield aligned
 

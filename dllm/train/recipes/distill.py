@@ -14,9 +14,20 @@ from ...api import generate
 from ...models import DiffusionModel
 from ...models.quiet import quiet
 from ..dflash.generate import HERE, around
-from ..loop import Loop, Metrics, Schedule, loop, machine_has_bf16, resume, same_recipe
+from ..loop import (
+    SILENT,
+    Loop,
+    Metrics,
+    Report,
+    Schedule,
+    loop,
+    machine_has_bf16,
+    resume,
+    same_recipe,
+)
 from ..network import Network
 from ..objectives import blocks, parallel
+from ..processes import by_the_first, is_first
 from ..trajectories import Batches, Question, read_trajectories, write_answers, write_trajectories
 
 Asked = Sequence[Question]
@@ -47,7 +58,7 @@ class Distillation:
 
 def train(
     model: DiffusionModel, recipe: Distillation, folder: Path, questions: Callable[[int], Asked], *,
-    data: Sequence[Path] = (), held_out: Asked = (), say: Callable[[str], None] | None = None,
+    data: Sequence[Path] = (), held_out: Asked = (), report: Report = SILENT,
     teacher: DiffusionModel | None = None, gradient_checkpointing: bool = False,
 ) -> Loop | None:  # fmt: skip
     """All rounds in ``folder``, where a stopped run goes on; returns the last one's loop, None for
@@ -58,22 +69,29 @@ def train(
     there are any, or from what an autoregressive ``teacher`` answers.
     """
     same_recipe(folder, recipe)
+
+    def write(asked: Asked, file: Path, first: bool) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if teacher is not None and first:
+            writing = write_answers(teacher, asked, file, model.facts.block_length or 1)
+        else:
+            writing = write_trajectories(
+                model, asked, file, recipe.sampler, only_right=teacher is None,
+                samples=recipe.samples, temperature=recipe.temperature,
+            )  # fmt: skip
+        for done in by_the_first(writing, model.device.type):
+            if report.say is not None:
+                report.say(f"{done}/{len(asked)} prompts decoded with {recipe.sampler}")
+
     files, run = [*data], None
+    held = folder / "held-out.jsonl" if held_out and recipe.schedule.steps else None
+    if held is not None:
+        write(held_out, held, True)
     for number in range(recipe.rounds):
         part = folder if recipe.rounds == 1 else folder / f"round{number + 1}"
         if number or not data:
-            part.mkdir(parents=True, exist_ok=True)
-            asked, file = questions(number), part / "trajectories.jsonl"
-            if teacher is None or number:
-                writing = write_trajectories(
-                    model, asked, file, recipe.sampler, only_right=teacher is None,
-                    samples=recipe.samples, temperature=recipe.temperature,
-                )  # fmt: skip
-            else:
-                writing = write_answers(teacher, asked, file, model.facts.block_length or 1)
-            for done in writing:
-                if say is not None:
-                    say(f"{done}/{len(asked)} prompts decoded with {recipe.sampler}")
+            file = part / "trajectories.jsonl"
+            write(questions(number), file, number == 0)
             files = [*files, file][-KEPT:]
         if not recipe.schedule.steps:
             continue
@@ -81,7 +99,7 @@ def train(
         network = Network(model, recipe.rank, teacher)
         if gradient_checkpointing:
             network.hf.gradient_checkpointing_enable()
-        run = start(network, files, recipe, part / "checkpoints", held_out, say)
+        run = start(network, files, recipe, part / "checkpoints", held_out, report, held)
         resume(run)
         network.hf.train(False)
         model = network.snapshot()
@@ -90,18 +108,22 @@ def train(
 
 def start(
     network: Network, files: Sequence[Path], recipe: Distillation, folder: Path,
-    held_out: Asked = (), say: Callable[[str], None] | None = None,
+    held_out: Asked = (), report: Report = SILENT, held: Path | None = None,
 ) -> Loop:  # fmt: skip
-    """One round, ready: a checkpoint in ``folder`` is taken up by `resume`."""
-    answers = [answer for file in files for answer in read_trajectories(file)]
+    """One round, ready: a checkpoint in ``folder`` is taken up by `resume`.  ``held_out`` questions
+    measure it, as does the loss of the answers in the file ``held``."""
+    vocabulary = network.model.facts.vocab_size
+    answers = [answer for file in files for answer in read_trajectories(file, vocabulary)]
     objective, schedule = recipe.objective, recipe.schedule
     shown = (
         isinstance(objective, parallel.ParallelSettings) and objective.kl and objective.reference
     )
-    batches = Batches(
-        answers, recipe.rows, schedule.steps * schedule.accumulate, schedule.seed,
-        reference_turn(network.model) if shown else None,
-    )  # fmt: skip
+    hints = reference_turn(network.model) if shown else None
+    steps = schedule.steps * schedule.accumulate
+    batches = Batches(answers, recipe.rows, steps, schedule.seed, hints)
+    known = [] if held is None or not held.stat().st_size else read_trajectories(held, vocabulary)
+    rows = min(recipe.rows, len(known))
+    tested = rows and Batches(known, rows, len(known) // rows, schedule.seed, hints)
     device = network.model.device.type
 
     def measure(objective: Any) -> Metrics:
@@ -110,7 +132,7 @@ def start(
     return loop(
         OBJECTIVES[type(objective)](network, objective), batches, schedule, folder,
         measure=measure if held_out else None, bf16=machine_has_bf16(device), device=device,
-        say=say,
+        report=report, held=tested or (),
     )  # fmt: skip
 
 
@@ -141,7 +163,10 @@ def parallelism(model: DiffusionModel, questions: Asked, sampler: str) -> Metric
 
 
 def finish(run: Loop, model: DiffusionModel, recipe: Distillation, folder: Path) -> None:
-    """Write what was trained: the adapter, or the whole model, with what made it."""
+    """Write what was trained: the adapter, or the whole model, with what made it.  Of several
+    processes the first one does."""
+    if not is_first():
+        return
     objective: Any = run.accelerator.unwrap_model(run.model)
     network: Network = objective.network
     if recipe.rank:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -21,9 +21,9 @@ from torch import nn
 from ...api import generate
 from ...core.canvas import BoolArray, Canvas, FloatArray, IntArray
 from ...models import DiffusionModel
-from ...samplers import Selector, View
+from ...samplers import Reads, Selector, View
 from ...samplers.base import top
-from ..loop import Schedule, loop, resume
+from ..loop import Report, Schedule, loop, resume
 
 HIDDEN = 64
 
@@ -33,12 +33,12 @@ class Recorder(Selector):
     """One token per step, while keeping what the filter would have seen."""
 
     name = "recorder"
-    statistics = frozenset({"max_logprob"})
+    statistics: ClassVar = {"max_logprob": 1}
 
     seen: list[tuple[Canvas, int, FloatArray, IntArray]] = field(default_factory=list)
 
-    def wants(self, canvas: Canvas) -> IntArray:
-        return np.arange(*canvas.window)
+    def reads(self, canvas: Canvas) -> Reads:
+        return Reads(np.arange(*canvas.window))
 
     def select(self, view: View) -> BoolArray:
         low, high = view.canvas.window
@@ -107,10 +107,10 @@ def train_filter(
     net = nn.Sequential(nn.Linear(size, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, size))
     objective = Judge(net)
     batches = [{"confidence": x[kept], "label": y[kept], "counts": m[kept]}] * steps
-    schedule = Schedule(steps, lr, 0, "constant", 0, log_every=steps, save_every=steps, clip=0.0,
+    schedule = Schedule(steps, lr, 0, "constant", 0, save_every=steps, clip=0.0,
                         weight_decay=0.01, seed=seed)  # fmt: skip
     with TemporaryDirectory() as folder:
-        resume(loop(objective, batches, schedule, Path(folder)))
+        resume(loop(objective, batches, schedule, Path(folder), report=Report(log_every=steps)))
     with torch.no_grad():
         called = (net(x[held]).sigmoid() > 0.96) & (m[held] > 0)
         true = (y[held] > 0) & (m[held] > 0)

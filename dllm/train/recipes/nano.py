@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,17 @@ from ...drafting.api import speculate
 from ...eval.tasks import TASKS
 from ...models import DiffusionModel, load
 from ..data import CANVAS, TaskStream
-from ..loop import Loop, Metrics, Schedule, last_checkpoint, loop, resume, same_recipe
+from ..loop import (
+    SILENT,
+    Loop,
+    Metrics,
+    Report,
+    Schedule,
+    last_checkpoint,
+    loop,
+    resume,
+    same_recipe,
+)
 from ..objectives.denoising import Denoising
 from ..tokenizer import CONTEXT, build_tokenizer
 
@@ -156,9 +166,8 @@ def rate(step: int, recipe: NanoTraining) -> float:
 
 def train(
     recipe: NanoTraining, folder: Path, *, device: str = "cpu", compile_model: bool = True,
-    save_every: int = 500, log_every: int = 50, accuracy_every: int = 1_000,
-    accuracy_examples: int = 16, weights_from: Path | None = None,
-    say: Callable[[str], None] | None = None,
+    save_every: int = 500, accuracy_every: int = 1_000, accuracy_examples: int = 16,
+    weights_from: Path | None = None, report: Report = SILENT,
 ) -> Loop:  # fmt: skip
     """Run ``recipe`` in ``folder``, or go on with it there; more steps may be asked for.
 
@@ -184,9 +193,9 @@ def train(
         objective, TaskStream(tokenizer, recipe.weights_at, recipe.tokens, recipe.seed,
                               recipe.steps),
         Schedule(recipe.steps, evaluate_every=min(accuracy_every, recipe.steps), clip=0.0,
-                 save_every=save_every, log_every=log_every, seed=recipe.seed),
+                 save_every=save_every, seed=recipe.seed),
         folder / "checkpoints", measure=measure if accuracy_examples else None, device=device,
-        say=say, optimizers=(optimizer, warm),
+        report=report, optimizers=(optimizer, warm),
     )  # fmt: skip
     resume(run)
     return run

@@ -168,7 +168,7 @@ def test_the_verifiers_own_defaults_are_honoured(name: str) -> None:
         plain = dllm.speculate(model, None, prompt, max_new_tokens=16)
         assert plain.tokens == theirs
         drafter = Scripted([*prompt, *theirs], noise=0.2)
-        drafted = dllm.speculate(model, drafter, prompt, controller="whole", max_new_tokens=16)
+        drafted = dllm.speculate(model, drafter, prompt, controller="full", max_new_tokens=16)
         assert drafted.tokens == theirs
 
 

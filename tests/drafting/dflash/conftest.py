@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 import dllm
 from dllm.drafting.dflash.checkpoint import BlockCheckpoint
 from dllm.drafting.dflash.drafter import BlockDrafter
-from dllm.train.dflash.data import Answer, Batches, Taps
+from dllm.train.dflash.data import Answer, Batches, HiddenStates
 from dllm.train.dflash.export import export
 from dllm.train.dflash.model import copy_layers, drafter_config, new_drafter
 from dllm.train.dflash.objective import Objective, trainee_of
@@ -32,12 +33,14 @@ def checkpoint(verifier: dllm.DiffusionModel) -> BlockCheckpoint:
             0
         ].tolist()
         answers.append(Answer(tuple(text), len(ids)))
-    config = drafter_config(hf.config, layers=2, block_size=BLOCK, mask_token_id=MASK, taps=[0])
+    config = drafter_config(
+        hf.config, layers=2, block_size=BLOCK, mask_token_id=MASK, target_layer_ids=[0]
+    )
     drafter = new_drafter(config)
     copy_layers(drafter, hf)
     seen = sorted({token for answer in answers for token in answer.ids})
     trainee = trainee_of(drafter, hf, Objective(soft=0.0), torch.tensor(seen))
-    batches = Batches(answers, 6, 12, 0, 60, Taps([0], 32))
+    batches = Batches(answers, 6, 12, 0, 60, HiddenStates([0], 32))
     optimizer = torch.optim.AdamW(drafter.parameters(), 5e-3)
     for i in range(60):
         trainee(**batches[i])["loss"].backward()
@@ -57,11 +60,34 @@ def folder(
     return path
 
 
-def write(checkpoint: BlockCheckpoint, verifier: Any, path: Path, kind: str) -> None:
+def write(
+    checkpoint: BlockCheckpoint, verifier: Any, path: Path, kind: str,
+    dtype: torch.dtype = torch.float32,
+) -> None:  # fmt: skip
+    """A folder in one of the three formats that are read."""
     export(
-        checkpoint, path, kind, verifier=verifier.hf.config, verifier_name="tiny",
-        head=verifier.hf.get_output_embeddings().weight.detach(), dtype=torch.float32,
+        checkpoint, path, "speculators" if kind == "z-lab" else kind, verifier=verifier.hf.config,
+        verifier_name="tiny", head=verifier.hf.get_output_embeddings().weight.detach(), dtype=dtype,
     )  # fmt: skip
+    if kind == "z-lab":
+        as_z_lab(path, checkpoint.config)
+
+
+def as_z_lab(path: Path, config: Any) -> None:
+    """The config.json of z-lab's code for the network of a folder in speculators' format."""
+    file = path / "config.json"
+    raw = json.loads(file.read_text())
+    second = {name: raw[name] for name in ("conv_kernel_size", "conv_group_size", "selector_rank",
+                                           "selector_top_k") if name in raw}  # fmt: skip
+    layers = raw["transformer_layer_config"]
+    file.write_text(json.dumps(layers | {
+        "architectures": ["DFlash2DraftModel" if second else "DFlashDraftModel"],
+        "block_size": config.block_size, "num_target_layers": 2, "dtype": "bfloat16",
+        "sliding_window": layers["sliding_window"] + 1,  # a row is part of its own window there
+        "is_causal": False,
+        "dflash_config": {"mask_token_id": config.mask_token_id,
+                          "target_layer_ids": list(config.target_layer_ids), **second},
+    }))  # fmt: skip
 
 
 def spy(part: BlockDrafter) -> list[int]:

@@ -23,12 +23,12 @@ from dllm.drafting.dflash.drafter import Binding, BlockDrafter
 from dllm.drafting.dflash.network import BlockNetwork
 from dllm.drafting.dflash.walks import Walk, candidates
 from dllm.kernels.statistics import Filters
-from dllm.train.dflash.data import Answer, Batches, Taps
-from dllm.train.dflash.export import export
+from dllm.train.dflash.data import Answer, Batches, HiddenStates
 from dllm.train.dflash.model import drafter_config, new_drafter
 from dllm.train.dflash.objective import Objective, trainee_of
 
 from ..conftest import prompts
+from .conftest import write
 
 pytestmark = pytest.mark.filterwarnings("default")
 DATA = Path(__file__).parents[2] / "golden" / "data" / "dflash"
@@ -94,7 +94,7 @@ def test_hidden_states_logits_and_drafts_are_the_official_ones(case: str) -> Non
 
 
 def test_rows_before_the_first_do_not_exist_for_a_convolution() -> None:
-    """Against a loop over rows, channels and taps."""
+    """Against a loop over rows, channels and places."""
     from dllm.drafting.dflash.network import convolve
 
     torch.manual_seed(0)
@@ -111,7 +111,9 @@ def test_rows_before_the_first_do_not_exist_for_a_convolution() -> None:
 def test_a_fresh_dflash_2_network_is_dflash(verifier: dllm.DiffusionModel, tmp_path: Path) -> None:
     """The same hidden states to the bit, while drafting and while training, also when saved."""
     hf: Any = verifier.hf
-    config = drafter_config(hf.config, layers=2, block_size=4, mask_token_id=MASK, taps=[0])
+    config = drafter_config(
+        hf.config, layers=2, block_size=4, mask_token_id=MASK, target_layer_ids=[0]
+    )
     torch.manual_seed(0)
     plain = new_drafter(config)
     variant = Variant(conv_kernel_size=2, conv_group_size=16)
@@ -119,22 +121,21 @@ def test_a_fresh_dflash_2_network_is_dflash(verifier: dllm.DiffusionModel, tmp_p
     fresh = {k: v for k, v in second.state_dict().items() if "_conv." in k}
     assert len(fresh) == 8
     second.load_state_dict({**fresh, **plain.state_dict()})
-    taps, blocks = torch.randn(9, 32), torch.randn(1, 4, 32)
+    states, blocks = torch.randn(9, 32), torch.randn(1, 4, 32)
     outs = []
     for drafter, kind in ((plain, Variant()), (second, variant)):
         checkpoint = BlockCheckpoint("x", config, dict(drafter.state_dict()), variant=kind)
         folder = tmp_path / str(len(outs))
-        export(checkpoint, folder, "native", verifier=hf.config, verifier_name="t",
-               dtype=torch.float32)  # fmt: skip
+        write(checkpoint, verifier, folder, "native")
         loaded = load_checkpoint(folder)
         assert loaded.variant == kind
         network = BlockNetwork(loaded, torch.device("cpu"), torch.float32)
         text = network.new_text()
-        network.read(text, taps)
+        network.read(text, states)
         outs.append(network.draft([text], blocks))
     assert torch.equal(outs[0], outs[1])
     text = [4, 5, 6, 7, 8, 9, 10, 11, 12, 13]
-    batches = Batches([Answer(tuple(text), 2)], 1, 4, 0, 1, Taps([0], 32))
+    batches = Batches([Answer(tuple(text), 2)], 1, 4, 0, 1, HiddenStates([0], 32))
     losses = [trainee_of(d, hf, Objective(), torch.arange(20))(**batches[0])["loss"]
               for d in (plain, second)]  # fmt: skip
     assert torch.equal(*losses)
@@ -150,7 +151,9 @@ def test_training_and_drafting_see_the_same_rows(
     """Convolutions with weights of their own: blocks of one training forward, drafted singly."""
     hf: Any = verifier.hf
     variant = Variant(2, 8, sample_from_anchor=from_anchor)
-    config = drafter_config(hf.config, layers=2, block_size=4, mask_token_id=MASK, taps=[0])
+    config = drafter_config(
+        hf.config, layers=2, block_size=4, mask_token_id=MASK, target_layer_ids=[0]
+    )
     torch.manual_seed(1)
     drafter = new_drafter(config, variant)
     with torch.no_grad():
@@ -158,15 +161,15 @@ def test_training_and_drafting_see_the_same_rows(
             if "_conv." in name:
                 weight += 0.3 * torch.randn_like(weight)
     trainee = trainee_of(drafter, hf, Objective(), torch.arange(9), from_anchor)
-    ids, taps = torch.randint(4, 40, (1, 12)), torch.randn(1, 12, 32)
+    ids, states = torch.randint(4, 40, (1, 12)), torch.randn(1, 12, 32)
     anchors = torch.tensor([[3, 5, 8]])
     with torch.no_grad():
-        together = trainee.blocks(ids, taps, anchors)
+        together = trainee.blocks(ids, states, anchors)
     checkpoint = BlockCheckpoint("x", config, dict(drafter.state_dict()), variant=variant)
     bound = Binding(checkpoint, hf)
     for n, anchor in enumerate(anchors[0].tolist()):
         text = bound.network.new_text()
-        bound.network.read(text, taps[0, :anchor])
+        bound.network.read(text, states[0, :anchor])
         block = SimpleNamespace(anchor=int(ids[0, anchor]), text=text)
         hidden, _ = bound.block([block])  # type: ignore[list-item]
         assert hidden.shape[1] == (4 if from_anchor else 3) == trainee.blocks.drafts
@@ -176,7 +179,9 @@ def test_training_and_drafting_see_the_same_rows(
 def with_selector(verifier: dllm.DiffusionModel, top: int = 6) -> BlockCheckpoint:
     hf: Any = verifier.hf
     torch.manual_seed(2)
-    config = drafter_config(hf.config, layers=1, block_size=4, mask_token_id=MASK, taps=[0])
+    config = drafter_config(
+        hf.config, layers=1, block_size=4, mask_token_id=MASK, target_layer_ids=[0]
+    )
     size, variant = verifier.facts.vocab_size, Variant(2, 8, selector_top_k=top)
     return BlockCheckpoint(
         "x", config, dict(new_drafter(config, variant).state_dict()), variant=variant,
@@ -187,13 +192,11 @@ def with_selector(verifier: dllm.DiffusionModel, top: int = 6) -> BlockCheckpoin
 
 
 @pytest.mark.parametrize("kind", ["native", "z-lab", "speculators"])
-def test_dflash_2_is_written_and_read_in_every_format(
+def test_dflash_2_is_read_in_every_format(
     verifier: dllm.DiffusionModel, tmp_path: Path, kind: str
 ) -> None:
     checkpoint = with_selector(verifier)
-    head = verifier.hf.get_output_embeddings().weight.detach()  # type: ignore[union-attr]
-    export(checkpoint, tmp_path, kind, verifier=verifier.hf.config, verifier_name="t", head=head,
-           dtype=torch.float32)  # fmt: skip
+    write(checkpoint, verifier, tmp_path, kind)
     again = load_checkpoint(tmp_path)
     for name in ("weights", "selector"):
         given, found = getattr(checkpoint, name), getattr(again, name)
@@ -205,7 +208,7 @@ def test_dflash_2_is_written_and_read_in_every_format(
     for source in (checkpoint, again):
         for ids in prompts(2):
             got = dllm.speculate(verifier, BlockDrafter(source), ids, max_new_tokens=16,
-                                 controller="whole")  # fmt: skip
+                                 controller="full")  # fmt: skip
             assert got.tokens == dllm.speculate(verifier, None, ids, max_new_tokens=16).tokens
             texts.append([stats.accepted for stats in got.rounds])
     assert texts[:2] == texts[2:]

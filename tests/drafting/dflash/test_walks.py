@@ -69,13 +69,13 @@ def test_a_walk_follows_its_head_and_leaves_the_text_alone(
         }}  # fmt: skip
     whole = BlockCheckpoint("w", checkpoint.config, checkpoint.weights, **heads)
     write(whole, verifier, tmp_path, "native")
-    with pytest.raises(ConfigError, match="Markov head, GRU or selector"):
+    with pytest.raises(ConfigError, match="Markov head or selector"):
         BlockDrafter(checkpoint, head="tree")
     for ids in prompts(2):
         plain = dllm.speculate(verifier, None, ids, max_new_tokens=12)
         tree = dllm.speculate(
-            verifier, str(tmp_path), ids, max_new_tokens=12, controller="whole", head="tree",
-            nodes=6, copies=False,
+            verifier, str(tmp_path), ids, max_new_tokens=12, controller="full", head="tree",
+            nodes=6, ngram_candidates=False,
         )  # fmt: skip
         assert tree.tokens == plain.tokens
         assert max(stats.drafted for stats in tree.rounds) == 6
@@ -89,17 +89,17 @@ def test_a_walk_follows_its_head_and_leaves_the_text_alone(
         for head, nodes in (("auto", 2), ("chain", checkpoint.config.block_size - 1)):
             chosen = dllm.speculate(
                 verifier, str(tmp_path), ids, max_new_tokens=12, controller=TwoNodes(), head=head,
-                copies=False,
+                ngram_candidates=False,
             )  # fmt: skip
             assert chosen.tokens == plain.tokens
             assert max(stats.drafted for stats in chosen.rounds) == nodes
-    drafter = BlockDrafter(tmp_path, copies=False)
+    drafter = BlockDrafter(tmp_path, ngram_candidates=False)
     for temperature in (0.0, 0.8):
         how: dict[str, Any] = {"max_new_tokens": 20, "temperature": temperature, "seed": 1}
         for ids in prompts(2):
             seen = spy(drafter)
             plain = dllm.speculate(verifier, None, ids, **how)
-            result = dllm.speculate(verifier, drafter, ids, controller="whole", **how)
+            result = dllm.speculate(verifier, drafter, ids, controller="full", **how)
             assert result.tokens == plain.tokens
             if part == "markov":
                 steps = np.diff(np.asarray(seen)) % size
@@ -122,12 +122,12 @@ def test_copies_of_the_text_join_the_draft(
     texts = [np.tile(ids[:9], 4) for ids in prompts(3)]
     how: dict[str, Any] = {"max_new_tokens": 24, "temperature": temperature, "seed": 2}
     plain = dllm.speculate(verifier, None, texts, **how)
-    for controller in ("whole", "rate"):
+    for controller in ("full", "adaptive"):
         drafter = BlockDrafter(tmp_path, head=head, nodes=20)
         drafted = dllm.speculate(verifier, drafter, texts, controller=controller, **how)
         assert [one.tokens for one in drafted] == [one.tokens for one in plain]
         depth = max(stats.depth for one in drafted for stats in one.rounds)
-        assert depth > checkpoint.config.block_size - 1 or controller == "rate"
+        assert depth > checkpoint.config.block_size - 1 or controller == "adaptive"
         assert drafter.hits[temperature > 0]._judged and not drafter.hits[temperature == 0]._judged
 
 

@@ -21,14 +21,12 @@ from dllm.drafting.base import (
     Budget,
     Draft,
     Drafter,
-    Drafting,
     DraftRequest,
     Feedback,
     single,
 )
 from dllm.drafting.base import chain as chain_of
 from dllm.drafting.drafters.aded import ADED
-from dllm.drafting.drafters.several import Cascade
 from dllm.drafting.pivots import label_pivots
 from dllm.drafting.search.chains import SEARCHES, SearchContext
 from dllm.drafting.search.marginals import Marginals
@@ -47,7 +45,7 @@ def request(prefix: list[int], trees: bool = True) -> DraftRequest:
 
 @pytest.mark.parametrize(
     ("name", "kind", "temperature"),
-    covering(["cacheback", "aded", "cascade(prompt_lookup+anpd)", "suffix"], ["full", "windowed"],
+    covering(["cacheback", "aded", "suffix"], ["full", "windowed"],
              [0.0, 1.0]),
 )  # fmt: skip
 def test_the_text_is_the_verifiers(
@@ -60,7 +58,7 @@ def test_the_text_is_the_verifiers(
     for prompt in prompts(2, seed=5):
         expected = dllm.speculate(model, None, prompt, **how).tokens
         for again in range(2):
-            result = dllm.speculate(model, part, prompt, controller="whole", **how)
+            result = dllm.speculate(model, part, prompt, controller="full", **how)
             assert result.tokens == expected
             accepted += result.accepted * again
     if name in ("cacheback", "suffix", "aded"):  # they remember the first time
@@ -104,35 +102,6 @@ def test_aded_learns_pairs_from_the_rows_of_a_forward() -> None:
     assert {k: list(v) for k, v in part.table.items()} == {(2, 3): [4], (2, 8): [5]}
     drafting.observe(Feedback(Draft(np.array([])), [], [6], np.array([4]), scores[:1]))
     assert list(part.table[3, 4]) == [3]  # the token in front of the anchor is known by now
-
-
-class _Context(Drafting):
-    """Drafts ``right`` behind ``key`` tokens, something else otherwise."""
-
-    def __init__(self, tokens: dict[int, list[int]]) -> None:
-        self.tokens = tokens
-
-    def propose(self, prefix: np.ndarray, budget: Budget) -> Draft:
-        return chain_of(self.tokens.get(len(prefix), [])[: budget.length])
-
-
-class _Fixed(Drafter):
-    def __init__(self, tokens: dict[int, list[int]]) -> None:
-        self.tokens = tokens
-
-    def open(self, request: DraftRequest) -> Drafting:
-        return _Context(self.tokens)
-
-
-def test_a_cascade_drafts_again_behind_what_was_agreed_on() -> None:
-    cheap, dear = _Fixed({2: [5, 6, 7, 8]}), _Fixed({2: [5, 6, 1, 1], 4: [7, 9, 9, 9]})
-    drafting = Cascade((cheap, dear)).open(request([1, 2]))
-    draft = drafting.propose(np.array([1, 2]), Budget(6, 9))
-    assert draft.tokens.tolist() == [5, 6, 7, 9, 9, 9]
-    short = drafting.propose(np.array([1, 2]), Budget(4, 9))
-    assert short.tokens.tolist() == [5, 6, 7, 9]
-    unequal = Cascade((_Fixed({2: [9]}), dear)).open(request([1, 2]))
-    assert unequal.propose(np.array([1, 2]), Budget(4, 9)).tokens.tolist() == [5, 6, 1, 1]
 
 
 def test_a_trimmed_head_is_exact() -> None:
@@ -273,7 +242,7 @@ def test_lossy_rules_say_so(verifier: dllm.DiffusionModel) -> None:
     (prompt,) = prompts(1)
     plain = dllm.speculate(verifier, None, prompt, max_new_tokens=40)
     text = [*prompt, *plain.tokens]
-    how: dict[str, Any] = {"controller": "whole", "max_new_tokens": 40}
+    how: dict[str, Any] = {"controller": "full", "max_new_tokens": 40}
     result = dllm.speculate(
         verifier, Scripted(text, noise=0.1, k=20), prompt, rule="fly(entropy=0.0, window=0)", **how
     )

@@ -137,7 +137,7 @@ def test_texts_are_the_same_in_bfloat16(model: dllm.DiffusionModel, temperature:
         text = [*prompt, *one.tokens]
         for tree in (False, True):
             drafter = Scripted(text, noise=0.3, tree=tree)
-            result = dllm.speculate(model, drafter, prompt, controller="whole", **how)
+            result = dllm.speculate(model, drafter, prompt, controller="full", **how)
             assert result.tokens == one.tokens
             assert np.array_equal(result.logprobs, one.logprobs)
             assert result.accepted > 5

@@ -179,12 +179,14 @@ def test_a_block_drafter_sees_what_was_not_computed_again() -> None:
     model = make_verifier("full")
     hf: Any = model.hf
     torch.manual_seed(0)
-    config = drafter_config(hf.config, layers=1, block_size=4, mask_token_id=3, taps=[0])
+    config = drafter_config(
+        hf.config, layers=1, block_size=4, mask_token_id=3, target_layer_ids=[0]
+    )
     checkpoint = BlockCheckpoint("x", config, dict(new_drafter(config).state_dict()))
     prompts = questions(3)
     rounds = []
     for keep in (0, 1000):
-        with dllm.Session(model, drafter=BlockDrafter(checkpoint), controller="whole",
+        with dllm.Session(model, drafter=BlockDrafter(checkpoint), controller="full",
                           prefix_cache_tokens=keep) as session:  # fmt: skip
             results: Any = answered(session, prompts)
         assert [r.cached_tokens >= 40 for r in results] == [False, keep > 0, keep > 0]

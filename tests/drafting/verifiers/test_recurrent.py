@@ -124,24 +124,28 @@ def test_texts_are_those_of_plain_decoding(
     how: dict[str, Any] = {"max_new_tokens": 16, "temperature": temperature, "seed": 3}
     plain = dllm.speculate(model, None, prompts, **how)
     drafted = dllm.speculate(
-        model, "prompt_lookup", prompts, controller="whole", max_batch_size=2, **how
+        model, "prompt_lookup", prompts, controller="full", max_batch_size=2, **how
     )  # fmt: skip
     assert [r.tokens for r in drafted] == [r.tokens for r in plain]
     noisy = Scripted(text=[*PROMPT, *plain[0].tokens], k=4, noise=0.3)
-    result = dllm.speculate(model, noisy, PROMPT, controller="whole", **how)
+    result = dllm.speculate(model, noisy, PROMPT, controller="full", **how)
     assert result.tokens == plain[0].tokens
     assert 3 < result.accepted < result.drafted
 
 
 @pytest.mark.parametrize("kind", ["qwen3_5_text", "nemotron_h"])
-def test_taps_and_block_drafters(models: dict[str, dllm.DiffusionModel], kind: str) -> None:
+def test_target_layers_and_block_drafters(
+    models: dict[str, dllm.DiffusionModel], kind: str
+) -> None:
     model = models[kind]
     hf: Any = model.hf
-    config = drafter_config(hf.config, layers=1, block_size=4, mask_token_id=3, taps=[0, 1])
+    config = drafter_config(
+        hf.config, layers=1, block_size=4, mask_token_id=3, target_layer_ids=[0, 1]
+    )
     torch.manual_seed(0)
     part = BlockDrafter(BlockCheckpoint("x", config, dict(new_drafter(config).state_dict())))
     plain = dllm.speculate(model, None, PROMPT, max_new_tokens=16)
-    drafted = dllm.speculate(model, part, PROMPT, max_new_tokens=16, controller="whole")
+    drafted = dllm.speculate(model, part, PROMPT, max_new_tokens=16, controller="full")
     assert drafted.tokens == plain.tokens and drafted.drafted > 20
     verifier = RecurrentVerifier(model, (0, 1))
     text = verifier.open(np.array(PROMPT), 40)
@@ -160,7 +164,7 @@ def test_taps_and_block_drafters(models: dict[str, dllm.DiffusionModel], kind: s
 
 def test_a_text_given_up_leaves_the_others_alone(models: dict[str, dllm.DiffusionModel]) -> None:
     model = models["qwen3_next"]
-    how: dict[str, Any] = {"max_new_tokens": 16, "controller": "whole"}
+    how: dict[str, Any] = {"max_new_tokens": 16, "controller": "full"}
     plain = dllm.speculate(model, None, [PROMPT, [7, 8, 9] * 4], max_new_tokens=16)
     events = dllm.stream_speculate(model, "prompt_lookup", [PROMPT, [7, 8, 9] * 4], **how)
     for _ in range(4):
@@ -180,7 +184,7 @@ def test_what_cannot_be_taken_back_is_refused(models: dict[str, dllm.DiffusionMo
     plain = dllm.speculate(model, None, PROMPT, max_new_tokens=8)
     assert plain.tokens == tokens[len(PROMPT) :]
     with pytest.raises(dllm.ConfigError, match="several tokens only at the start"):
-        dllm.speculate(model, Scripted(), PROMPT, controller="whole", max_new_tokens=8)
+        dllm.speculate(model, Scripted(), PROMPT, controller="full", max_new_tokens=8)
     with pytest.raises(dllm.ConfigError, match="rolls back by replay"):
         RecurrentVerifier(model, rollback="states")
     trees = dllm.speculate(hybrid, "token_recycling", PROMPT, max_new_tokens=12)  # makes chains
@@ -203,7 +207,7 @@ def test_a_round_that_fails_leaves_no_trace(
             raise errors[len(calls)]
 
     handle = layers_of(model.hf)[-1].register_forward_hook(failing)
-    drafted = dllm.speculate(model, "prompt_lookup", several, controller="whole",
+    drafted = dllm.speculate(model, "prompt_lookup", several, controller="full",
                              max_new_tokens=16)  # fmt: skip
     handle.remove()
     assert len(calls) > 17
@@ -214,7 +218,7 @@ def test_a_round_that_fails_leaves_no_trace(
             raise ZeroDivisionError("a part gave up")
         return scores
 
-    how: dict[str, Any] = {"max_new_tokens": 16, "controller": "whole"}
+    how: dict[str, Any] = {"max_new_tokens": 16, "controller": "full"}
     noisy = Scripted(text=[*several[1], *plain[1]], k=4, noise=0.3)
     with dllm.Session(model, drafter=noisy) as session:
         with pytest.raises(ZeroDivisionError):
@@ -248,7 +252,7 @@ def test_threads_do_not_meet_in_a_recurrence(
 
     run(expected)
     handle = layers_of(hf)[0].register_forward_hook(meanwhile)
-    drafted = dllm.speculate(model, noisy, PROMPT, max_new_tokens=12, controller="whole")
+    drafted = dllm.speculate(model, noisy, PROMPT, max_new_tokens=12, controller="full")
     handle.remove()
     assert drafted.tokens == plain.tokens and len(seen) > 3
     assert all(torch.equal(logits, expected[0]) for logits in seen)

@@ -47,7 +47,7 @@ def greedy(hf: Any, count: int = 10) -> list[int]:
 def test_the_text_is_the_networks_own(kind: str) -> None:
     hf = network(kind)
     expected = greedy(hf)
-    for drafter, controller in ((None, None), ("prompt_lookup", "whole")):
+    for drafter, controller in ((None, None), ("prompt_lookup", "full")):
         out = dllm.speculate(hf, drafter, PROMPT, controller=controller, max_new_tokens=10)
         assert out.tokens == expected
     assert greedy(hf) == expected, "the caller's model is left as it was"

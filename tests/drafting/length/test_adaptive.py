@@ -1,4 +1,4 @@
-"""Calibrated acceptance, measured seconds, and the controller `rate` on a clock of its own."""
+"""Calibrated acceptance, measured seconds, and the controller `adaptive` on a clock of its own."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 from dllm.drafting.base import single
 from dllm.drafting.length.acceptance import Acceptance
+from dllm.drafting.length.adaptive import Adaptive, Costs
 from dllm.drafting.length.control import CONTROLLERS, LengthController
-from dllm.drafting.length.rate import Costs, Rate
 
 from ...thin import covering
 from .test_control import length, tell
@@ -34,15 +34,15 @@ def test_what_was_not_measured_lies_between_and_counts_as_cheaper() -> None:
 
 
 @pytest.mark.parametrize(("alpha", "low", "high"), [(0.95, 12, 24), (0.5, 1, 4)])
-def test_rate_finds_the_length_that_pays(alpha: float, low: int, high: int) -> None:
+def test_adaptive_finds_the_length_that_pays(alpha: float, low: int, high: int) -> None:
     """Simulated rounds: a verifier whose time grows by 8 % per token, a drafter worth one token."""
-    rng, rate, lengths = np.random.default_rng(0), Rate().fresh(), []
+    rng, controller, lengths = np.random.default_rng(0), Adaptive().fresh(), []
     for i in range(400):
-        budget = rate.next(100, 10)
+        budget = controller.next(100, 10)
         k = budget.chain_length(np.full(24, 0.9)) if budget.length else 0
         wrong = np.flatnonzero(rng.random(k) > alpha)
         accepted = int(wrong[0]) if wrong.size else k
-        tell(rate, k, accepted, seconds=0.01 * (1 + 0.08 * k))
+        tell(controller, k, accepted, seconds=0.01 * (1 + 0.08 * k))
         if i > 200 and k:
             lengths.append(k)
     assert low <= float(np.median(lengths)) <= high
@@ -65,7 +65,7 @@ def worlds(kind: str, rounds: int) -> tuple[np.ndarray, np.ndarray]:
     covering(["0.4", "0.8", "0.95", "informed", "in runs"],
              [(0.3, 0.02), (1.0, 0.05), (0.1, 0.2), (2.0, 0.0)]),
 )  # fmt: skip
-def test_rate_is_within_three_percent_of_the_best_fixed_length(
+def test_adaptive_is_within_three_percent_of_the_best_fixed_length(
     kind: str, costs: tuple[float, float]
 ) -> None:
     """A clock of its own: a draft costs ``costs[0]``, verifying k tokens 1 + k ``costs[1]``.  Texts
@@ -79,16 +79,16 @@ def test_rate_is_within_three_percent_of_the_best_fixed_length(
         k: (1 + np.minimum(whole, k))[counted].mean() / (draft * (k > 0) + 1 + token * k)
         for k in range(25)
     }
-    parent, text, emitted, spent = Rate(), 0, 0, 0.0
-    rate = parent.fresh()
+    parent, text, emitted, spent = Adaptive(), 0, 0, 0.0
+    controller = parent.fresh()
     for i, (longest, sure) in enumerate(zip(whole.tolist(), confidence, strict=True)):
         if text > 60:
-            rate, text = parent.fresh(), 0
-        budget = rate.next(100, 10)
+            controller, text = parent.fresh(), 0
+        budget = controller.next(100, 10)
         k = budget.chain_length(sure) if budget.length else 0
         accepted = min(longest, k)
         seconds = (draft * (budget.length > 0), 1 + token * k)
-        tell(rate, k, accepted, draft_seconds=seconds[0], seconds=seconds[1], sure=sure,
+        tell(controller, k, accepted, draft_seconds=seconds[0], seconds=seconds[1], sure=sure,
              attempted=budget.length > 0)  # fmt: skip
         text += 1 + accepted
         if i >= 600:
@@ -96,44 +96,44 @@ def test_rate_is_within_three_percent_of_the_best_fixed_length(
     assert emitted / spent > 0.97 * max(fixed.values())
 
 
-def test_rate_rests_when_drafting_does_not_pay() -> None:
-    rate, drafted = Rate().fresh(), 0
+def test_adaptive_rests_when_drafting_does_not_pay() -> None:
+    controller, drafted = Adaptive().fresh(), 0
     for _ in range(200):
-        budget = rate.next(100, 10)
+        budget = controller.next(100, 10)
         k = budget.chain_length(np.full(24, 0.9)) if budget.length else 0
         drafted += budget.length > 0
-        tell(rate, k, 0, seconds=0.01 * (1 + 0.1 * k))
+        tell(controller, k, 0, seconds=0.01 * (1 + 0.1 * k))
     assert drafted < 100
 
 
 def test_a_fresh_controller_knows_the_machine_but_not_the_text() -> None:
-    rate = Rate()
-    one: Any = rate.fresh()
+    controller = Adaptive()
+    one: Any = controller.fresh()
     for _ in range(20):
         one.next(100, 10)
         tell(one, 4, 4)
-    two: Any = rate.fresh()
+    two: Any = controller.fresh()
     assert two.acceptance.judged.sum() == 80
     assert one._after_whole and not two._after_whole
-    heuristic = single("heuristic", CONTROLLERS, LengthController)
-    tell(heuristic.fresh(), 8, 8)
-    assert length(heuristic) == 8
+    published = single("adl", CONTROLLERS, LengthController)
+    tell(published.fresh(), 8, 8)
+    assert length(published) == 30
 
 
-def test_rate_measures_long_contexts_apart() -> None:
+def test_adaptive_measures_long_contexts_apart() -> None:
     """Verifying costs nothing more per token in a short context, a lot in a long one."""
-    rate, chosen = Rate().fresh(), {}
+    controller, chosen = Adaptive().fresh(), {}
     for i in range(120):
         context = (10, 2000)[i % 2]
-        budget = rate.next(100, context)
+        budget = controller.next(100, context)
         k = budget.chain_length(np.full(24, 0.9)) if budget.length else 0
         slope = 0.0 if context == 10 else 0.3
-        tell(rate, k, min(k, 6), seconds=0.01 * (1 + slope * k), context=context)
+        tell(controller, k, min(k, 6), seconds=0.01 * (1 + slope * k), context=context)
         if budget.length:
             chosen[context] = k
     assert chosen[2000] < chosen[10]
     sizes = np.array([1.0, 5.0, 9.0])
-    known: Any = rate
+    known: Any = controller
     known.next(100, 2600)  # new: it begins as the nearest that is known
     assert known.learned.of(5)(sizes).tolist() == known.learned.of(3)(sizes).tolist()
 
@@ -147,7 +147,7 @@ CURVES = {
 
 
 @pytest.mark.parametrize(("curve", "alpha"), covering([*CURVES], [0.6, 0.8, 0.9]))
-def test_rate_knows_curves(curve: str, alpha: float) -> None:
+def test_adaptive_knows_curves(curve: str, alpha: float) -> None:
     """Twelve float32 tokens cost more than sixteen: it ends within 3 % of the best fixed length."""
     known = sorted(CURVES[curve].items())
     tokens, cost = (np.array(column) / 1.0 for column in zip(*known, strict=True))
@@ -163,12 +163,12 @@ def test_rate_knows_curves(curve: str, alpha: float) -> None:
         k: (1 + np.minimum(whole, k))[counted].mean() / (seconds(k) + (k > 0) * draft / 1000)
         for k in range(25)
     }
-    rate, emitted, spent = Rate().fresh(), 0, 0.0
+    controller, emitted, spent = Adaptive().fresh(), 0, 0.0
     for i, longest in enumerate(whole.tolist()):
-        budget = rate.next(100, 10)
+        budget = controller.next(100, 10)
         k = budget.chain_length(np.full(24, 0.9)) if budget.length else 0
         cost_of_draft = draft / 1000 * (budget.length > 0)
-        tell(rate, k, min(longest, k), draft_seconds=cost_of_draft, seconds=seconds(k),
+        tell(controller, k, min(longest, k), draft_seconds=cost_of_draft, seconds=seconds(k),
              sure=np.full(24, 0.9), attempted=budget.length > 0)  # fmt: skip
         if i >= 500:
             emitted, spent = emitted + 1 + min(longest, k), spent + seconds(k) + cost_of_draft
@@ -178,21 +178,21 @@ def test_rate_knows_curves(curve: str, alpha: float) -> None:
 @pytest.mark.parametrize(("before", "chance", "least"), [
     ((0.05,) * 3, 0.05, 0.95), ((0.2,) * 3, 0.2, 0.95), ((), 0.05, 0.93), ((0.8,) * 3, 0.05, 0.9),
 ])  # fmt: skip
-def test_rate_is_hardly_slower_where_drafts_are_wrong(
+def test_adaptive_is_hardly_slower_where_drafts_are_wrong(
     before: tuple[float, ...], chance: float, least: float
 ) -> None:
     """Texts of 64 tokens of which drafts get 1 in 20 or 1 in 5 right, a round with a draft costing
-    half a token more: plain decoding over `rate`, worst of five, where earlier texts were like
+    half a token more: plain decoding over `adaptive`, worst of five, where earlier texts were like
     them, where there were none, and where drafts were good in those before."""
     for seed in range(5):
-        rng, parent = np.random.default_rng(seed), Rate()
+        rng, parent = np.random.default_rng(seed), Adaptive()
         for right in (*before, chance):
-            rate, emitted, spent = parent.fresh(), 0, 0.0
+            controller, emitted, spent = parent.fresh(), 0, 0.0
             while emitted < 64:
-                k = 6 if rate.next(100, 10).length else 0
+                k = 6 if controller.next(100, 10).length else 0
                 accepted = min(k, int(rng.geometric(1 - right)) - 1)
                 seconds = (0.15 * (k > 0), 1 + 0.4 * (k > 0))
-                tell(rate, k, accepted, draft_seconds=seconds[0], seconds=seconds[1],
+                tell(controller, k, accepted, draft_seconds=seconds[0], seconds=seconds[1],
                      attempted=k > 0)  # fmt: skip
                 emitted, spent = emitted + 1 + accepted, spent + sum(seconds)
         assert emitted / spent > least

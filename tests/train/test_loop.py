@@ -1,0 +1,233 @@
+"""The loop of all trainings: checkpoints, signals, reports, and several processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from dllm.core.errors import ConfigError, DllmError, UnknownNameError
+from dllm.train.loop import SILENT, Loop, Report, Schedule, last_checkpoint, loop, resume
+from dllm.train.processes import by_the_first, own_device, shared
+
+pytestmark = pytest.mark.filterwarnings("default")
+
+
+class Line(nn.Module):
+    """Learns a line, beside a part that is not trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.frozen = nn.Linear(64, 64).requires_grad_(False)
+        self.linear = nn.Linear(64, 1)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"loss": (self.linear(self.frozen(x)) - y).square().mean()}
+
+
+class Points:
+    """Batch i, a function of i."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        generator = torch.Generator().manual_seed(index)
+        x = torch.randn(4, 64, generator=generator)
+        return {"x": x, "y": x[:, :1] * 2}
+
+
+def run_of(
+    folder: Path, steps: int = 6, accumulate: int = 2, objective: Line | None = None,
+    report: Report = SILENT, **more: Any,
+) -> Loop:  # fmt: skip
+    schedule = Schedule(steps, 1e-2, 1, "constant", 2, accumulate=accumulate)
+    return loop(objective or Line(), Points(steps * accumulate), schedule, folder, report=report,
+                held=Points(3), **more)  # fmt: skip
+
+
+def weights_of(run: Loop) -> dict[str, torch.Tensor]:
+    model: Any = run.model
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+
+
+def test_checkpoints_hold_what_is_trained_alone(tmp_path: Path) -> None:
+    whole = run_of(tmp_path / "whole")
+    resume(whole)
+    last = last_checkpoint(tmp_path / "whole")
+    assert last is not None
+    assert {*load_file(last / "model.safetensors")} == {"linear.weight", "linear.bias"}
+    short = run_of(tmp_path / "parts", steps=4)
+    resume(short)
+    again = run_of(tmp_path / "parts")
+    resume(again)
+    assert same(weights_of(whole), weights_of(again))
+    other = nn.Sequential(nn.Linear(2, 2))
+    stranger = run_of(tmp_path / "parts", steps=8)
+    stranger.model = other
+    with pytest.raises(ConfigError, match="weights of another network"):
+        stranger._load_from_checkpoint(str(last))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_step_and_saves(tmp_path: Path, number: int) -> None:
+    """The run that goes on ends with the weights of one that was never stopped."""
+    whole = run_of(tmp_path / "whole")
+    resume(whole)
+
+    class Interrupted(Line):
+        calls = 0
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+            Interrupted.calls += 1
+            if Interrupted.calls == 6:  # before the first half of step 3 was evaluated
+                os.kill(os.getpid(), number)
+            return super().forward(x, y)
+
+    def end(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(number, end)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            resume(run_of(tmp_path / "parts", objective=Interrupted()))
+        assert signal.getsignal(number) is end
+    finally:
+        signal.signal(number, before)
+    last = last_checkpoint(tmp_path / "parts")
+    assert last is not None and 1 <= int(last.name.removeprefix("checkpoint-")) < 6
+    again = run_of(tmp_path / "parts")
+    resume(again)
+    assert same(weights_of(whole), weights_of(again))
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """A write beyond ``size`` bytes fails, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("size", [200, 700, 3000])  # weights, optimizer, state
+def test_a_full_disk_is_told_and_the_run_goes_on(tmp_path: Path, size: int) -> None:
+    short = run_of(tmp_path, steps=2)
+    resume(short)
+    with files_of_at_most(size), pytest.raises(DllmError, match="make room there"):
+        resume(run_of(tmp_path, steps=4))
+    again, whole = run_of(tmp_path, steps=4), run_of(tmp_path / "whole", steps=4)
+    resume(again)
+    resume(whole)
+    assert same(weights_of(whole), weights_of(again))
+
+
+def test_the_loss_of_held_out_batches_is_said_while_it_runs(tmp_path: Path) -> None:
+    said: list[str] = []
+    run = run_of(tmp_path / "run", report=Report(said.append, log_every=3),
+                 measure=lambda _: {"accuracy": 0.5})  # fmt: skip
+    first = Line()
+    expected = sum(first(**Points(3)[i])["loss"].item() for i in range(3)) / 3
+    assert run.evaluate()["eval_loss"] == pytest.approx(expected, rel=1e-6)
+    resume(run)
+    lines = (tmp_path / "run" / "log.jsonl").read_text().splitlines()
+    entries = [json.loads(line) for line in lines]
+    losses = [entry["eval_loss"] for entry in entries if entry["step"] and "eval_loss" in entry]
+    assert len(losses) == 3 and losses[-1] < losses[0]
+    assert [entry["step"] for entry in entries if "loss" in entry] == [3, 6]
+    assert any("held-out loss" in line and "accuracy 0.5" in line for line in said)
+
+
+def test_reports_go_where_they_are_sent(tmp_path: Path) -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'tensorboard'"):
+        Report(to=["tensorbord"])
+    try:
+        import tensorboard  # type: ignore[import-not-found]  # noqa: F401
+    except ImportError:
+        with pytest.raises(ConfigError, match="cannot report to tensorboard"):
+            run_of(tmp_path, report=Report(to=["tensorboard"]))
+    else:
+        resume(run_of(tmp_path, report=Report(to=["tensorboard"])))
+        assert [*tmp_path.rglob("events.out.*")]
+
+
+def test_processes_share_the_batches_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (shared(3), own_device("cuda"), own_device("cpu")) == (3, "cuda:0", "cpu")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert (shared(4), own_device("cuda"), own_device("cuda:5")) == (2, "cuda:1", "cuda:5")
+    with pytest.raises(ConfigError, match="make --accumulate a multiple of 2"):
+        shared(3)
+
+
+PROGRAM = """
+import sys, torch
+from pathlib import Path
+from dllm.train.loop import resume
+from dllm.train.processes import by_the_first, is_first
+from tests.train.test_loop import run_of, weights_of
+
+folder = Path(sys.argv[1])
+def write():
+    with (folder / "answers").open("a") as file:
+        file.write("answer\\n")
+    yield 1
+for _ in by_the_first(write(), "cpu"):
+    pass
+assert (folder / "answers").read_text() == "answer\\n"
+run = run_of(folder / "checkpoints")
+resume(run)
+if is_first():
+    torch.save(weights_of(run), folder / "weights.pt")
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_end_with_the_weights_of_one(tmp_path: Path) -> None:
+    """At the same batches per step; the data is seen once, and written once."""
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    alone = run_of(tmp_path / "alone")
+    resume(alone)
+    together = tmp_path / "together"
+    together.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+         str(program), str(together)],
+        capture_output=True, text=True, timeout=400, check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    weights = torch.load(together / "weights.pt")
+    for name, tensor in weights_of(alone).items():
+        # the mean of two gradients is rounded once more or less in each of six steps
+        torch.testing.assert_close(weights[name], tensor, rtol=1e-5, atol=1e-6)
+    lines = (together / "checkpoints" / "log.jsonl").read_text().splitlines()
+    epochs = [json.loads(line).get("epoch") for line in lines]
+    assert max(epoch for epoch in epochs if epoch is not None) == 1.0
+
+
+def test_one_process_does_the_work_itself() -> None:
+    assert [*by_the_first(iter([1, 2]), "cpu")] == [1, 2]
