@@ -255,7 +255,6 @@ class Decoding(Body):
 GUIDED = "use structured_outputs, with regex, choice or json"
 TOOLS = "describe them as tools"
 OTHER = "it has no meaning for a text model"
-COMPLETE = "the last message is complete: use /v1/completions"
 ENCODED = "a prompt is encoded as the model expects"
 SPECIAL = "special tokens are not text"
 CHATS = "tools belong to /v1/chat/completions"
@@ -272,8 +271,6 @@ REFUSED: Refusals = {
     "skip_special_tokens": (SPECIAL, (True,)),
     "spaces_between_special_tokens": (SPECIAL, (True,)),
     "add_special_tokens": (ENCODED, (True,)),
-    "add_generation_prompt": (COMPLETE, (True,)),
-    "continue_final_message": (COMPLETE, (False,)),
     "detokenize": ("answers are text: return_token_ids adds the ids", (True,)),
     "guided_json": (GUIDED, ()),
     "guided_regex": (GUIDED, ()),
@@ -336,6 +333,8 @@ class Spoken(Writing):
     parallel_tool_calls: bool = True
     chat_template_kwargs: dict[str, Any] | None = None
     enable_thinking: bool | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
     REFUSED = REFUSED | {"echo": ("an answer does not repeat the messages", (False,))}
 
 

@@ -167,7 +167,7 @@ class Reply:
                 entry["logprobs"] = {"content": chat_logprobs(found, self.name), "refusal": None}
             else:
                 entry["logprobs"] = text_logprobs(found, self.name)
-        if choice.given is not None and ask.kind == "text" and not ask.echo:
+        if choice.given is not None and ask.kind == "text":
             found = given_entries(choice.given, ask, self.spelling)
             entry["prompt_logprobs"] = prompt_logprobs(found, self.name)
         if ask.token_ids:
@@ -256,7 +256,9 @@ def entries(choice: Choice, ask: GenerateRequest, spelling: Spelling) -> list[En
     found = given_entries(choice.given, ask, spelling) if ask.echo and choice.given else []
     for i, text in zip(said, texts, strict=True):
         if result.tokens[i] in spelling.special or (left <= 0 and not hole):
-            continue  # no text: an end, or behind a stop string
+            if not ask.echo:  # whose readers count on every token
+                continue
+            text = ""  # an end, or behind a stop string
         others = tops.get(result.prompt_length + i, [])
         if ask.logprob_ids:
             others = [one for one in others if one[0] in ask.logprob_ids]

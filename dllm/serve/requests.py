@@ -49,8 +49,9 @@ class GenerateRequest:
     context; 0: all of it), or "auto": whole turns of a chat go, the oldest first.
     ``prompt_logprobs``: how many alternatives are wanted beside each token of the prompt; None: no
     likelihoods of it.  ``logprob_ids``: tokens whose log-probabilities are wanted beside those
-    written; ``as_ids``: that these are named by their ids.  ``user``, ``salt``: who asks, as far as
-    the body says, and with whom kept prefixes are shared.
+    written; ``as_ids``: that these are named by their ids.  ``ready``: that a conversation ends
+    where the answer begins, ``continued``: in the middle of it.  ``user``, ``salt``: who asks, as
+    far as the body says, and with whom kept prefixes are shared.
     """
 
     kind: str
@@ -85,6 +86,8 @@ class GenerateRequest:
     prompt_logprobs: int | None = None
     logprob_ids: Sequence[int] = ()
     as_ids: bool = False
+    ready: bool = True
+    continued: bool = False
     user: str = ""
     salt: str = ""
 
@@ -157,6 +160,7 @@ def chat_request(
         "chat", body, [messages], length, tools=[] if wanted == "none" else tools,
         tool_choice=wanted, most_calls=min(calls, most_calls or calls),
         several=wanted == "required" and body.given.get("parallel_tool_calls", False),
+        ready=body.add_generation_prompt, continued=body.continue_final_message,
         template=thinking | (body.chat_template_kwargs or {}), **more,
     )  # fmt: skip
 
@@ -184,7 +188,8 @@ def read_text(data: Any) -> GenerateRequest:
     if body.echo and (body.suffix or body.diffusing):
         raise unsupported("echo", "echo repeats the prompt before the text: it does not go with "
                           "suffix and diffusing")  # fmt: skip
-    wanted = {"prompt_logprobs": body.logprobs} if body.echo else {}
+    echoed = body.echo and body.prompt_logprobs is None
+    wanted = {"prompt_logprobs": body.logprobs} if echoed else {}
     return _request(
         "text", body, body.prompt if several else [body.prompt], body.value("max_tokens"),
         chat=False, suffix=body.suffix or None, logprobs=body.logprobs, echo=body.echo, **wanted,

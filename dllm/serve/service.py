@@ -21,7 +21,14 @@ from ..core.errors import CancelledError, ConfigError, DeadlineError, PromptErro
 from ..drafting.verifiers.base import is_causal_model
 from ..likelihood.tokens import TokenScores
 from ..request.holes import measured, open_holes
-from ..request.prompts import encode, encode_continuation, encode_markup, hole_forms, tokenizer_of
+from ..request.prompts import (
+    encode,
+    encode_chat,
+    encode_continuation,
+    encode_markup,
+    hole_forms,
+    tokenizer_of,
+)
 from ..request.requests import occurrences
 from ..runtime.handle import Handle
 from ..session import Session
@@ -46,6 +53,7 @@ CANVAS = {"steps", "block_length", "length", "cfg_scale", "eos_policy", "constra
 MOST_UNKNOWN = 16  # holes of a request that are measured
 MOST_FORMS = 32  # whose automata are known, half of what the library remembers
 SAMPLE = 64  # values of a weight that identify it
+LONG_ENOUGH = 256  # tokens of an object, where the request does not say
 DEFAULT_HOLE = 128  # tokens of a hole before a suffix, where the request does not say
 MOST_CANDIDATES = 2**22
 TAIL = 16  # tokens at the end of a prompt, where thoughts may be opened
@@ -282,7 +290,10 @@ class Service:
         shown = ask.tools and shows_tools(self.template)
         if shown:
             template["tools"] = ask.tools
-        ids = encode(model, prompt, ask.chat, template)
+        if ask.continued or not ask.ready:
+            ids = encode_chat(model, prompt, ask.continued, ask.ready, template)
+        else:
+            ids = encode(model, prompt, ask.chat, template)
         if shown and ask.forced and self.syntax.opening:  # the call has begun
             begun = encode_markup(tokenizer_of(model), f"{self.syntax.opening}\n")
             ids = np.concatenate([ids, np.asarray(begun, np.int64)])
@@ -337,6 +348,7 @@ class Service:
                 for given["repetition"] in range(ask.n * times, ask.n * (times + 1)):
                     given["deadline"] = round(until - time.monotonic(), 3)
                     if text is None:
+                        given |= self._length(arguments, len(prompt))
                         given |= penalties(ask.penalties, len(prompt))
                         handles.append(session.submit(prompt, **given))
                     else:
@@ -345,6 +357,15 @@ class Service:
             cancel_all(handles)
             raise
         return handles
+
+    def _length(self, arguments: Mapping[str, Any], prompt: int) -> dict[str, Any]:
+        """Room for an object behind a prompt of so many tokens, where the request names none: what
+        checkpoints recommend is for prose, and too short for most calls of tools."""
+        facts, usual = self.model.facts, self.model.generation_defaults.get("max_new_tokens", 0)
+        named = "max_new_tokens" in arguments or "json_schema" not in arguments
+        if named or facts.block_length or usual >= LONG_ENOUGH:
+            return {}
+        return {"max_new_tokens": max(1, min(LONG_ENOUGH, facts.context_length - prompt))}
 
     async def encoded(self, texts: Sequence[Any], work: Callable[[DiffusionModel], T]) -> T:
         """What ``work`` makes of ``texts`` with the model that it is given."""

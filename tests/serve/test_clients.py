@@ -370,3 +370,29 @@ def test_llm(url: str, tmp_path: Path) -> None:
     assert Verdict.model_validate_json(run("-m", "nano", "--schema", schema, ASK))
     assert run("-c", SUM)  # goes on with the conversation
     assert run("-m", "nano", "-T", "llm_version", SUM)
+
+
+def test_lm_eval(url: str) -> None:
+    """One row of multiple choice, one of generation, with the server's tokenizer."""
+    pytest.importorskip("lm_eval")
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.openai_completions import LocalCompletionsAPI
+
+    made = LocalCompletionsAPI(
+        model="nano",
+        base_url=f"{url}/completions",
+        tokenizer_backend="remote",
+        max_length=2048,
+    )
+
+    def instance(kind: str, *arguments: Any) -> Any:
+        return Instance(request_type=kind, doc={}, arguments=arguments, idx=0,
+                        metadata=("t", 0, 1))  # fmt: skip
+
+    asked = "<|user|>What is 4 + 5?<|assistant|>"
+    choices = [instance("loglikelihood", asked, f" {n}") for n in ("4", "5")]
+    scores = made.loglikelihood(choices)
+    assert all(score < 0 for score, _ in scores) and scores[0] != scores[1]
+    how = {"until": ["\n"], "max_gen_toks": 8, "temperature": 0}
+    (text,) = made.generate_until([instance("generate_until", "Tom, Anna, Ben", how)])
+    assert isinstance(text, str)
