@@ -344,7 +344,7 @@ BIG = "z" * 300_000
         {"stream": True, "stream_options": {BIG: True}}, {"tool_choice": BIG}, {"user": [BIG]},
         {"sampler": [BIG] * 3}, {"stop": {"a": [[BIG]] * 9}}, {"metadata": BIG},
         {"messages": [{"role": BIG, "content": "x"}]},
-        {"messages": [{"role": "user", "content": "x", BIG: 1}]},
+        {"messages": [{"role": "user", "content": "x", "name": [BIG]}]},
         {"messages": [{"role": "user", "content": [{"type": BIG}]}]},
     ],
 )  # fmt: skip
