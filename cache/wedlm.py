@@ -28,7 +28,7 @@ class WeDLMCache(Cache):
 
     needs = frozenset({DECIDED_FIRST})
     offers = REGION | {REORDERING}
-    grows = True
+    survives_growth = True
 
     @property
     def exact(self) -> bool:

@@ -19,14 +19,14 @@ from .runtime.scheduler import Scheduler
 from .runtime.streamers import Streamer, feeding
 from .samplers.compose import SamplerLike
 
-DEFAULTS = {"sampler": "threshold", "cache": "none", "config": None, "trace": False}
+DEFAULTS: dict[str, Any] = {"sampler": None, "cache": "none", "config": None, "trace": False}
 ModelLike = Any  # DiffusionModel, PreTrainedModel, hub id, folder or bundled name
 
 
 class FillOptions(GenerationArguments, total=False):
     """What every call takes: a sampler, a cache, and the fields of a `GenerationConfig`."""
 
-    sampler: SamplerLike
+    sampler: SamplerLike | None
     cache: CacheLike
     trace: bool
     config: GenerationConfig | None
@@ -65,7 +65,7 @@ def generate(
     model: ModelLike,
     prompt: Any,
     *,
-    sampler: SamplerLike = "threshold",
+    sampler: SamplerLike | None = None,
     cache: CacheLike = "none",
     chat: bool | None = None,
     n: int = 1,
@@ -81,7 +81,8 @@ def generate(
     (``[{"role": "user", "content": ...}]``) or token ids; a list of these is a batch, whose rows
     may differ in length and come out as if each had run alone.  At most ``max_batch_size`` of them
     are decoded at a time; when one is finished, the next joins.  ``sampler``, ``cache``: names
-    such as ``"threshold(tau=0.8)"`` and ``"dual"``, or objects; see `dllm.samplers.available` and
+    such as ``"threshold(tau=0.8)"`` and ``"dual"``, or objects (default: the model's own sampler,
+    "threshold" for most, and no cache); see `dllm.samplers.available` and
     `dllm.cache.available`.  ``chat``: whether a string goes through the chat template (default:
     when there is one).  ``n``: answers per prompt, each with noise of its own; at temperature 0
     they differ only where the sampler draws, as ``"llada(remasking=random)"`` does.  ``trace``

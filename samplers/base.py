@@ -168,6 +168,11 @@ class Part:
         not offer is left out."""
         return ()
 
+    def heat(self, canvas: Canvas) -> float | None:
+        """The temperature of the distribution that this step reads and draws from, where the part
+        has one of its own."""
+        return None
+
     def begin_block(self, canvas: Canvas) -> None:
         """Before a forward, when the window has just been opened: set up what belongs to a block,
         e.g. a schedule.  What is asked before a forward (`reads`, `Selector.rests`, ...) changes

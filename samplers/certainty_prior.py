@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..core.canvas import Canvas, FloatArray, certainty_density
+from ..core.canvas import Canvas, FloatArray
 from ..core.capabilities import PROBABILITY, REPEATABLE, Capability
 from ..core.limits import POSITIVE, bounds
+from ..core.shared import certainty_density
 from .base import Part, Prediction, Scorer
 from .compose import register
 from .fixed import Fixed

@@ -21,8 +21,8 @@ from .staged_blocks import MULTI_BLOCK, StagedBlocks, Stages
 class D3LLM(Selector):
     """Commit what has an entropy of at most ``tau`` nats, and something in the first active block.
 
-    Where nothing of the first active block is sure enough, its surest position is committed;
-    with ``anywhere`` (the official code for LLaDA: True, for Dream: False) the surest position of
+    Where nothing of the first active block reaches that, its most confident position is committed;
+    with ``anywhere`` (the official code for LLaDA: True, for Dream: False) the best position of
     all is committed in any case.  ``tau`` 0.5.  Blocks open in stages (`StagedBlocks`), a stop id
     ends the region (``first_commit``).  Meant for d3LLM's distilled checkpoints: without their
     training, far blocks are decided before they can be.  Its cache is ``delayed``.

@@ -15,7 +15,7 @@ from .scorers import NegEntropy
 
 @register("dparallel", paper="dParallel: Learnable Parallel Decoding for dLLMs", arxiv="2509.26488")
 class EntropyThreshold(Selector):
-    """Commit every position whose entropy is at most ``tau`` nats, and always the surest one.
+    """Commit every position whose entropy is at most ``tau`` nats, and always the best one.
 
     ``tau`` defaults to 0.5 (the paper uses 0.45 for LLaDA on MBPP and for Dream on GSM8K and
     MATH).  On Dream the entropy has to lie below ``tau``, elsewhere it may equal it

@@ -22,7 +22,7 @@ PROXIES: dict[str, type[Scorer]] = {"prob": Probability, "entropy": NegEntropy, 
     arxiv="2505.24857",
 )
 class EntropyBounded(Selector):
-    """Commit the n surest positions whose entropies, the largest aside, sum to at most ``gamma``.
+    """Commit the n best positions whose entropies, the largest aside, sum to at most ``gamma``.
 
     ``gamma`` in nats (default 0.1, chosen for this library; the paper's values differ by model);
     0 commits one position plus any without entropy.  ``proxy`` brings the score that orders

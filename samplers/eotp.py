@@ -24,7 +24,7 @@ class ProposedEnd:
 
 @register("eotp", paper=LEARN2PD, arxiv="2509.25188")
 class EoTP(EosRule):
-    """End the region at a stop id that is committed, else at the surest one that is proposed.
+    """End the region at a stop id that is committed, else at the most likely one that is proposed.
 
     As soon as a stop id is committed, the leftmost new one is the end.  Where none is, the end is
     the undecided position that proposes one with the largest probability, if that reaches ``tau``

@@ -64,7 +64,7 @@ class R2(Course):
     window of ``confidence_cluster_size`` (3) positions with at most ``confidence_cluster_unmasked``
     (1) decided ones, commit all if the undecided have a mean probability of
     ``spatial_threshold`` (0.8).  (2) Of a run of equal likeliest tokens whose best exceeds
-    ``spatial_threshold`` commit one: the surest, the middle or a random one (``token_cluster``).
+    ``spatial_threshold`` commit one: the best, the middle or a random one (``token_cluster``).
     (3) Commit a token that was likeliest in ``temporal_steps`` (3) consecutive steps, if its last,
     average or maximal probability (``temporal_eval``) reaches ``temporal_threshold`` (0.8).  None
     for a mode or number of steps switches its rule off, for ``confidence_cluster_size`` rules (1)

@@ -141,19 +141,19 @@ class S2D2(Explorer):
 
     def _accept(self, turn: Turn, routing: Routing) -> None:
         """Commit what stands of the drafts, and what the selectors add."""
-        canvas, made, shadow = turn.canvas, routing.prediction, turn.seen[0].masks
-        assert made is not None and shadow is not None
+        canvas, made, masks = turn.canvas, routing.prediction, turn.seen[0].masks
+        assert made is not None and masks is not None
         view = turn.look_at(made, routing.score)
         p, routing.drafts, routing.prediction = view.prediction, None, None
         count = run(view.positions)
-        judged = len(shadow.positions)  # the first of the masks
-        ratio = np.exp(np.minimum(shadow.asked["stands"][:, 0], 0)) ** self.tempering
+        judged = len(masks.positions)  # the first of the masks
+        ratio = np.exp(np.minimum(masks.asked["stands"][:, 0], 0)) ** self.tempering
         stands = canvas.uniform(SELECTION, view.positions[:count]) < ratio[:count]
         first = count if stands.all() else int(stands.argmin())
         chosen = np.arange(len(view.positions)) <= min(first, count - 1)
         tokens, logprobs = p.token.copy(), p.logprob.copy()
         if first < count and self.resample:
-            tokens[first], logprobs[first] = shadow.token[first], shadow.logprob[first]
+            tokens[first], logprobs[first] = masks.token[first], masks.logprob[first]
         if self.ratio is not None:
             chosen[:judged] |= ratio >= self.ratio
         if self.sure or int(chosen.sum()) < self.n:  # what is accepted counts as the surest

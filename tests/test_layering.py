@@ -27,7 +27,7 @@ ROOMS = {
     "kernels": ("core", "numpy torch triton"),
     "models": ("core kernels", "torch transformers safetensors tokenizers huggingface_hub numpy "
                "einops psutil peft gguf"),
-    "structured": ("core kernels", "numpy outlines_core"),
+    "structured": ("core kernels", "numpy"),
     "engine": (ENGINE, "numpy torch transformers einops psutil"),
     "request": (f"{ENGINE} engine", "numpy torch transformers jinja2"),
     "likelihood": (f"{ENGINE} engine request", "numpy torch"),

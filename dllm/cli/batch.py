@@ -67,7 +67,7 @@ def fields(options: Batched) -> dict[str, Any]:
         given["constraints"] = {str(at): text for at, text in given["constraints"].items()}
     form = {sent: given.pop(name) for name, sent in FORMS.items() if name in given}
     if "json" in form:
-        from ..structured import schema_of
+        from ..structured.source import schema_of
 
         form["json"] = schema_of(form["json"])
     return given | ({"structured_outputs": form} if form else {})

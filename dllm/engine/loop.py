@@ -27,7 +27,7 @@ from .memory import unless_out_of_memory
 from .prefixes import Prefixes, weights_of
 from .recipe import MaskedRecipe, RowOptions, check_recipe
 from .rows import Job, Row, Step
-from .turn import complete, jobs_of, plan_row, settle
+from .turn import complete, jobs_of, opening_of, plan_row, settle
 from .work import Work
 
 CPU_BATCH = 512  # a processor's products get no faster beyond; activations then leave its cache
@@ -64,7 +64,7 @@ class Engine(Work[Row, Step]):
         super().__init__(
             model, max_batch_size, slots if most is None and slots else most, max_batch_tokens
         )
-        self.cache, self.cache_name, self.spoils = cache, cache.name, cache.layerwise
+        self.cache, self.cache_name, self.leaves_rows_changed = cache, cache.name, cache.layerwise
         self.forward = Forward(model, cache, cuda_graphs, compile)
         self.prefixes: Prefixes[tuple[int, int]] = Prefixes(self._free)  # first slot, how many
         self._slots = slots or 0
@@ -106,14 +106,17 @@ class Engine(Work[Row, Step]):
         with self._lock:
             options = self._options(recipe)
             block_length = self.model.facts.block_length or 0
+            kind = self.model.facts.mask_kind
             if block_length:
-                canvas.origin = 0
+                canvas.origin = canvas.prompt_length if kind == "causal_prefix" else 0
             if recipe.format is not None:
                 positions, tokens = recipe.format.settled(canvas, canvas.end)
                 canvas.commit(positions, tokens, np.zeros(len(positions), np.float32))
             length = len(canvas.tokens)
-            first = self.model.facts.mask_kind == "decided_first"
-            slots = Slots.empty(length, self.forward.shift, block_length, first)
+            slots = Slots.empty(
+                length, self.forward.shift, block_length, kind == "decided_first",
+                0 if kind == "causal_prefix" else -1,
+            )  # fmt: skip
             row = Row(canvas, recipe, options, slots, canvas.fork(), capacity=length, held=held)
             if complete(canvas) and not held:
                 return row
@@ -131,7 +134,8 @@ class Engine(Work[Row, Step]):
             )
         with self._lock:
             row.canvas, row.feed, row.previous, row.jobs = canvas, THE_ROW, None, []
-            row.standing = None
+            row.drop_plan()
+            row.soft, row.slots.prefix = None, min(row.slots.prefix, kept)
             if not kept:
                 row.slots = row.slots.fresh(row.capacity)
             row.slots.age[kept:] = -1
@@ -186,12 +190,12 @@ class Engine(Work[Row, Step]):
             if self.cache.exact:
                 self.prefixes.allow(tokens)
                 return
-            exact = {"block_causal": "block", "decided_first": "wedlm"}
+            exact = {"block_causal": "block", "causal_prefix": "block", "decided_first": "wedlm"}
             own = exact.get(self.model.facts.mask_kind)
             if own and tokens:
                 raise ConfigError(
                     f"cache={self.cache.name!r} stores nothing for other texts to go on from: pass "
-                    f"cache={own!r}, or leave prefix_cache_tokens out"
+                    f"cache={own!r} without arguments, or leave prefix_cache_tokens out"
                 )
             super().prefix_cache_tokens(tokens)
 
@@ -201,13 +205,17 @@ class Engine(Work[Row, Step]):
             return
         row.weights, row.reused = self._weights(row), 0
         begin = row.canvas.tokens[: row.canvas.start + 1]
-        found = self.prefixes.find(begin, row.weights, block=row.slots.block_length or 1)
+        prefix = row.slots.prefix >= 0
+        size = 1 if prefix else row.slots.block_length or 1
+        found = self.prefixes.find(begin, row.weights, block=size)
         if found is not None:
             (base, _), row.reused = found
             assert self.forward.buffer is not None and row.base is not None
             at = torch.arange(row.reused, device=self.model.device)
             self.forward.buffer.move(base + at, row.base + at)
             row.slots.age[: row.reused] = 0
+            if prefix:
+                row.slots.prefix = row.reused
 
     def _weights(self, row: Row) -> object:
         return weights_of(self.model.hf, row.recipe.config.cache_salt)
@@ -228,7 +236,7 @@ class Engine(Work[Row, Step]):
 
     # -- rows whose texts become longer ---------------------------------------------------------
 
-    def _cramped(self, row: Row) -> bool:
+    def _outgrown(self, row: Row) -> bool:
         """Whether its text has become longer than its slots, so that it waits for more of them."""
         return self.cache.stores and row.canvas.length > row.capacity
 
@@ -240,18 +248,18 @@ class Engine(Work[Row, Step]):
     def _make_room(self) -> None:
         """Give rows whose texts have become longer more slots, in the order of their admission.
         Where nobody can go on, the youngest of them begins anew when another row has left."""
-        while cramped := [row for row in self.live if self._cramped(row)]:
-            cramped.sort(key=lambda row: row.number)
-            for row in cramped:
+        while outgrown := [row for row in self.live if self._outgrown(row)]:
+            outgrown.sort(key=lambda row: row.number)
+            for row in outgrown:
                 self._enlarge(row)
-            if any(not self._cramped(r) and not r.canvas.finished for r in self.live):
+            if any(not self._outgrown(r) and not r.canvas.finished for r in self.live):
                 return
-            cramped = [row for row in cramped if self._cramped(row)]
-            if len(self.live) > 1 and cramped:
-                self._take_back(cramped[-1])
-            elif cramped:
-                self._fail(cramped[0], ConfigError(
-                    f"the text needs {cramped[0].lanes * cramped[0].canvas.length} positions of "
+            outgrown = [row for row in outgrown if self._outgrown(row)]
+            if len(self.live) > 1 and outgrown:
+                self._take_back(outgrown[-1])
+            elif outgrown:
+                self._fail(outgrown[0], ConfigError(
+                    f"the text needs {outgrown[0].lanes * outgrown[0].canvas.length} positions of "
                     f"keys and values, the pool holds {self._most}: pass a smaller "
                     "max_new_tokens, or raise max_positions"
                 ))  # fmt: skip
@@ -269,7 +277,8 @@ class Engine(Work[Row, Step]):
             enlarge = partial(buffer.enlarge, *owned)
             base = unless_out_of_memory(partial(self.prefixes.make_room, enlarge))
             if base is not None:
-                row.base, row.capacity, row.standing = base, size, None
+                row.base, row.capacity = base, size
+                row.drop_plan()
                 return
 
     def _leave(self, row: Row) -> None:
@@ -277,7 +286,8 @@ class Engine(Work[Row, Step]):
             kept = self._kept(row)
             if kept < row.size:
                 self.forward.buffer.free(row.base + kept, row.size - kept)
-        row.base, row.jobs, row.previous, row.standing = None, [], None, None
+        row.base, row.jobs, row.previous, row.soft = None, [], None, None
+        row.drop_plan()
 
     def _shrink(self) -> None:
         """Where the pool itself is what does not fit, make a smaller one."""
@@ -287,7 +297,8 @@ class Engine(Work[Row, Step]):
             self.forward.allot(max(1, sum(row.size for row in self.live)), self._most)
             for row in self.live:
                 assert self.forward.buffer is not None
-                row.base, row.standing = self.forward.buffer.allocate(row.size), None
+                row.base = self.forward.buffer.allocate(row.size)
+                row.drop_plan()
 
     # -- steps ----------------------------------------------------------------------------------
 
@@ -313,10 +324,11 @@ class Engine(Work[Row, Step]):
 
     def _plan(self, rows: list[Row]) -> None:
         for row in rows:
-            if self._cramped(row):
+            if self._outgrown(row):
                 continue
             try:
-                row.jobs = jobs_of(row, self.cache)
+                opening = self.model.family.prefix_predicts
+                row.jobs = (opening and opening_of(row, self.cache)) or jobs_of(row, self.cache)
             except Exception as error:
                 self._fail(row, error)
 

@@ -29,7 +29,7 @@ class AttentionMaps:
             count = len(job.plan.compute)
             if lane == 0 and job.row.options.maps:
                 self._wanted.append((job, slice(at, at + count), job.row.options.maps))
-            at += count + len(job.shadow)
+            at += count + len(job.masks)
 
     @classmethod
     def of(

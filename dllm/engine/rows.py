@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +12,7 @@ from ..cache import Cache, Plan, Slots
 from ..core.canvas import Canvas, Edit, IntArray
 from ..samplers import NOTHING, THE_ROW, Feed, Prediction
 from .recipe import MaskedRecipe, RowOptions
+from .visibility import Piece
 from .work import Row as AnyRow
 from .work import Step as AnyStep
 
@@ -20,15 +20,17 @@ from .work import Step as AnyStep
 @dataclass(slots=True, eq=False)
 class Row(AnyRow):
     """A canvas in the engine: how it is decoded, the freshness of its slots, where they lie, the
-    branches its next forward feeds, and what is kept of its last distributions.
+    branches its next forward feeds, what is kept of its last distributions, and vectors that it
+    feeds beside its tokens.
 
     A guided row has two lanes: as it is, and with the given text masked.  Branches have lanes of
-    their own, which hold the same keys and values between steps; shadow tokens have the last.
+    their own, which hold the same keys and values between steps; masks fed again have the last.
     Each lane owns ``capacity`` slots, one after the other from ``base`` on.  ``jobs`` is the
-    planned step that has not run yet; ``standing`` that of the last step, where the next one feeds
-    the same positions.  ``fresh`` is the canvas as it was admitted, from which a
-    row that gave its memory back starts again.  ``weights``: those of its keys and values, where
-    these may be kept for other texts; ``reused``: how many of its first positions it has from one.
+    planned step that has not run yet; ``same_as_before`` that of the last step, where the next one
+    feeds the same positions, and ``open`` says that its window has something undecided.  ``fresh``
+    is the canvas as it was admitted, from which a row that gave its memory back starts again.
+    ``weights``: those of its keys and values, where these may be kept for other texts; ``reused``:
+    how many of its first positions it has from one.
     """
 
     recipe: MaskedRecipe
@@ -39,8 +41,9 @@ class Row(AnyRow):
     capacity: int = 0
     feed: Feed = THE_ROW
     previous: tuple[IntArray, torch.Tensor] | None = None
+    soft: Soft | None = None
     jobs: list[Job] = field(default_factory=list)
-    standing: list[Job] | None = None
+    same_as_before: list[Job] | None = None
     open: bool = False
     weights: object = None
     reused: int = 0
@@ -85,15 +88,19 @@ class Row(AnyRow):
             forks.append(fork)
         return forks
 
+    def drop_plan(self) -> None:
+        """Whoever moves, changes or restarts the row says that its last plan holds no more."""
+        self.same_as_before, self.open = None, False
+
     def edit(self, edits: Sequence[Edit], cache: Cache) -> None:
         """Change the length of the text.  What is cut off at its end takes its slots along; after
-        any other edit the cache begins anew, unless it `Cache.grows` with the text."""
+        any other edit the cache begins anew, unless it `Cache.survives_growth` with the text."""
         canvas, at_end = self.canvas, True
-        self.standing = None
+        self.drop_plan()
         for edit in edits:
             at_end &= edit.at + edit.removed == canvas.length
             canvas.edit(edit)
-        if at_end and (cache.grows or not any(edit.added for edit in edits)):
+        if at_end and (cache.survives_growth or not any(edit.added for edit in edits)):
             self.slots.resize(canvas.length)
         else:
             self.slots, self.previous = self.slots.fresh(canvas.length), None
@@ -103,52 +110,67 @@ class Row(AnyRow):
         self.canvas.become(self.fresh.fork())
         self.capacity = len(self.canvas.tokens)
         self.slots = self.slots.fresh(self.capacity)
-        self.feed, self.previous, self.jobs, self.standing = THE_ROW, None, [], None
+        self.feed, self.previous, self.jobs, self.soft = THE_ROW, None, [], None
+        self.drop_plan()
         self.restarts += 1
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Soft:
+    """What a row feeds beside its tokens: ``vectors`` (n, d) for ascending ``positions`` (n,)."""
+
+    positions: IntArray
+    vectors: torch.Tensor
+
+
 @dataclass(slots=True, eq=False)
-class Laid:
+class Layout:
     """What a job feeds in every step until its plan changes: where its tokens stand in the row, the
-    ``positions`` and ``slots`` (n,), and of attention the pieces: first query, queries, keys, what
-    is hidden; ``stored``: keys are slots, and not places on the packed axis."""
+    ``positions`` and ``slots`` (n,), and the ``pieces`` of attention, with other keys in layers of
+    a ``sliding`` window; the queries from ``open`` on are of the open block."""
 
     where: slice | IntArray
     count: int
     first: int
     positions: IntArray
     slots: IntArray | None
-    pieces: list[tuple[int, int, Any, Any]]
+    pieces: list[Piece]
+    sliding: list[Piece]
+    open: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class Job:
     """What one branch of one row wants of this step.  ``lane``: the first of the row's lanes that
-    hold its keys and values.  ``shadow``: positions that are fed once more, as [MASK] tokens that
+    hold its keys and values.  ``masks``: positions that are fed once more, as [MASK] tokens that
     see every token but the one at their own position.  ``wanted``: those of the targets that the
     sampler asked for, None for all; the cache alone sees the others.  ``ids``: part of the sampler
-    -> (targets, m) ids whose log-probabilities it reads.  ``single``: positions that attend as if
-    blocks had one position.  ``verifies``: its canvas holds drafts, which shadow tokens judge."""
+    -> (targets, m) ids whose log-probabilities it reads.  ``ordered``: positions that attend as if
+    blocks had one position.  ``verifies``: its canvas holds drafts, which masks fed again judge."""
 
     row: Row
     canvas: Canvas
     plan: Plan
     targets: IntArray
     lane: int = 0
-    shadow: IntArray = field(default_factory=lambda: NOTHING)
+    masks: IntArray = field(default_factory=lambda: NOTHING)
     wanted: IntArray | None = None
     ids: Mapping[str, IntArray] = field(default_factory=dict)
-    single: tuple[int, int] = (0, 0)
+    ordered: tuple[int, int] = (0, 0)
     verifies: bool = False
+    options: RowOptions = field(init=False)
     logprobs: torch.Tensor | None = None  # (targets, V), where the sampler compares steps
+    soft: Soft | None = None  # what the row may feed beside its tokens next
+    opening: int | None = None  # the block that opens behind a causal pass, which this is
     work: int | None = None  # positions computed per layer on average, where layers differ
-    laid: Laid | None = None  # what it feeds, as long as that stays
+    layout: Layout | None = None  # what it feeds, as long as that stays
     extent: tuple[int, tuple[int, int]] = field(init=False)  # length and window it was planned for
     size: int = field(init=False)  # token positions it feeds to the model
 
     def __post_init__(self) -> None:
-        self.size = len(self.plan.compute) * self.lanes + len(self.shadow)
+        self.size = len(self.plan.compute) * self.lanes + len(self.masks)
         self.extent = self.canvas.length, self.canvas.window
+        self.options = self.row.options.at(self.row.recipe.sampler.heat(self.canvas))
 
     @classmethod
     def of(
@@ -159,15 +181,15 @@ class Job:
         targets: IntArray,
         ids: Mapping[str, IntArray],
         lane: int,
-        shadow: IntArray,
-        single: tuple[int, int],
+        again: IntArray,
+        ordered: tuple[int, int],
     ) -> Job:
         """The job of a branch whose sampler reads ``targets``, and of all positions the ``ids``."""
         both = targets if plan.asks is None else np.union1d(targets, plan.asks)
         wanted = None if plan.asks is None else np.searchsorted(both, targets)
         if ids:
             ids = {name: every[both] for name, every in ids.items()}
-        return cls(row, canvas, plan, both, lane, shadow, wanted, ids, single)
+        return cls(row, canvas, plan, both, lane, again, wanted, ids, ordered)
 
     @property
     def lanes(self) -> int:
@@ -182,7 +204,7 @@ class Job:
     @property
     def asked(self) -> IntArray:
         """Positions of the hidden rows that meet the head."""
-        return np.concatenate([self.targets, self.shadow]) if self.shadow.size else self.targets
+        return np.concatenate([self.targets, self.masks]) if self.masks.size else self.targets
 
     def lane_tokens(self, lane: int) -> IntArray:
         """Token ids of a lane, (N,)."""

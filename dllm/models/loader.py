@@ -182,7 +182,7 @@ def _from_files(
     prepare(hf, family, attn_implementation, facts.block_length)
     return DiffusionModel(
         hf, resolved, family, facts, checkpoint.name,
-        generation_defaults(raw, checkpoint.generation, facts),
+        generation_defaults(raw, checkpoint.generation, facts, family),
         raw if official else own_section(raw).get("official_config") or {},
     )  # fmt: skip
 

@@ -62,7 +62,18 @@ def encode(
     so when there is a template.  ``template``: variables that a chat template reads, such as
     ``tools`` or Qwen's ``enable_thinking``; others change nothing.
     """
-    prompt = checked(prompt)
+    ids = _encoded(model, checked(prompt), chat, template)
+    image = model.facts.image_token_id
+    if image is not None and (ids == image).any():
+        raise PromptError(
+            f"the prompt holds an image, and {model.name} is read as a model of text: leave it out"
+        )
+    return ids
+
+
+def _encoded(
+    model: DiffusionModel, prompt: Any, chat: bool | None, template: Mapping[str, Any]
+) -> IntArray:
     if isinstance(prompt, str):
         tokenizer = tokenizer_of(model)
         if chat is None:

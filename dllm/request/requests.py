@@ -24,15 +24,9 @@ from ..models import DiffusionModel
 from ..samplers import NOTHING, Sampler
 from ..samplers.compose import SamplerLike
 from ..samplers.compose import lengths as length_rules
-from ..structured import (
-    Format,
-    choice_pattern,
-    format_of,
-    holes_format,
-    regex_pattern,
-    schema_of,
-    schema_pattern,
-)
+from ..structured import source
+from ..structured.building import format_of, holes_format
+from ..structured.format import Format
 from .holes import measured, name_of
 from .prompts import (
     check_lengths_alone,
@@ -51,12 +45,12 @@ Fixed = list[tuple[int, IntArray]]  # offsets in the answer, and the ids that st
 
 
 def recipe_for(
-    model: DiffusionModel, sampler: SamplerLike, config: GenerationConfig | None = None,
+    model: DiffusionModel, sampler: SamplerLike | None, config: GenerationConfig | None = None,
     arguments: Mapping[str, Any] | None = None, holes: bool = False,
 ) -> MaskedRecipe:  # fmt: skip
-    """The sampler and the arguments that go together on a diffusion model.  ``config`` stands in
-    place of the checkpoint's defaults, ``arguments`` are single fields of it.  ``holes``: for a
-    text with holes, which is as long as it is, and in which nothing ends."""
+    """The sampler (None: the model's own) and the arguments that go together on a diffusion model.
+    ``config`` stands in place of the checkpoint's defaults, ``arguments`` are single fields of it.
+    ``holes``: for a text with holes, which is as long as it is, and in which nothing ends."""
     given = given_of(config, arguments or {})
     defaults = dict(model.generation_defaults) if config is None else {}
     if holes:
@@ -66,6 +60,7 @@ def recipe_for(
             raise ConfigError(f"infill writes what the holes ask for: drop {fixed[0]}")
         defaults = {**defaults, "max_new_tokens": None, "eos_policy": "none"}
     built = GenerationConfig.build(defaults, given)
+    sampler = model.family.sampler if sampler is None else sampler
     measures = holes and "length" in given and not _fills(built.length)
     composed = _compose(model, sampler, built, None if measures else built.length)
     if not holes and not given.get("length") and _unbounded(model, built, composed):
@@ -101,14 +96,14 @@ def format_for(
 ) -> Format | None:
     """Which texts may be written; None where any may."""
     if config.regex is not None:
-        pattern = regex_pattern(config.regex)
+        wanted = source.regex(config.regex)
     elif config.choice is not None:
-        pattern = choice_pattern(config.choice)
+        wanted = source.choice(config.choice)
     elif config.json_schema is not None:
-        pattern = schema_pattern(schema_of(config.json_schema))
+        wanted = source.json_schema(config.json_schema)
     else:
         return None
-    return format_of(model, pattern, not holes, config.literals)
+    return format_of(model, wanted, not holes, config.literals)
 
 
 def _fills(length: str | None) -> bool:
@@ -122,7 +117,9 @@ def _compose(
     """The sampler for this model.  What the call gives must be of use to some part; what the
     checkpoint recommends need not."""
     wanted = config.sampler_options
+    stated = model.generation_defaults
     facts = {
+        **{name: stated[name] for name in model.family.sampler_fields if name in stated},
         **wanted, "delimiters": model.delimiters,
         "eos_token_id": model.facts.eos_token_id,
         "expand_token_id": model.facts.expand_token_id,
@@ -328,15 +325,15 @@ def _with_forms(
         raise ConfigError(f"holes have a form, and so has the text: drop {recipe.config.formatted}")
     if np.count_nonzero(np.diff(holes, prepend=False) & holes) != len(forms):
         raise ConfigError("holes with a form need text between them: make them one hole")
-    patterns = [None if form is None else regex_pattern(form) for form in forms]
-    return replace(recipe, format=holes_format(model, patterns, bool(holes[0])))
+    sources = [None if form is None else source.regex(form) for form in forms]
+    return replace(recipe, format=holes_format(model, sources, bool(holes[0])))
 
 
 # -- what a session is asked for ------------------------------------------------------------------
 
 
 def one_request(
-    model: DiffusionModel, sampler: SamplerLike, length: str | None, prompt: Any, text: Any,
+    model: DiffusionModel, sampler: SamplerLike | None, length: str | None, prompt: Any, text: Any,
     how: Mapping[str, Any],
 ) -> Request:  # fmt: skip
     """An answer to ``prompt``, or a ``text`` to fill if there is one.  ``how``: what the request

@@ -1,7 +1,8 @@
-"""From an expression to the format of a model's texts; what was built is remembered."""
+"""From a source to the format of a model's texts; what was built is remembered."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -9,10 +10,11 @@ from typing import Any, NamedTuple
 from .automaton import Automaton
 from .format import Format
 from .literals import Literals
+from .source import Source, encoded
 from .vocabulary import Vocabulary, vocabulary_of
 from .worker import Worker
 
-REMEMBERED = 64  # expressions
+REMEMBERED = 64  # structures
 WORKER = Worker()
 
 
@@ -28,44 +30,45 @@ class Built(NamedTuple):
 
 @lru_cache(REMEMBERED)
 def built(
-    pattern: str, vocabulary: Vocabulary, stop_ids: Sequence[int], pad_id: int, size: int
+    text: str, vocabulary: Vocabulary, stop_ids: Sequence[int], pad_id: int, size: int
 ) -> Built:
-    """The automaton of ``pattern`` over ``size`` ids; raises `ConfigError` for an expression that
-    is not understood or too large."""
-    tables = WORKER.compile(pattern, vocabulary)
+    """The automaton of a source, as JSON, over ``size`` ids; raises `ConfigError` for one that is
+    not understood or too large."""
+    tables = WORKER.compile(json.loads(text), vocabulary)
     automaton = Automaton.ending(tables, stop_ids, pad_id, size)
     literals = Literals(automaton, vocabulary.pieces)
     return Built(automaton, tables.start, tables.stripped_start, literals)
 
 
-def _built(model: Any, pattern: str) -> tuple[Built, Vocabulary]:
+def _built(model: Any, text: str) -> tuple[Built, Vocabulary]:
     facts, vocabulary = model.facts, vocabulary_of(model.tokenizer, model.name)
     pad = facts.pad_token_id if facts.pad_token_id is not None else facts.eos_token_id
     stops, size = tuple(facts.stop_token_ids), facts.vocab_size
-    return built(pattern, vocabulary, stops, -1 if pad is None else pad, size), vocabulary
+    return built(text, vocabulary, stops, -1 if pad is None else pad, size), vocabulary
 
 
-def format_of(model: Any, pattern: str, ends: bool = True, literals: bool = False) -> Format:
-    """The format whose texts match ``pattern``, of a `dllm.DiffusionModel`.  ``ends``: whether a
+def format_of(model: Any, source: Source, ends: bool = True, literals: bool = False) -> Format:
+    """The format of the texts of a ``source``, of a `dllm.DiffusionModel`.  ``ends``: whether a
     stop id may end the text before its canvas does; ``literals``: whether text that it leaves no
     choice about is written without asking the model."""
-    found, vocabulary = _built(model, pattern)
+    found, vocabulary = _built(model, encoded(source))
     start = found.stripped_start if vocabulary.strips else found.start
     return Format(found.automaton, start, ends=ends, literals=found.literals if literals else None)
 
 
-def holes_format(model: Any, patterns: Sequence[str | None], opens: bool) -> Format:
-    """The format of a text whose holes match the ``patterns``, None for any text.  ``opens``:
+def holes_format(model: Any, sources: Sequence[Source | None], opens: bool) -> Format:
+    """The format of a text whose holes are of the ``sources``, None for any text.  ``opens``:
     whether the text begins with its first hole."""
-    found = {p: _built(model, p) for p in patterns if p is not None}
+    texts = [None if source is None else encoded(source) for source in sources]
+    found = {text: _built(model, text) for text in texts if text is not None}
     automaton, offsets = Automaton.union([each.automaton for each, _ in found.values()])
     at = dict(zip(found, offsets, strict=True))
     starts: list[int | None] = []
-    for i, pattern in enumerate(patterns):
-        if pattern is None:
+    for i, text in enumerate(texts):
+        if text is None:
             starts.append(None)
             continue
-        each, vocabulary = found[pattern]
+        each, vocabulary = found[text]
         stripped = i == 0 and opens and vocabulary.strips
-        starts.append(at[pattern] + (each.stripped_start if stripped else each.start))
+        starts.append(at[text] + (each.stripped_start if stripped else each.start))
     return Format(automaton, holes=tuple(starts), ends=False)

@@ -1,10 +1,9 @@
-"""From a regular expression to an automaton over tokens; the program of the worker process.
+"""From a structure to an automaton over tokens; the program of the worker process.
 
-`outlines_core` turns the expression into an automaton over bytes; it is made minimal, and every
-token is walked through it from every state at once, along a tree of the vocabulary's prefixes.
-Tokens that lead from each state to the same state are one class (Dang and Ermon, arXiv 2607.07026).
-
-The process is started with this file, which therefore imports nothing of the library.
+Parts become an automaton over bytes, and every token is walked through it from every state at
+once, along a tree of the vocabulary's prefixes.  Copies of one leaf, such as the strings of a
+schema, are walked once: only tokens that leave the leaf are followed from each copy.  Tokens that
+lead from each state to the same state are one class (Dang and Ermon, arXiv 2607.07026).
 """
 
 from __future__ import annotations
@@ -13,28 +12,43 @@ import io
 import json
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ..core.errors import ConfigError
+from .expressions import TEXT, regex_part
+from .parts import (
+    Budget,
+    ByteAutomaton,
+    Bytes,
+    Either,
+    Leaf,
+    Letters,
+    Part,
+    Repeat,
+    Row,
+    TooLarge,
+    Unfit,
+    automaton_of,
+    combined,
+)
+from .reading import DEPTH, Reader
+
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 HashArray = npt.NDArray[np.uint64]
 
-VERSION = 1  # of what is compiled: automata of another are compiled again
-MOST_STATES = 4096
-MOST_EDGES = 50_000
+VERSION = 2  # of what is compiled: automata of another are compiled again
+MOST_STATES = 10_000  # of an automaton over tokens
+MOST_EDGES = 1_000_000
+MOST_CELLS = 40_000_000  # states times classes
 MEMORY = 4 << 30  # bytes of address space
-FIRST, LAST = "\U0010fffe", "\U0010ffff"  # no characters of any text: expressions lack them
-OK, REFUSED = b"+", b"-"  # how an answer begins
+OK, REFUSED, WRONG = b"+", b"-", b"!"  # how an answer begins
 ROOM = 1 << 22  # states of tokens that are followed at once
-
-
-class Unfit(ValueError):
-    """An expression that is understood, and whose automaton cannot be used."""
 
 
 @dataclass(frozen=True)
@@ -70,178 +84,265 @@ def prefix_tree(pieces: Sequence[bytes | None]) -> list[Level]:
     return levels
 
 
-def byte_automaton(pattern: str) -> tuple[IntArray, BoolArray, int]:
-    """(S + 1, 256) next states, the last state being dead; (S,) which accept; the first state.
+class Compiler:
+    """Reads one structure.  ``source``: plain data as JSON, see `dllm.structured.source`."""
 
-    The library also prepares to find the expression within a text, which may take far more states,
-    and forgets how a text that may end goes on to one that may not.  So the expression stands
-    between two characters that it does not contain: it begins in one place only, and ends behind
-    the last.
+    def __init__(self, depth: int = DEPTH) -> None:
+        self.budget, self.depth = Budget(), depth
+        self.cut = False  # whether something was written to a depth
+        self.ignored: dict[str, None] = {}
 
-    Raises `ValueError` for an expression that is not understood.
-    """
-    from outlines_core import Index, Vocabulary
+    def part(self, source: Mapping[str, Any]) -> Part:
+        """The texts of a source.  Raises `ConfigError`, `Unfit`."""
+        ((kind, value),) = source.items()
+        if kind == "regex":
+            return regex_part(value)
+        if kind == "choice":
+            return Either(tuple(Bytes(text.encode()) for text in value))
+        if kind == "row":
+            return Row(tuple(map(self.part, value)))
+        if kind == "either":
+            return Either(tuple(map(self.part, value)))
+        if kind == "repeat":
+            return Repeat(self.part(value[0]), value[1], value[2])
+        if kind == "free":
+            return Leaf(self._free(value))
+        reader = Reader(value, self.budget, self.depth)
+        part = reader.read()
+        self.cut, self.ignored = self.cut or reader.cut, {**self.ignored, **reader.ignored}
+        return part
 
-    end = 256
-    whole = f"{FIRST}(?:{pattern}){LAST}"
-    try:
-        index = Index(whole, Vocabulary(end, {bytes([i]): [i] for i in range(256)}))
-    except ValueError as error:
-        if "no transitions" in str(error):
-            raise Unfit("allows no text") from None
-        raise
-    transitions, final = index.get_transitions(), index.get_final_states()
-    number = {state: i for i, state in enumerate(dict.fromkeys([*transitions, *final]))}
-    dead = len(number)
-    table = np.full((dead + 1, 256), dead)
-    for state, edges in transitions.items():
-        edges.pop(end, None)
-        table[number[state], list(edges)] = [number[target] for target in edges.values()]
-    last, state = np.append(np.isin(list(number), list(final)), False), np.arange(dead + 1)
-    for byte in LAST.encode():
-        state = table[state, byte]
-    start = number[index.get_initial_state()]
-    for byte in FIRST.encode():
-        start = int(table[start, byte])
-    return np.where(last[table], dead, table), last[state[:-1]], start
-
-
-def with_blank(table: IntArray, accepting: BoolArray, start: int) -> tuple[IntArray, BoolArray]:
-    """The same with one state more, the last but the dead one: ``start``, where a blank that comes
-    first counts for nothing."""
-    size = len(accepting)
-    table = np.where(table == size, size + 1, table)
-    stripped = table[start].copy()
-    stripped[0x20] = start
-    table = np.vstack([table[:-1], stripped, table[-1:]])
-    return table, np.append(accepting, accepting[start])
+    def _free(self, words: Sequence[str]) -> ByteAutomaton:
+        """Any text that contains none of the ``words``."""
+        anything = Repeat(Letters(TEXT), 0, None)
+        result = automaton_of(anything, self.budget)
+        for word in words:
+            holds = automaton_of(Row((anything, Bytes(word.encode()), anything)), self.budget)
+            result = combined(result, holds, self.budget, without=True)
+        return result
 
 
-def minimal(table: IntArray, accepting: BoolArray) -> tuple[IntArray, BoolArray, IntArray]:
-    """States that accept the same texts made one; and which state became which, (S,)."""
-    random = np.random.default_rng(0)
-    numbers = random.integers(1, 2**63, (2, len(table) + 256), np.uint64)
-    table_, columns = np.unique(table, axis=1, return_inverse=True)  # bytes that act alike
-    weight = numbers[1, : table_.shape[1]]
-    group = np.append(accepting, False).astype(np.int64)
-    count = 0
-    while True:
-        names = numbers[0][group]
-        key = (names[table_] * weight).sum(1) * np.uint64(3) + names
-        group, before = np.unique(key, return_inverse=True)[1].astype(np.int64), count
-        count = int(group.max()) + 1
-        if count == before:
+def byte_automaton(source: Mapping[str, Any]) -> tuple[ByteAutomaton, list[str]]:
+    """The automaton of a source over bytes, and unknown keywords that were met.  What contains
+    itself, and values of any kind, are written less deep where they would take too much."""
+    failed: TooLarge | None = None
+    for depth in range(DEPTH, -1, -1):
+        compiler = Compiler(depth)
+        try:
+            automaton = automaton_of(compiler.part(source), compiler.budget)
+            if len(automaton.edges) <= MOST_STATES:
+                return automaton, list(compiler.ignored)
+            failed = TooLarge(
+                f"has {len(automaton.edges):,} states, at most {MOST_STATES:,} are taken: "
+                "allow less"
+            )
+        except TooLarge as error:
+            failed = error
+        except ConfigError:
+            if failed is None:
+                raise
             break
-    dead = group[-1]
-    order = np.concatenate([np.arange(dead), np.arange(dead + 1, count), [dead]])
-    rank = np.empty(count, np.int64)
-    rank[order] = np.arange(count)
-    group = rank[group]
-    first = np.unique(group, return_index=True)[1]
-    return group[table_[first]][:, columns], np.append(accepting, False)[first[:-1]], group[:-1]
+        if not compiler.cut:
+            break
+    assert failed is not None
+    raise failed
 
 
-def class_hashes(table: IntArray, tree: Sequence[Level], size: int) -> HashArray:
-    """(size,) a number per token, equal for those that lead from each state to the same state; 0
-    where they lead from none to any."""
-    states = len(table) - 1
-    random = np.random.default_rng(1)
-    source = random.integers(1, 2**63, states, np.uint64)
-    target = np.append(random.integers(1, 2**63, states, np.uint64), np.uint64(0))
-    result = np.zeros(size, np.uint64)
-    step = max(1, ROOM // max((len(level.byte) for level in tree), default=1))
-    for low in range(0, states, step):
-        here = np.arange(low, min(low + step, states))
-        maps, place = here[None], np.zeros(1, np.int64)  # of the live nodes; a node's row in them
-        for level in tree:
-            row = place[level.parent]
-            live = np.flatnonzero(row >= 0)
-            maps = table[maps[row[live]], level.byte[live, None]]
-            alive = (maps != states).any(1)
-            maps, live = maps[alive], live[alive]
-            place = np.full(len(level.byte), -1)
-            place[live] = np.arange(len(live))
-            row = place[level.nodes]
-            ends = row >= 0
-            result[level.tokens[ends]] += (target[maps[row[ends]]] * source[here]).sum(1)
-            if not len(live):
-                break
-    return result
+def with_blank(automaton: ByteAutomaton) -> tuple[IntArray, BoolArray]:
+    """(S + 2, 256) next states, (S + 1,) which accept.  The state before the dead one is the
+    start, where a blank that comes first counts for nothing."""
+    table, size = automaton.table().astype(np.int64), len(automaton.edges)
+    table[table == size] = size + 1
+    stripped = table[automaton.start].copy()
+    stripped[0x20] = automaton.start
+    table = np.vstack([table[:-1], stripped, table[-1:]])
+    ends = np.array(automaton.accepting)
+    return table, np.append(ends, ends[automaton.start])
 
 
 @dataclass(frozen=True)
 class Tables:
     """An automaton over tokens: ``of`` (V,) the class of each token, -1 for none; ``next`` (S, C)
     states, -1 for none; ``accepting`` (S,); ``start`` and, where a blank at the start of a text is
-    lost, ``stripped_start``."""
+    lost, ``stripped_start``; ``ignored``: unknown keywords."""
 
     of: IntArray
     next: IntArray
     accepting: BoolArray
     start: int
     stripped_start: int
+    ignored: npt.NDArray[np.str_]
 
 
-def compile_tokens(pattern: str, pieces: Sequence[bytes | None], tree: list[Level]) -> Tables:
-    """The automaton of ``pattern`` over a vocabulary.
+Walk = tuple[IntArray, IntArray, IntArray]  # tokens, (n, S) where each leads, and from which states
 
-    Raises `ValueError` for an expression that is not understood, `Unfit` beyond the limits.
+
+def walked(table: IntArray, tree: Sequence[Level], states: IntArray) -> Iterator[Walk]:
+    """Where the tokens of a tree lead from some ``states``, those left out that lead nowhere."""
+    dead = len(table) - 1
+    step = max(1, ROOM // max((len(level.byte) for level in tree), default=1))
+    for low in range(0, len(states), step):
+        here = states[low : low + step]
+        maps, place = here[None], np.zeros(1, np.int64)  # of the live nodes; a node's row in them
+        for level in tree:
+            row = place[level.parent]
+            live = np.flatnonzero(row >= 0)
+            maps = table[maps[row[live]], level.byte[live, None]]
+            alive = (maps != dead).any(1)
+            maps, live = maps[alive], live[alive]
+            place = np.full(len(level.byte), -1)
+            place[live] = np.arange(len(live))
+            row = place[level.nodes]
+            ends = row >= 0
+            if ends.any():
+                yield level.tokens[ends], maps[row[ends]], here
+            if not len(live):
+                break
+
+
+def class_hashes(
+    table: IntArray, copies: Sequence[tuple[Leaf, IntArray]], pieces: Sequence[bytes | None],
+    tree: Sequence[Level],
+) -> HashArray:  # fmt: skip
+    """(V,) a number per token, equal for those that lead from each state to the same state; 0
+    where they lead from none to any."""
+    states = len(table) - 1
+    random = np.random.default_rng(1)
+    source = random.integers(1, 2**63, states, np.uint64)
+    target = np.append(random.integers(1, 2**63, states, np.uint64), np.uint64(0))
+    result = np.zeros(len(pieces), np.uint64)
+    owned = np.zeros(states, np.bool_)
+    for leaf, all_of_it in copies:
+        for where in _alike(all_of_it):
+            inside = np.flatnonzero(where[0] >= 0)
+            mine = ~owned[where[:, inside]]
+            # The same state may stand for several copies: the first of them is followed.
+            flat = np.where(mine, where[:, inside], -1).ravel()
+            first = np.zeros(flat.size, np.bool_)
+            first[np.unique(flat, return_index=True)[1]] = True
+            mine = (first & (flat >= 0)).reshape(mine.shape)
+            if not mine.any() or len(where) < 2:
+                continue
+            owned[where[:, inside][mine]] = True
+            leaving = _follow_leaf(leaf, where, inside, mine, tree, source, target, result)
+            some = prefix_tree([p if leaving[t] else None for t, p in enumerate(pieces)])
+            for tokens, maps, here in walked(table, some, np.unique(where[:, inside][mine])):
+                result[tokens] += (target[maps] * source[here]).sum(1)
+    for tokens, maps, here in walked(table, tree, np.flatnonzero(~owned)):
+        result[tokens] += (target[maps] * source[here]).sum(1)
+    return result
+
+
+def _alike(where: IntArray) -> list[IntArray]:
+    """Copies of a leaf by which of its states they have."""
+    groups: dict[bytes, list[IntArray]] = {}
+    for copy in np.unique(where, axis=0):
+        groups.setdefault((copy >= 0).tobytes(), []).append(copy)
+    return [np.array(group) for group in groups.values()]
+
+
+def _follow_leaf(
+    leaf: Leaf, where: IntArray, inside: IntArray, mine: BoolArray, tree: Sequence[Level],
+    source: HashArray, target: HashArray, result: HashArray,
+) -> BoolArray:  # fmt: skip
+    """Add what tokens do that stay within a leaf, for all its copies at once; (V,) which leave it
+    from some of its states."""
+    size = len(leaf.automaton.edges)
+    out, dead = size, size + 1  # behind the leaf, where any byte may follow, and nowhere
+    own = leaf.automaton.table()[:size]
+    leads = np.full(size + 1, out)
+    leads[inside], leads[size] = inside, dead
+    table = np.vstack([leads[own], np.full((1, 256), out), np.full((1, 256), dead)])
+    sums = np.zeros((size, size + 2), np.uint64)  # of a state and where it leads to
+    weight = np.where(mine, source[where[:, inside]], np.uint64(0))
+    for i, state in enumerate(inside):
+        sums[state, inside] = (weight[:, i, None] * target[where[:, inside]]).sum(0)
+    leaving = np.zeros(len(result), np.bool_)
+    found: list[tuple[IntArray, HashArray]] = []
+    for tokens, maps, here in walked(table, tree, inside):
+        leaving[tokens] |= (maps == out).any(1)
+        found.append((tokens, sums[here[None], maps].sum(1)))
+    for tokens, total in found:
+        result[tokens] += np.where(leaving[tokens], np.uint64(0), total)
+    return leaving
+
+
+def compile_tokens(
+    source: Mapping[str, Any], pieces: Sequence[bytes | None], tree: list[Level]
+) -> Tables:
+    """The automaton of ``source`` over a vocabulary.
+
+    Raises `ConfigError` for one that is not understood, `Unfit` beyond the limits.
     """
-    table, accepting, start = byte_automaton(pattern)
-    table, accepting = with_blank(table, accepting, start)
-    table, accepting, became = minimal(table, accepting)
+    automaton, ignored = byte_automaton(source)
+    table, accepting = with_blank(automaton)
     states = len(accepting)
-    if states > MOST_STATES:
-        raise Unfit(f"has {states} states, at most {MOST_STATES} are taken: allow less")
-    keys = class_hashes(table, tree, len(pieces))
+    keys = class_hashes(table, automaton.copies, pieces, tree)
     values, first, of = np.unique(keys, return_index=True, return_inverse=True)
-    follow = np.empty((states, len(values)), np.int64)
+    if states * len(values) > MOST_CELLS:
+        raise TooLarge(f"has {states:,} states and {len(values):,} classes of tokens: allow less")
+    follow = np.empty((states, len(values)), np.int32)
     for c, token in enumerate(first.tolist()):
         state = np.arange(states)
         for byte in (pieces[token] or b"") if values[c] else b"":
             state = table[state, byte]
         follow[:, c] = state if values[c] else states
-    starts = (int(became[start]), int(became[-1]))
-    return _trimmed(of, follow, accepting, starts)
+    starts = automaton.start, states - 1
+    return _trimmed(of, follow, accepting, starts, ignored)
 
 
 def _trimmed(
-    of: IntArray, follow: IntArray, accepting: BoolArray, starts: tuple[int, int]
-) -> Tables:
+    of: IntArray, follow: npt.NDArray[np.int32], accepting: BoolArray, starts: tuple[int, int],
+    ignored: Sequence[str],
+) -> Tables:  # fmt: skip
     """Only states that tokens lead to and out of, and classes that still differ, in the order of
     their first tokens."""
-    states, dead = len(accepting), len(accepting)
-    padded = np.vstack([follow, np.full((1, follow.shape[1]), dead)])
-    useful = np.append(accepting, False)
-    while True:
-        more = useful | useful[padded].any(1)
-        if (more == useful).all():
-            break
-        useful = more
-    reached = np.zeros(states + 1, np.bool_)
-    reached[list(starts)] = True
-    front = np.flatnonzero(reached)
-    while front.size:
-        new = np.unique(padded[front])
-        front = new[~reached[new]]
-        reached[front] = True
-    kept = np.flatnonzero(useful[:states] & reached[:states])
-    rank = np.full(states + 1, -1)
-    rank[kept] = np.arange(len(kept))
-    columns, classes = np.unique(rank[padded[kept]], axis=1, return_inverse=True)
-    of = classes[of]
-    live = np.atleast_1d((columns >= 0).any(0))[of]
-    order = of[live][np.sort(np.unique(of[live], return_index=True)[1])]
-    number = np.full(columns.shape[1], -1)
-    number[order] = np.arange(len(order))
-    result = np.where(live, number[of], -1)
-    if min(rank[list(starts)]) < 0:
+    states = len(accepting)
+    source, label = (follow != states).nonzero()
+    pairs = np.unique(source * states + follow[source, label])
+    arcs = np.stack(np.divmod(pairs, states))
+    kept = _reached(arcs, np.array(starts), states)
+    kept &= _reached(arcs[::-1], np.flatnonzero(accepting), states)
+    if not kept[list(starts)].all():
         raise Unfit("allows no text that the tokens of the model can spell")
-    edges = int((columns[:, order] >= 0).sum())
+    rank = np.append(np.where(kept, np.cumsum(kept) - 1, -1), -1).astype(np.int32)
+    columns = rank[follow[kept]]
+    random = np.random.default_rng(2).integers(1, 2**63, (2, states + 1), np.uint64)
+    random[1, -1] = 0  # where a token leads to nothing
+    keys = np.zeros(columns.shape[1], np.uint64)
+    for row, weight in zip(columns, random[0], strict=False):
+        keys += random[1][row] * weight
+    _, first, classes = np.unique(keys, return_index=True, return_inverse=True)
+    of = classes[of]
+    live = (keys[first] != 0)[of]
+    order = of[live][np.sort(np.unique(of[live], return_index=True)[1])]
+    number = np.full(len(first), -1)
+    number[order] = np.arange(len(order))
+    columns = columns[:, first[order]]
+    edges = int((columns >= 0).sum())
     if edges > MOST_EDGES:
-        raise Unfit(f"has {edges} edges, at most {MOST_EDGES} are taken: allow less")
-    return Tables(result, columns[:, order], accepting[kept], int(rank[starts[0]]),
-                  int(rank[starts[1]]))  # fmt: skip
+        raise TooLarge(f"has {edges:,} edges, at most {MOST_EDGES:,} are taken: allow less")
+    return Tables(
+        np.where(live, number[of], -1), columns, accepting[kept], int(rank[starts[0]]),
+        int(rank[starts[1]]), np.array([*ignored], np.str_),
+    )  # fmt: skip
+
+
+def _reached(arcs: IntArray, seeds: IntArray, size: int) -> BoolArray:
+    """(size,) what arcs (2, A) lead to from the ``seeds``."""
+    order = np.argsort(arcs[0], kind="stable")
+    target = arcs[1][order].tolist()
+    bounds = np.searchsorted(arcs[0][order], np.arange(size + 1)).tolist()
+    result = np.zeros(size, np.bool_)
+    todo = seeds.tolist()
+    result[todo] = True
+    while todo:
+        state = todo.pop()
+        for other in target[bounds[state] : bounds[state + 1]]:
+            if not result[other]:
+                result[other] = True
+                todo.append(other)
+    return result
 
 
 def send(stream: IO[bytes], data: bytes) -> None:
@@ -278,23 +379,19 @@ def serve() -> None:
             trees[request["key"]] = pieces, prefix_tree(pieces)
             send(sys.stdout.buffer, OK)
         else:
-            send(sys.stdout.buffer, answer(request["pattern"], *trees[request["key"]]))
+            send(sys.stdout.buffer, answer(request["source"], *trees[request["key"]]))
 
 
-def answer(pattern: str, pieces: Sequence[bytes | None], tree: list[Level]) -> bytes:
+def answer(source: Mapping[str, Any], pieces: Sequence[bytes | None], tree: list[Level]) -> bytes:
     try:
-        tables = compile_tokens(pattern, pieces, tree)
+        tables = compile_tokens(source, pieces, tree)
     except Unfit as error:
         return REFUSED + str(error).encode()
-    except ValueError as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        reason = lines[-1].removeprefix("error: ") if lines else "no reason given"
-        return REFUSED + f"is not understood: {reason}".encode()
+    except ConfigError as error:
+        return WRONG + str(error).encode()
+    except MemoryError:
+        return REFUSED + f"takes more than {MEMORY >> 30} GB to compile: allow less".encode()
     out = io.BytesIO()
     arrays: Any = {f.name: np.asarray(getattr(tables, f.name)) for f in fields(tables)}
     np.savez(out, **arrays)
     return OK + out.getvalue()
-
-
-if __name__ == "__main__":
-    serve()

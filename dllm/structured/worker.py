@@ -1,8 +1,9 @@
-"""The process in which expressions are compiled: one that takes too long, or too much memory, can
-be ended without harm to the program that asked.
+"""The process in which structures are read and compiled: it can be ended at any moment without
+harm to the program that asked.
 
-One process serves a program.  It starts with the first expression, keeps the prefix trees of the
-vocabularies it was sent, and ends with the program.
+One process serves a program.  It starts with the first structure, keeps the prefix trees of the
+vocabularies it was sent, and ends with the program.  What a structure may take is counted in steps
+and bytes, so that a busy machine refuses nothing that an idle one takes.
 """
 
 from __future__ import annotations
@@ -17,19 +18,20 @@ import subprocess
 import sys
 import threading
 import time
-from importlib.util import find_spec
+import warnings
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
 
-from ..core.errors import ConfigError, missing, short
+from ..core.errors import ConfigError
 from . import compiling
-from .compiling import MEMORY, OK, Tables, receive, send
+from .compiling import MEMORY, OK, WRONG, Tables, receive, send
+from .source import Source, encoded, named
 from .vocabulary import Vocabulary
 
-SECONDS = 10.0  # for an expression
+SECONDS = 120.0  # after which the process counts as hung
 START_SECONDS = 60.0  # for the process, and for each vocabulary
 SLOW = 0.5  # seconds from which on what was compiled is stored
 MOST = 64  # automata that are stored
@@ -41,7 +43,7 @@ def read(data: bytes) -> Tables:
     return Tables(**found)
 
 
-def stored(pattern: str, vocabulary: Vocabulary) -> Path | None:
+def stored(text: str, vocabulary: Vocabulary) -> Path | None:
     """Where an automaton that took long to compile is kept: in the folder ``DLLM_FORMATS``, else in
     the user's folder for caches.  It can be deleted at any time.  None: nowhere."""
     named = os.environ.get("DLLM_FORMATS")
@@ -51,7 +53,7 @@ def stored(pattern: str, vocabulary: Vocabulary) -> Path | None:
         folder = Path(named or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     except RuntimeError:  # there is no home
         return None
-    key = hashlib.sha256(repr((compiling.VERSION, vocabulary.key, pattern)).encode()).hexdigest()
+    key = hashlib.sha256(repr((compiling.VERSION, vocabulary.key, text)).encode()).hexdigest()
     return (folder if named else folder / "dllm" / "formats") / f"{key}.npz"
 
 
@@ -66,8 +68,18 @@ def keep(file: Path, data: bytes) -> None:
             old.unlink(missing_ok=True)
 
 
+def _told(tables: Tables) -> Tables:
+    """The same, with a warning where keywords of a schema are unknown."""
+    if tables.ignored.size:
+        warnings.warn(
+            "the schema has keywords that say nothing about values here, which are ignored: "
+            + ", ".join(tables.ignored.tolist()), stacklevel=2,
+        )  # fmt: skip
+    return tables
+
+
 class Worker:
-    """Compiles expressions in a process of its own, one at a time."""
+    """Compiles structures in a process of its own, one at a time."""
 
     def __init__(self, seconds: float = SECONDS) -> None:
         self.seconds = seconds
@@ -77,36 +89,37 @@ class Worker:
         self._lock = threading.Lock()
         atexit.register(self.close)
 
-    def compile(self, pattern: str, vocabulary: Vocabulary) -> Tables:
-        """The automaton of ``pattern`` over the tokens of ``vocabulary``.
+    def compile(self, source: Source, vocabulary: Vocabulary) -> Tables:
+        """The automaton of ``source`` over the tokens of ``vocabulary``.
 
         Raises `ConfigError` where it is not understood or exceeds a limit.
         """
-        file = stored(pattern, vocabulary)
+        text = encoded(source)
+        file = stored(text, vocabulary)
         if file is not None:
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError, BadZipFile):
-                return read(file.read_bytes())
-        request = {"pattern": pattern, "key": vocabulary.key}
+                return _told(read(file.read_bytes()))
         with self._lock:
             self._running()
             if vocabulary.key not in self._known:
                 pieces = [piece and piece.hex() for piece in vocabulary.pieces]
                 if self._ask({"key": vocabulary.key, "pieces": pieces}, START_SECONDS) is None:
-                    raise ConfigError("the process that compiles expressions does not start")
+                    raise ConfigError("the process that compiles structures does not start")
                 self._known.add(vocabulary.key)
             began = time.monotonic()
-            answer = self._ask(request, self.seconds)
+            answer = self._ask({"source": source, "key": vocabulary.key}, self.seconds)
         if answer is None:
             raise ConfigError(
-                f"the expression {short(pattern)} was given up: compiling took more than "
-                f"{self.seconds:g} s or {MEMORY >> 30} GB; write repetitions and alternatives "
-                "with fewer ways to match"
+                f"{named(source)} was given up: the process that compiles it ended, or took more "
+                f"than {MEMORY >> 30} GB or {self.seconds:g} s"
             )
+        if answer[:1] == WRONG:
+            raise ConfigError(answer[1:].decode())
         if answer[:1] != OK:
-            raise ConfigError(f"the expression {short(pattern)} {answer[1:].decode()}")
+            raise ConfigError(f"{named(source)} {answer[1:].decode()}")
         if file is not None and time.monotonic() - began > SLOW:
             keep(file, answer[1:])
-        return read(answer[1:])
+        return _told(read(answer[1:]))
 
     def close(self) -> None:
         """End the process."""
@@ -121,13 +134,11 @@ class Worker:
             and self._owner == os.getpid()
         ):
             return
-        if find_spec("outlines_core") is None:
-            raise missing("outlines-core, which compiles formats,", "structured")
         self._end()
         self._owner = os.getpid()
         path = os.pathsep.join(p or os.getcwd() for p in sys.path)
         self._process = subprocess.Popen(
-            [sys.executable, "-P", compiling.__file__],
+            [sys.executable, "-P", "-c", f"from {compiling.__name__} import serve; serve()"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path},
         )  # fmt: skip
 

@@ -39,12 +39,18 @@ def logits_statistics(
                 rows = slice(None) if where is None else where[:, j].cpu().numpy()
                 x[rows, token] = -np.inf
     chosen = None if inputs.select is None else inputs.select.tolist()
+    shares = None if inputs.uniforms is None else inputs.uniforms.tolist()
     result = [
         _row(x[r], options, None if keys is None else keys[r].tolist(),
-             None if chosen is None else chosen[r])
+             None if chosen is None else chosen[r], None if shares is None else shares[r])
         for r in range(len(x))
     ]  # fmt: skip
+    soft = None
+    if inputs.embeddings is not None:
+        rows = inputs.embeddings(0, x.shape[1]).double()
+        soft = (torch.from_numpy(np.stack([np.exp(log_softmax(row)) for row in x])) @ rows).float()
     return TokenStatistics(
+        soft=soft,
         **{
             name: torch.tensor(
                 np.array([row[name] for row in result]),
@@ -52,12 +58,16 @@ def logits_statistics(
                 device=logits.device,
             )
             for name in result[0]
-        }
+        },
     )
 
 
 def _row(
-    x: Float64Array, options: Options, key: list[int] | None, select: int | None
+    x: Float64Array,
+    options: Options,
+    key: list[int] | None,
+    select: int | None,
+    share: float | None = None,
 ) -> dict[str, object]:
     temperature = options.temperature
     warm = x / temperature if temperature > 0 else x
@@ -68,6 +78,9 @@ def _row(
         ids = np.arange(len(x))
         seed, stream, position, step = key
         token = int(np.argmax(filtered + noise.gumbel(seed, stream, position, step, ids)))
+    if options.inverse and share is not None:
+        sums = np.exp(log_softmax(filtered)).cumsum()
+        token = int((sums <= share * sums[-1]).sum())
     described = filtered if options.tempered else x
     logp = log_softmax(described)
     p = np.exp(logp)

@@ -12,7 +12,8 @@ import dllm
 from dllm.cache import Plan, Slots
 from dllm.cache import compose as compose_cache
 from dllm.cache.delayed import DelayedCache
-from dllm.core.canvas import Blocks, Canvas
+from dllm.core.canvas import Canvas
+from dllm.core.shared import Blocks
 
 from ..table import EOS, MASK
 

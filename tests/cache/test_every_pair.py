@@ -51,7 +51,9 @@ def refused(name: str, sampler: str, cache: str) -> bool:
     parts, how = compose(sampler, family=family), caches.compose(cache, family)
     needs = {need for part in parts.parts for need in part.needs}
     lacks = {need for need in needs if "a cache" in need.remedies} - how.offers
-    if how.follows or FIXED_WINDOW in parts.window.offers:  # what branches ask for under a cache
+    if (
+        how.branches_slide or FIXED_WINDOW in parts.window.offers
+    ):  # what branches ask for under a cache
         lacks -= {SLIDING_BRANCHES}
     return bool(
         lacks

@@ -257,7 +257,6 @@ def test_a_server_does_not_start_with_what_it_would_refuse(
     ("module", "extra"),
     [
         ("starlette.requests", "serve"),
-        ("outlines_core", "structured"),
         ("lm_eval", "eval"),
         ("torch", None),
         ("dllm.nothing", None),

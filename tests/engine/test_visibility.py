@@ -76,15 +76,15 @@ def test_long_rows_are_masked_in_pieces() -> None:
     assert seen(pieces, 1520, 1520)[700] == list(range(701))
 
 
-def test_shadow_tokens_see_what_masks_see_but_their_own_position() -> None:
-    shadow = np.array([1, 2])
+def test_masks_fed_again_see_what_masks_see_but_their_own_position() -> None:
+    again = np.array([1, 2])
     causal = Visibility(causal=True)
     for visibility, expected in (
         (Visibility(), [[0, 2, 3, 4, 5], [0, 1, 3, 4, 5]]),
         (Visibility(2), [[0, 4], [0, 1, 3, 4, 5]]),
         (causal, [[0, 2, 4], [0, 1, 4, 5]]),
     ):
-        hidden = visibility.shadow(canvas("xxx."), shadow, np.arange(4))
+        hidden = visibility.of_masks(canvas("xxx."), again, np.arange(4))
         assert [np.flatnonzero(~h).tolist() for h in hidden] == expected
 
 
@@ -93,14 +93,14 @@ def test_positions_that_are_ranked_one_by_one() -> None:
     Blocks are counted whole: the decided text of the first is ranked, too."""
     blocks, everything = Visibility(2), np.arange(6)
     row = canvas("xxx...")
-    for visibility, single, expected in (
+    for visibility, ordered, expected in (
         (blocks, (2, 4), [[0, 1], [0, 1], [0, 1, 2], [0, 1, 2, 3], [*range(6)], [*range(6)]]),
         (blocks, (0, 3), [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [*range(6)], [*range(6)]]),
         (Visibility(), (2, 4), [[0, 1], [0, 1], [0, 1, 2], [0, 1, 2, 3], *[[*range(6)]] * 2]),
     ):
-        pieces = visibility.pieces(everything, None, 0, 0, 6, row.masked, single=single)
+        pieces = visibility.pieces(everything, None, 0, 0, 6, row.masked, ordered=ordered)
         assert seen(pieces, 6, 6) == expected
-    hidden = blocks.shadow(row, np.array([2, 3]), everything[:4], (3, 4))
+    hidden = blocks.of_masks(row, np.array([2, 3]), everything[:4], (3, 4))
     assert [np.flatnonzero(~h).tolist() for h in hidden] == [[0, 1, 4], [0, 1, 2, 5]]
 
 

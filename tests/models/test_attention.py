@@ -88,7 +88,7 @@ def test_compiled_flex_attention_decides_what_sdpa_does(checkpoints: Path) -> No
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_masks_go_around_flex_attention(checkpoints: Path) -> None:
-    """WINO's shadow tokens have one."""
+    """WINO's masks have one."""
     plain, flex = (
         load(checkpoints / "llada-tiny", attn_implementation=a) for a in ("sdpa", "flex_attention")
     )

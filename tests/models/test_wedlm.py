@@ -215,7 +215,7 @@ def test_static_steps_change_nothing(model: dllm.DiffusionModel) -> None:
     assert [outcome(a) for a in plain] == [outcome(b) for b in padded]
 
 
-def test_shadow_tokens_are_further_masks(model: dllm.DiffusionModel, reference: Any) -> None:
+def test_masks_fed_again_are_further_masks(model: dllm.DiffusionModel, reference: Any) -> None:
     """WINO's second predictions: at a decided position, a mask that sees all decided tokens but
     the one there; the others have seen it."""
     rng = np.random.default_rng(3)
@@ -224,12 +224,12 @@ def test_shadow_tokens_are_further_masks(model: dllm.DiffusionModel, reference: 
     canvas = Canvas.for_infill(tokens, masked, 0, mask_id=MASK, pad_id=EOS)
     recipe = MaskedRecipe(compose("wino+wino_draft(tau1=0.6)"))
     row = Row(canvas, recipe, RowOptions.of(recipe, model), Slots.empty(20), canvas)
-    shadow = np.array([6, 7])
-    job = Job(row, canvas, full_plan(canvas), np.flatnonzero(masked), shadow=shadow)
+    again = np.array([6, 7])
+    job = Job(row, canvas, full_plan(canvas), np.flatnonzero(masked), masks=again)
     forward = Forward(model, caches.compose("none"))
     with torch.inference_mode():
         ours = forward.head(forward.hidden([job]))[-2]
-    # By hand: the row's own order, then the shadow token, which does not see key 6.
+    # By hand: the row's own order, then the mask fed again, which does not see key 6.
     order = np.concatenate([np.flatnonzero(~masked), np.flatnonzero(masked & (np.arange(20) < 6)),
                             [6]])  # fmt: skip
     ids = torch.from_numpy(np.where(masked, MASK, tokens)[order])

@@ -207,7 +207,7 @@ def test_defaults_that_depend_on_the_family() -> None:
     assert [part.tau_r for part in relaxed] == [0.75, 0.8]  # type: ignore[attr-defined]
 
 
-def shadowed(sampler: Sampler, canvas: Canvas, row: list[float], verdict: list[float]) -> Any:
+def doubted(sampler: Sampler, canvas: Canvas, row: list[float], verdict: list[float]) -> Any:
     prediction = predict(canvas, row)
     at = sampler.feeds(canvas).masks
     stands = np.log(np.array(verdict, np.float32))[:, None]
@@ -224,7 +224,7 @@ def test_wino_takes_back_fewer_than_it_committed_before() -> None:
     canvas.step = 1
     canvas.state(LastAccepts).count = 3
     verdict = [0.5, 0.2, 0.6, 0.3, 0.7, *[1.0] * 5]
-    decision = shadowed(sampler, canvas, [0.9, 0.9, 0.1, 0.1, 0.1], verdict)
+    decision = doubted(sampler, canvas, [0.9, 0.9, 0.1, 0.1, 0.1], verdict)
     assert set(decision.committed) == {5, 6}
     assert set(decision.remasked) == {1, 3}
     assert canvas.masked[[1, 3]].all()

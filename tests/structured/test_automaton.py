@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dllm.structured.automaton import Automaton
-from dllm.structured.compiling import Unfit
+from dllm.structured.parts import Unfit
 
 from ..thin import some
 from .toy import PAD, PATTERNS, PIECES, SIZE, STOP, automaton, sequences, text

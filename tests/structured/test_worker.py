@@ -8,40 +8,90 @@ from pathlib import Path
 import pytest
 
 from dllm.core.errors import ConfigError
+from dllm.structured import source
 from dllm.structured import worker as module
+from dllm.structured.compiling import Tables
 from dllm.structured.vocabulary import Vocabulary
 from dllm.structured.worker import Worker
 
 from .toy import PIECES
 
 VOCABULARY = Vocabulary(PIECES, False, "toy")
+BYTES = Vocabulary(tuple(bytes([i]) for i in range(256)), False, "bytes")
 
 
-def test_a_hostile_expression_is_given_up_and_the_next_one_is_not() -> None:
-    worker = Worker(seconds=1.0)
+def compiled(worker: Worker, pattern: str) -> Tables:
+    return worker.compile(source.regex(pattern), VOCABULARY)
+
+
+def test_the_process_can_be_ended_at_any_moment() -> None:
+    worker = Worker()
     try:
-        assert worker.compile("ab*", VOCABULARY).start >= 0
+        assert compiled(worker, "ab*").start >= 0
         first = worker._process
-        with pytest.raises(ConfigError, match="was given up: compiling took more than 1 s"):
-            worker.compile("(a|b)*a(a|b){30}", VOCABULARY)
-        assert first is not None and first.poll() is not None
-        assert worker.compile("ab*", VOCABULARY).start >= 0
+        assert first is not None
+        threading.Timer(0.05, first.kill).start()
+        with pytest.raises(ConfigError, match="was given up: the process that compiles it ended"):
+            compiled(worker, "|".join(f"(a|b)*a(a|b){{{n}}}" for n in range(11, 12)) + "|a{9000}")
+        assert first.poll() is not None
+        assert compiled(worker, "ab*").start >= 0
         assert worker._process is not None and worker._process is not first
     finally:
         worker.close()
     assert worker._process is None
 
 
+MUTUAL = {
+    "$ref": "#/$defs/0",
+    "$defs": {str(i): {"properties": {str(j): {"$ref": f"#/$defs/{j}"} for j in range(4)}}
+              for i in range(4)},
+}  # fmt: skip
+DOUBLING = {
+    "$ref": "#/$defs/24",
+    "$defs": {"0": {"type": "null"}} | {
+        str(i): {"type": "array", "prefixItems": [{"$ref": f"#/$defs/{i - 1}"}] * 2,
+                 "minItems": 2, "items": False} for i in range(1, 25)},
+}  # fmt: skip
+EXPLODING = [
+    source.regex("(a|b)*a(a|b){30}"), source.regex("((a{100}){100}){100}"),
+    source.regex("(a{0,99}){0,99}" * 9),
+    source.json_schema({"properties": {f"p{i}": {} for i in range(1000)}}),
+    source.json_schema(MUTUAL), source.json_schema(DOUBLING),
+    source.json_schema({"oneOf": [{"type": "object", "required": ["a"], "properties": {
+        "a": {"const": i}}} for i in range(4000)]}),
+    source.json_schema({"type": "array", "items": {"type": "string"}, "minItems": 10**9}),
+    source.json_schema({"type": "string", "minLength": 10**9}),
+    source.json_schema({"type": "object", "minProperties": 10**9}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(len(EXPLODING)))
+def test_what_explodes_ends_within_its_steps(number: int) -> None:
+    """Whatever it comes to, an answer or one sentence, the process stays; nothing is timed."""
+    worker = Worker()
+    try:
+        compiled(worker, "a")
+        first = worker._process
+        try:
+            worker.compile(EXPLODING[number], BYTES)
+        except ConfigError as error:
+            assert "allow less" in str(error) or "allows no value" in str(error)
+            assert "\n" not in str(error)
+        assert worker._process is first and first is not None and first.poll() is None
+    finally:
+        worker.close()
+
+
 def test_limits_and_errors_leave_the_process_alone() -> None:
     worker = Worker()
     try:
-        worker.compile("a", VOCABULARY)
+        compiled(worker, "a")
         first = worker._process
-        with pytest.raises(ConfigError, match="states, at most 4096 are taken"):
-            worker.compile("(a|b)*a(a|b){12}", VOCABULARY)
-        with pytest.raises(ConfigError, match="is not understood"):
-            worker.compile("a{2", VOCABULARY)
-        worker.compile("b", VOCABULARY)
+        with pytest.raises(ConfigError, match="states, at most 10,000 are taken"):
+            compiled(worker, "(a|b)*a(a|b){13}")
+        with pytest.raises(ConfigError, match="is not well formed"):
+            compiled(worker, "a(")
+        compiled(worker, "b")
         assert worker._process is first, "one process for all of them"
     finally:
         worker.close()
@@ -52,7 +102,7 @@ def test_several_threads() -> None:
     result: dict[int, int] = {}
 
     def ask(n: int) -> None:
-        result[n] = len(worker.compile(f"a{{{n}}}", VOCABULARY).accepting)
+        result[n] = len(compiled(worker, f"a{{{n}}}").accepting)
 
     threads = [threading.Thread(target=ask, args=(n,)) for n in range(1, 9)]
     try:
@@ -72,19 +122,19 @@ def test_what_took_long_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(module, "MOST", 2)
     first, second = Worker(), Worker()
     try:
-        tables = first.compile("ab*", VOCABULARY)
+        tables = compiled(first, "ab*")
         (file,) = tmp_path.iterdir()
-        again = second.compile("ab*", VOCABULARY)
+        again = compiled(second, "ab*")
         assert second._process is None, "nothing was compiled"
         assert (again.next == tables.next).all() and again.start == tables.start
         file.write_bytes(b"PK damaged")
-        assert (second.compile("ab*", VOCABULARY).of == tables.of).all()
+        assert (compiled(second, "ab*").of == tables.of).all()
         assert second._process is not None and len(file.read_bytes()) > 100
         for pattern in ("a", "b", "(ab)+"):
-            first.compile(pattern, VOCABULARY)
+            compiled(first, pattern)
         assert len(list(tmp_path.iterdir())) == 2
         monkeypatch.setenv("DLLM_FORMATS", str(file))  # no folder: nothing is stored, nothing lost
-        assert first.compile("aa", VOCABULARY).start >= 0
+        assert compiled(first, "aa").start >= 0
     finally:
         first.close()
         second.close()

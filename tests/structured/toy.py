@@ -24,7 +24,7 @@ PATTERNS = (
 
 def automaton(pattern: str) -> tuple[Automaton, int, int]:
     """The automaton of a pattern; the states in which texts begin, the second without a blank."""
-    tables = compile_tokens(pattern, PIECES, TREE)
+    tables = compile_tokens({"regex": pattern}, PIECES, TREE)
     built = Automaton.ending(tables, [STOP], PAD, SIZE)
     return built, tables.start, tables.stripped_start
 

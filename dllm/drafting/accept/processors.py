@@ -16,7 +16,7 @@ import torch
 from ...core.canvas import IntArray
 from ...core.errors import ConfigError
 from ...models import DiffusionModel
-from ...structured import Format
+from ...structured.format import Format
 from .rows import LogitsProcessor
 
 # They do not act on one row of logits given its history, so that drafting cannot honour them.

@@ -90,6 +90,14 @@ class Verifier:
         self.clock = clock_of(model.device)
         self.prefixes: Prefixes[Any] = Prefixes(self._release)
 
+    def check_drafts(self, trees: bool) -> None:
+        """Raise `ConfigError` where the network cannot verify drafts, or no ``trees``."""
+        if trees and not self.trees:
+            raise ConfigError(
+                f"{self.model.name} cannot score a tree: use a search that returns a chain, or "
+                "another model"
+            )
+
     def open(self, prompt: IntArray, limit: int, salt: str | None = None) -> Text:
         """A new text of at most ``limit`` tokens, prompt (P,) included.  What it has in common with
         a kept text of the same ``salt`` (see `Prefixes`) is cached from the start."""

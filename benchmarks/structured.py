@@ -1,6 +1,6 @@
 """What answers with a form cost, and what they give.
 
-    python benchmarks/constrained.py --output constrained.json
+    python benchmarks/structured.py --output structured.json
 
 Per format: seconds to compile it, states, classes and edges over the vocabulary of ``--tokens`` (a
 folder or hub id of a tokenizer; default the bundled model's), and the processor time of one step on
@@ -30,7 +30,7 @@ import torch
 
 import dllm
 from dllm.kernels.statistics import TokenClasses, token_statistics
-from dllm.structured import regex_pattern, schema_pattern
+from dllm.structured import source
 from dllm.structured.automaton import Automaton
 from dllm.structured.joint import Chain, Lattice
 from dllm.structured.vocabulary import Vocabulary, vocabulary_of
@@ -46,12 +46,12 @@ PERSON = {
     },
 }  # fmt: skip
 FORMATS = {
-    "date": regex_pattern(r"\d{4}-\d{2}-\d{2}"),
-    "email": regex_pattern(r"[a-z0-9._]+@[a-z0-9]+(\.[a-z]{2,4})+"),
-    "choice of 3": "yes|no|unsure",
-    "50 letters and blanks": regex_pattern('"[a-zA-Z ]{0,50}"'),
-    "object of 4": schema_pattern(PERSON),
-    "any JSON, depth 3": schema_pattern({"type": "object"}),
+    "date": source.regex(r"\d{4}-\d{2}-\d{2}"),
+    "email": source.regex(r"[a-z0-9._]+@[a-z0-9]+(\.[a-z]{2,4})+"),
+    "choice of 3": source.choice(["yes", "no", "unsure"]),
+    "50 letters and blanks": source.regex('"[a-zA-Z ]{0,50}"'),
+    "object of 4": source.json_schema(PERSON),
+    "any JSON, depth 3": source.json_schema({"type": "object"}),
 }
 
 
@@ -65,10 +65,10 @@ def seconds(task: Callable[[], object], times: int = 7) -> float:
     return median(taken)
 
 
-def host(worker: Worker, vocabulary: Vocabulary, pattern: str) -> dict[str, Any]:
+def host(worker: Worker, vocabulary: Vocabulary, wanted: source.Source) -> dict[str, Any]:
     """What one format costs before and in a step."""
     began = time.perf_counter()
-    tables = worker.compile(pattern, vocabulary)
+    tables = worker.compile(wanted, vocabulary)
     compiling = time.perf_counter() - began
     size = len(vocabulary.pieces) + 1
     automaton = Automaton.ending(tables, [size - 1], size - 1, size)

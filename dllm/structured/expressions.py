@@ -1,0 +1,283 @@
+r"""Regular expressions as Python reads them: its own parser reads them here.
+
+``\d``, ``\w`` and ``\s`` are those of ASCII, as with `re.ASCII`.  Beyond Python, ``\p{Lu}`` is a
+general category of Unicode, as in expressions of JSON schemas.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import re
+import unicodedata
+import warnings
+from typing import Any, NamedTuple
+
+from ..core.errors import ConfigError, one_line, short
+from .parts import (
+    EMPTY,
+    SURROGATES,
+    TOP,
+    Bytes,
+    Either,
+    Letters,
+    Part,
+    Ranges,
+    Repeat,
+    Row,
+    both,
+    inverse,
+    union,
+)
+
+PARSER: Any = importlib.import_module("re._parser")  # it has no public name
+TEXT: Ranges = inverse((SURROGATES,))
+STRING = both(TEXT, inverse(((0, 0x1F), (0x22, 0x22), (0x5C, 0x5C))))  # of JSON, as it is written
+ESCAPES = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r",
+           "\t": "\\t"}  # fmt: skip
+SHOWN: Ranges = ((0x20, 0x7E),)
+CATEGORIES: dict[str, Ranges] = {
+    "DIGIT": ((0x30, 0x39),),
+    "SPACE": ((0x09, 0x0D), (0x20, 0x20)),
+    "WORD": ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)),
+}
+# One character of a JSON string.
+CHARACTER = Either((Letters(STRING), *(Bytes(f"\\{c}".encode()) for c in '"\\/bfnrt')))
+CHARACTERS = Repeat(CHARACTER, 0, None)
+BEYOND = {
+    "ASSERT": "look-around", "ASSERT_NOT": "look-around", "FAILURE": "look-around",
+    "GROUPREF": "a back reference", "GROUPREF_EXISTS": "a back reference",
+    "ATOMIC_GROUP": "an atomic group", "POSSESSIVE_REPEAT": "a possessive quantifier",
+}  # fmt: skip
+BEGINS, ENDS = ("AT_BEGINNING", "AT_BEGINNING_STRING"), ("AT_END", "AT_END_STRING")
+PROPERTY = re.compile(r"\\(?:[pP]\{\^?(\w+)\}|[pP](\w)|.)", re.DOTALL)
+FIRST_PROPERTY = 0x10F000  # characters for private use that stand for properties
+
+
+class Variant(NamedTuple):
+    """What is between the ends, and whether ``^`` and ``$`` stood there."""
+
+    begins: bool
+    part: Part
+    ends: bool
+
+
+def regex_part(regex: str) -> Part:
+    """The texts that match a regular expression of the user as a whole.
+
+    Raises `ConfigError` for one that is not well formed, and for what no automaton has.
+    """
+    found = Expression(regex, f"regex {short(regex)}", in_string=False).variants()
+    return Either(tuple(variant.part for variant in found))
+
+
+def pattern_part(pattern: str, what: str) -> Part:
+    """The content of a JSON string in which ``pattern``, an expression of a schema, is found.
+
+    Quotes, backslashes and line breaks are written as escapes.
+    """
+    found = Expression(pattern, f"{what} has the pattern {short(pattern)}, which", True).variants()
+    return Either(tuple(
+        Row((EMPTY if v.begins else CHARACTERS, v.part, EMPTY if v.ends else CHARACTERS))
+        for v in found
+    ))  # fmt: skip
+
+
+def string_bytes(text: str) -> bytes:
+    """The content of a JSON string."""
+    return json.dumps(text, ensure_ascii=False)[1:-1].encode()
+
+
+class Expression:
+    """A parsed expression; ``what`` names it in errors.  ``in_string``: it is about the content of
+    a JSON string."""
+
+    def __init__(self, pattern: str, what: str, in_string: bool) -> None:
+        self.what, self.in_string = what, in_string
+        self.properties: list[Ranges] = []
+        if not isinstance(pattern, str):
+            raise ConfigError(f"{what} is no text")
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of signs that may change their meaning
+                self.tree = PARSER.parse(PROPERTY.sub(self._property, pattern), int(re.ASCII))
+        except (re.error, OverflowError, RecursionError, ValueError) as error:
+            raise ConfigError(f"{what} is not well formed: {one_line(error)}") from None
+        self.flags = re.RegexFlag(self.tree.state.flags)
+
+    def variants(self) -> list[Variant]:
+        try:
+            return self._variants(list(self.tree), self.flags)
+        except RecursionError:
+            raise ConfigError(f"{self.what} is nested too deeply") from None
+
+    def _property(self, match: re.Match[str]) -> str:
+        name = match[1] or match[2]
+        if name is None:
+            return match[0]
+        ranges = general_category(name)
+        if not ranges:
+            raise ConfigError(
+                f"{self.what} has {match[0]}: a property is a general category, such as L or Nd"
+            )
+        negated = (match[0][1] == "P") != ("^" in match[0])
+        self.properties.append(inverse(ranges) if negated else ranges)
+        return chr(FIRST_PROPERTY + len(self.properties) - 1)
+
+    def _variants(self, items: list[Any], flags: re.RegexFlag) -> list[Variant]:
+        """A row of items whose first and last may be, or hold, ends of the text."""
+        begins = ends = False
+        while items and _at(items[0]) in BEGINS:
+            begins, items = True, items[1:]
+        while items and _at(items[-1]) in ENDS:
+            ends, items = True, items[:-1]
+        if (begins or ends) and self.in_string and flags & re.MULTILINE:
+            self._refuse("^ or $ with the flag m")
+        first = self._alternatives(items[0], flags) if items else None
+        if first is not None and len(items) == 1:
+            found = [v for each, with_ in first for v in self._variants(each, with_)]
+            return [Variant(begins or v.begins, v.part, ends or v.ends) for v in found]
+        last = self._alternatives(items[-1], flags) if len(items) > 1 else None
+        heads = [Variant(False, EMPTY, False)]
+        tails = [Variant(False, EMPTY, False)]
+        if first is not None:
+            heads = [v for each, with_ in first for v in self._variants(each, with_)]
+            items = items[1:]
+        if last is not None:
+            tails = [v for each, with_ in last for v in self._variants(each, with_)]
+            items = items[:-1]
+        if any(v.ends for v in heads) or any(v.begins for v in tails):
+            self._refuse_ends()
+        middle = self._row(items, flags)
+        return [
+            Variant(begins or head.begins, Row((head.part, middle, tail.part)), ends or tail.ends)
+            for head in heads for tail in tails
+        ]  # fmt: skip
+
+    def _alternatives(
+        self, item: Any, flags: re.RegexFlag
+    ) -> list[tuple[list[Any], re.RegexFlag]] | None:
+        """The alternatives of an item that holds an end of the text; None for others."""
+        if not _has_end(item):
+            return None
+        name, value = str(item[0]), item[1]
+        if name == "SUBPATTERN":
+            return [(list(value[3]), (flags | value[1]) & ~value[2])]
+        if name == "BRANCH":
+            return [(list(each), flags) for each in value[1]]
+        return self._refuse_ends()
+
+    def _row(self, items: Any, flags: re.RegexFlag) -> Part:
+        parts = tuple(self._part(str(name), value, flags) for name, value in items)
+        return parts[0] if len(parts) == 1 else Row(parts)
+
+    def _part(self, name: str, value: Any, flags: re.RegexFlag) -> Part:
+        if name in ("LITERAL", "NOT_LITERAL"):
+            if name == "LITERAL" and value < FIRST_PROPERTY and not flags & re.IGNORECASE:
+                return self._character(value)
+            ranges = self._set([("LITERAL", value)], flags)
+            return self._letters(inverse(ranges) if name == "NOT_LITERAL" else ranges)
+        if name == "ANY":
+            return self._letters(TEXT if flags & re.DOTALL else inverse(((0x0A, 0x0A),)))
+        if name == "IN":
+            negated = str(value[0][0]) == "NEGATE"
+            kinds = [str(given) for kind, given in value if str(kind) == "CATEGORY"]
+            narrow = self.in_string and any(negated or "_NOT_" in kind for kind in kinds)
+            ranges = self._set(value[negated:], flags)
+            ranges = inverse(ranges) if negated else ranges
+            # Dialects differ on what else these are.
+            return self._letters(both(ranges, SHOWN) if narrow else ranges)
+        if name == "SUBPATTERN":
+            _, added, dropped, items = value
+            if added & re.UNICODE:
+                self._refuse("the flag u")
+            return self._row(items, (flags | added) & ~dropped)
+        if name == "BRANCH":
+            return Either(tuple(self._row(items, flags) for items in value[1]))
+        if name in ("MAX_REPEAT", "MIN_REPEAT"):
+            least, most, items = value
+            return Repeat(self._row(items, flags), int(least),
+                          None if most is PARSER.MAXREPEAT else int(most))  # fmt: skip
+        if name == "AT":
+            if str(value) not in BEGINS + ENDS:
+                self._refuse("a word boundary")
+            self._refuse_ends()
+        return self._refuse(BEYOND.get(name, name.lower()))
+
+    def _set(self, items: Any, flags: re.RegexFlag) -> Ranges:
+        ranges: list[tuple[int, int]] = []
+        for name, value in items:
+            if str(name) == "CATEGORY":
+                kind = str(value).removeprefix("CATEGORY_")
+                known = CATEGORIES[kind.removeprefix("NOT_")]
+                ranges += inverse(known) if kind.startswith("NOT_") else known
+            elif str(name) == "RANGE":
+                ranges.append(value)
+            elif 0 <= value - FIRST_PROPERTY < len(self.properties):
+                ranges += self.properties[value - FIRST_PROPERTY]
+            else:
+                ranges.append((value, value))
+        if flags & re.IGNORECASE:  # of ASCII, as with `re.ASCII`
+            for low, high, way in ((0x41, 0x5A, 0x20), (0x61, 0x7A, -0x20)):
+                ranges += [(a + way, b + way) for a, b in both(union(ranges), ((low, high),))]
+        return union(ranges)
+
+    def _letters(self, ranges: Ranges) -> Part:
+        """One character of a set."""
+        plain = Letters(both(ranges, STRING if self.in_string else TEXT))
+        if not self.in_string:
+            return plain
+        escaped = [
+            Bytes(text.encode()) for c, text in ESCAPES.items() if both(ranges, ((ord(c), ord(c)),))
+        ]
+        return Either((plain, *escaped)) if escaped else plain
+
+    def _character(self, code: int) -> Part:
+        if SURROGATES[0] <= code <= SURROGATES[1]:
+            self._refuse("half of a surrogate pair")
+        return Bytes(string_bytes(chr(code)) if self.in_string else chr(code).encode())
+
+    def _refuse_ends(self) -> Any:
+        raise ConfigError(
+            f"{self.what} has ^ or $ in its middle: they may stand at its ends, or at those of its "
+            "alternatives"
+        )
+
+    def _refuse(self, has: str) -> Any:
+        raise ConfigError(
+            f"{self.what} has {has}: look-around, back references, boundaries, atomic groups and "
+            "possessive quantifiers are not available"
+        )
+
+
+def _at(item: Any) -> str:
+    return str(item[1]) if str(item[0]) == "AT" else ""
+
+
+def _has_end(item: Any) -> bool:
+    """Whether an item holds ``^`` or ``$``."""
+    name, value = str(item[0]), item[1]
+    if name == "AT":
+        return str(value) in BEGINS + ENDS
+    inner: list[Any] = []
+    if name == "SUBPATTERN":
+        inner = list(value[3])
+    elif name == "BRANCH":
+        inner = [each for items in value[1] for each in items]
+    elif name in ("MAX_REPEAT", "MIN_REPEAT"):
+        inner = list(value[2])
+    return any(map(_has_end, inner))
+
+
+@functools.lru_cache(64)
+def general_category(name: str) -> Ranges:
+    """The characters whose general category begins with ``name``."""
+    ranges: list[list[int]] = []
+    for code in range(TOP + 1):
+        if unicodedata.category(chr(code)).startswith(name):
+            if ranges and ranges[-1][1] == code - 1:
+                ranges[-1][1] = code
+            else:
+                ranges.append([code, code])
+    return tuple((low, high) for low, high in ranges)

@@ -1,0 +1,57 @@
+"""What is known of the vocabulary of JSON Schema: the standard's formats, and keywords that say
+nothing about values."""
+
+from __future__ import annotations
+
+ANNOTATIONS = {
+    "$schema", "$id", "id", "$comment", "$defs", "definitions", "$anchor", "$vocabulary", "title",
+    "description", "default", "example", "examples", "deprecated", "readOnly", "writeOnly",
+    "discriminator", "nullable", "strict", "propertyOrdering", "contentEncoding",
+    "contentMediaType", "contentSchema", "xml", "externalDocs",
+}  # fmt: skip
+LEAP = ("(?:(?:[0-9][1-9]|[1-9]0)(?:0[48]|[2468][048]|[13579][26])|00(?:0[48]|[2468][048]|"
+        "[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)")  # fmt: skip
+YEAR = "(?:000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})"
+MONTHS = "(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
+DATE = f"(?:{YEAR}-(?:{MONTHS}|02-(?:0[1-9]|1[0-9]|2[0-8]))|{LEAP}-02-29)"
+CLOCK = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?"
+TIME = f"{CLOCK}(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+LABEL = "[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+IPV4 = rf"{OCTET}(?:\.{OCTET}){{3}}"
+HEX = "[0-9A-Fa-f]{1,4}"
+IPV6 = "|".join([
+    f"(?:{HEX}:){{7}}{HEX}", f"(?:{HEX}:){{6}}{IPV4}",
+    *(f"(?:{HEX}(?::{HEX}){{{n - 1}}})?::(?:{HEX}(?::{HEX}){{0,{6 - n}}})?" if n
+      else f"::(?:{HEX}(?::{HEX}){{0,6}})?" for n in range(7)),
+])  # fmt: skip
+ESCAPED = "%[0-9A-Fa-f]{2}"
+PCHAR = rf"(?:[A-Za-z0-9._~!$&'()*+,;=:@-]|{ESCAPED})"
+AUTHORITY = (rf"(?:(?:[A-Za-z0-9._~!$&'()*+,;=:-]|{ESCAPED})*@)?(?:[A-Za-z0-9._~!$&'()*+,;=-]|"
+             rf"{ESCAPED})*(?::[0-9]*)?")  # fmt: skip
+TAIL = rf"(?:\?(?:{PCHAR}|[/?])*)?(?:#(?:{PCHAR}|[/?])*)?"
+HIER = rf"(?://{AUTHORITY}(?:/{PCHAR}*)*|/(?:{PCHAR}+(?:/{PCHAR}*)*)?|{PCHAR}+(?:/{PCHAR}*)*)"
+URI = rf"[A-Za-z][A-Za-z0-9+.-]*:{HIER}{TAIL}"
+SEGMENT = rf"(?:[A-Za-z0-9._~!$&'()*+,;=@-]|{ESCAPED})+"  # without a colon
+REFERENCE = (rf"(?://{AUTHORITY}(?:/{PCHAR}*)*|/(?:{PCHAR}+(?:/{PCHAR}*)*)?|"
+             rf"{SEGMENT}(?:/{PCHAR}*)*)?{TAIL}")  # fmt: skip
+ATOM = "[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
+DAYS = "(?:[0-9]+D|[0-9]+M(?:[0-9]+D)?|[0-9]+Y(?:[0-9]+M(?:[0-9]+D)?)?)"
+HOURS = "(?:[0-9]+S|[0-9]+M(?:[0-9]+S)?|[0-9]+H(?:[0-9]+M(?:[0-9]+S)?)?)"
+POINTER = "(?:/(?:[!#-.0-\\[\\]-}]|~[01])*)*"
+FORMATS = {
+    "date": DATE,
+    "time": TIME,
+    "date-time": f"{DATE}T{TIME}",
+    "duration": f"P(?:{DAYS}(?:T{HOURS})?|T{HOURS}|[0-9]+W)",
+    "uuid": "[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}",
+    "email": rf"{ATOM}(?:\.{ATOM})*@{LABEL}(?:\.{LABEL})*",
+    "ipv4": IPV4,
+    "ipv6": IPV6,
+    "hostname": rf"{LABEL}(?:\.{LABEL})*",
+    "uri": URI,
+    "uri-reference": f"(?:{URI}|{REFERENCE})",
+    "json-pointer": POINTER,
+}
+# Formats of OpenAPI and others, which say how a value is meant and not which it may be.
+UNCHECKED = {"password", "byte", "binary", "int32", "int64", "float", "double", "decimal"}
