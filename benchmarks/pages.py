@@ -326,7 +326,8 @@ def quantised() -> str:
     rows = [
         [case["model"], f"`{case['setting']}`", f"{case['bytes'] / 1e6:.0f} MB",
          f"{case['bits']:.3f}", f"{100 * case['equal']:.1f} %"]
-        for case in load("quantised")["cases"] if (case["kernels"], case["model"]) == ("compiled", "smollm2")
+        for case in load("quantised")["cases"]
+        if (case["kernels"], case["model"]) == ("compiled", "smollm2")
     ]  # fmt: skip
     head = ["model", "weights", "size", "bits per token", "greedy tokens as in bfloat16"]
     return markdown(head, rows)
