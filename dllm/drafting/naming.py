@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from ..core.errors import ConfigError, UnknownNameError, short
 from ..models import DiffusionModel, load
 from ..models.checkpoint import BUNDLED
+from ..models.loader import remembered
 from . import register_all
 from .base import DRAFTERS, Drafter, single
 from .verifiers.base import can_verify
@@ -23,7 +24,7 @@ VerifierLike = str | PreTrainedModel | DiffusionModel
 
 def load_verifier(verifier: VerifierLike, tokenizer: Any = None) -> DiffusionModel:
     """The verifier, loaded.  Raises `ConfigError` when it is a diffusion model."""
-    model = load(verifier, tokenizer=tokenizer) if tokenizer is not None else load(verifier)
+    model = load(verifier, tokenizer=tokenizer) if tokenizer is not None else remembered(verifier)
     if not can_verify(model):
         raise ConfigError(
             f"{model.name} is a diffusion model: it drafts, but cannot verify; "
@@ -65,7 +66,7 @@ def make_drafter(drafter: DrafterLike, **options: Any) -> Drafter | None:
             f"{odd} is for {kinds[not block]}: {short(drafter)} is one of the {kinds[block]}, "
             f"which take {', '.join(name for name in takes if name not in INNER)}"
         )
-    return kind(drafter if block else load(drafter), **options)  # type: ignore[call-arg]
+    return kind(drafter if block else remembered(drafter), **options)  # type: ignore[call-arg]
 
 
 def _names_model(drafter: DrafterLike) -> bool:
