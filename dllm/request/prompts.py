@@ -30,6 +30,7 @@ MARK = "\ue000"  # stands for what is said
 HOLE = re.compile(r"\[\[(\d+)(?::(.+?))?\]\](?!\])")
 UNSIZED = re.compile(r"\[\[(?:\*|\d+\.\.\d+):.+?\]\](?!\])")
 ODD_HOLE = re.compile(r"\[\[(?:(?:\*|\d+\.\.\d+)(?::.+?)?|\d+:.+?)\]\](?!\])")
+MARK = re.compile(r"\[\[.*?\]\]")  # what looks like a hole
 LOCKS: WeakKeyDictionary[PreTrainedTokenizerBase, threading.Lock] = WeakKeyDictionary()
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
 OnePrompt = str | Sequence[Message] | Sequence[int] | IntArray | torch.Tensor
@@ -168,11 +169,16 @@ def encode_holes(model: DiffusionModel, text: Any) -> tuple[IntArray, BoolArray,
     """
     array = encode_open(model, text, "a text to fill in")
     holes = array == -1
+    sizes = tuple(int(size) for size, _ in HOLE.findall(text)) if isinstance(text, str) else ()
+    if 0 in sizes:
+        raise PromptError("[[0]] is a hole of no tokens: write how many it has, from 1")
     if not holes.any():
-        raise PromptError("there is no hole to fill: mark one as [[8]] (tokens), or -1 among ids")
-    if isinstance(text, str):
-        sizes = tuple(int(size) for size, _ in HOLE.findall(text))
-    else:
+        mark = MARK.search(text) if isinstance(text, str) else None
+        odd = "" if mark is None else f"; {short(mark[0])} is none"
+        raise PromptError(
+            f"there is no hole to fill: mark one as [[8]] (tokens), or -1 among ids{odd}"
+        )
+    if not isinstance(text, str):
         sizes = tuple(len(list(run)) for hole, run in groupby(holes.tolist()) if hole)
     return np.maximum(array, 0), holes, sizes
 
