@@ -316,9 +316,10 @@ def test_a_stop_string_does_not_end_before_the_least_tokens(least: int, text: st
 def test_a_long_prompt_leaves_a_short_answer() -> None:
     """The checkpoint recommends 64 new tokens; what is left of its context is taken instead."""
     nano = dllm.load("nano")
-    out = dllm.generate(nano, [5] * 127)
-    assert len(out.sequences) == 128
+    context = nano.facts.context_length
+    out = dllm.generate(nano, [5] * (context - 1))
+    assert len(out.sequences) == context
     with pytest.raises(PromptError, match="pass max_new_tokens=1"):
-        dllm.generate(nano, [5] * 127, max_new_tokens=2)
+        dllm.generate(nano, [5] * (context - 1), max_new_tokens=2)
     with pytest.raises(PromptError, match="shorten it by at least 1"):
-        dllm.generate(nano, [5] * 128)
+        dllm.generate(nano, [5] * context)

@@ -91,16 +91,6 @@ class Hole:
         return replace(self, low=low, high=high)
 
 
-@dataclass(slots=True)
-class Fed:
-    """What released code feeds, where a sampler has to know it (``official`` of DSB and LoPA): the
-    ``whole`` text, or positions ``first`` to ``end``."""
-
-    first: int = -1
-    end: int = 0
-    whole: bool = True
-
-
 @dataclass(slots=True, eq=False)
 class Canvas:
     """One row: prompt, undecided positions, and what was decided when.

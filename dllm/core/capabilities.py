@@ -72,6 +72,11 @@ LEFT_TO_RIGHT = Capability(
 DECIDED_FIRST = Capability(
     "attention in which decided tokens come before masks", {"a model": "use cache='dual'"}
 )
+# DMax mixes the mask's embedding with those of tokens.
+MASK_EMBEDDING = Capability(
+    "the embedding of a mask token",
+    {"a model": "load a masked diffusion model, or use sampler='threshold',"},
+)
 # Revisers and stops read what the model says at decided positions: there its own token.
 OWN_PREDICTIONS = Capability(
     "decided tokens that predict themselves",
@@ -137,9 +142,4 @@ PREFIX = Capability(
 FORESIGHT = Capability(
     "commits that are known before the forward",
     {"a sampler": "use sampler='llada(remasking=random)'"},
-)
-# The window and the cache of DSB's released code depend on one another.
-DSB_CACHE = Capability(
-    "what the released code of DSB does beside its cache",
-    {"a cache": "use cache='dsb(official=True)'", "a sampler": "use sampler='dsb(official=True)'"},
 )

@@ -16,6 +16,7 @@ from ..core.capabilities import (
     DECIDED_FIRST,
     FIXED_WINDOW,
     LEFT_TO_RIGHT,
+    MASK_EMBEDDING,
     OWN_PREDICTIONS,
     PREFIX,
     REORDERING,
@@ -169,7 +170,8 @@ class RowOptions:
     positions, which the row says in each step.  ``maps``: the layers whose attention is wanted.
     ``classes``: those of the row's format; ``bias``: what is added to the logits of tokens.
     ``inverse``: draw by the cumulative sum; ``soft``: the expected embedding is wanted; ``scale``:
-    what logits are multiplied by before all else."""
+    what logits are multiplied by before all else; ``signal``: the share of positions that are not
+    noise, where what each of them holds is not to be taken for evidence."""
 
     banned: tuple[int, ...]
     conditional: int
@@ -182,12 +184,15 @@ class RowOptions:
     inverse: bool = False
     soft: bool = False
     scale: float = 1.0
+    signal: float | None = None
 
-    def at(self, heat: float | None) -> RowOptions:
-        """Those of a step that reads, and draws from, the distribution at a temperature."""
-        if heat is None:
+    def at(self, heat: float | None, signal: float | None) -> RowOptions:
+        """Those of a step that reads, and draws from, the distribution at a temperature, or what is
+        left of it without what the positions hold."""
+        if heat is None and signal is None:
             return self
-        return replace(self, filters=self.filters._replace(temperature=1.0), scale=1 / heat)
+        drawn = self.filters._replace(temperature=1.0)
+        return replace(self, filters=drawn, scale=1 / (heat or 1.0), signal=signal)
 
     @classmethod
     def of(cls, recipe: MaskedRecipe, model: DiffusionModel) -> RowOptions:
@@ -258,7 +263,7 @@ def offers_of(facts: Facts) -> frozenset[Capability]:
         offered |= {BLOCK_CAUSAL} if facts.uniform else {BLOCK_CAUSAL, LEFT_TO_RIGHT}
     if facts.uniform:  # nothing that is fed says that a position is undecided
         return frozenset(offered - {REPEATED_MASKS} | {OWN_PREDICTIONS, UNIFORM_NOISE})
-    return frozenset(offered | {OWN_PREDICTIONS, UNCONDITIONAL})
+    return frozenset(offered | {MASK_EMBEDDING, OWN_PREDICTIONS, UNCONDITIONAL})
 
 
 def check_pair(sampler: Sampler, cache: Cache) -> None:
@@ -306,7 +311,8 @@ def check_recipe(recipe: MaskedRecipe, cache: Cache, model: DiffusionModel) -> N
         check_needs([Setting(model.name, kept)], "a cache", named, cache.offers)
     if recipe.format is not None:
         check_format(sampler)
-    if sampler.feeds_masks and config.cfg_scale > 0:
+    mixes = any(MASK_EMBEDDING in part.needs for part in sampler.parts)
+    if (sampler.feeds_masks or mixes) and config.cfg_scale > 0:
         raise ConfigError(f"{sampler.spec} cannot be guided: use cfg_scale=0")
     implementation = getattr(model.hf.config, "_attn_implementation", "") or ""
     if sampler.feeds_masks and "flash" in implementation:

@@ -20,6 +20,7 @@ import torch
 
 from ..core.canvas import IntArray
 from ..models import DiffusionModel
+from ..samplers.turn import Mixture
 from .packing import Packed
 from .rows import Job
 from .visibility import tensor
@@ -40,8 +41,8 @@ def soft_inputs(
     predictions, else embeddings where a row has something in place of one."""
     if conditioned:
         return combined(jobs, packed)
-    if any(job.row.soft is not None for job in jobs):
-        return {"inputs_embeds": replaced(jobs, packed, model.embedding)}
+    if any(job.row.feed.mixture is not None for job in jobs):
+        return {"inputs_embeds": replaced(jobs, packed, model)}
     return {}
 
 
@@ -68,15 +69,27 @@ def combined(jobs: Sequence[Job], packed: Packed) -> dict[str, Any]:
     return {"open": tensor(np.concatenate(where), packed.ids.device), "soft": vectors}
 
 
-def replaced(jobs: Sequence[Job], packed: Packed, embed: Any) -> torch.Tensor:
-    """(1, Q, d) embeddings of a forward with the rows' vectors in place of some."""
-    where, vectors = list[IntArray](), list[torch.Tensor]()
+def replaced(jobs: Sequence[Job], packed: Packed, model: DiffusionModel) -> torch.Tensor:
+    """(1, Q, d) embeddings of a forward with the rows' mixtures in place of some."""
+    embeddings: torch.Tensor = model.embedding(packed.ids).clone()
     for job, start in zip(jobs, packed.starts, strict=True):
-        soft = job.row.soft
-        if soft is not None:
-            at = np.searchsorted(job.plan.compute, soft.positions)
-            where.append(start + at)
-            vectors.append(soft.vectors)
-    embeddings: torch.Tensor = embed(packed.ids).clone()
-    index = tensor(np.concatenate(where), embeddings.device)
-    return embeddings.index_copy(1, index, torch.cat(vectors).to(embeddings.dtype)[None])
+        mixed = job.row.feed.mixture
+        if mixed is not None:
+            at = start + np.searchsorted(job.plan.compute, mixed.positions)
+            vectors = mixture(mixed, model).to(embeddings.dtype)
+            embeddings[0, tensor(at, embeddings.device)] = vectors
+    return embeddings
+
+
+def mixture(mixed: Mixture, model: DiffusionModel) -> torch.Tensor:
+    """(n, d) float32: weighted embeddings of tokens, and of the mask for the rest, as long as they
+    are on average."""
+    device = model.device
+    mask = torch.full((len(mixed.tokens), 1), model.facts.mask_token_id or 0, device=device)
+    ids = torch.cat([tensor(mixed.tokens, device), mask], 1)
+    weights = torch.from_numpy(mixed.weights).to(device)
+    weights = torch.cat([weights, 1 - weights.sum(1, keepdim=True)], 1)
+    each = model.embedding(ids).float()
+    mean = (weights[..., None] * each).sum(1)
+    length = (weights * each.norm(dim=-1)).sum(1, keepdim=True)
+    return mean * (length / (mean.norm(dim=-1, keepdim=True) + 1e-6))

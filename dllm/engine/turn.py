@@ -187,6 +187,8 @@ def settle(
     fed = plan.compute if layout is None else layout.where
     slots.age[fed] = step
     slots.pending[fed] = bool(row.feed.branches) and kept is None  # what was fed was given up
+    if row.feed.mixture is not None:  # their keys are not those of a token
+        slots.pending[row.feed.mixture.positions] = True
     if slots.prefix >= 0:
         low = job.opening
         if low is None:

@@ -47,6 +47,10 @@ def step(
         raise ConfigError(f"top is a whole number from 1 to {MOST_TOP}, not {top!r}")
     if loaded.facts.mask_token_id is None:
         raise ConfigError(f"{loaded.name} is autoregressive: it predicts no masks")
+    if loaded.facts.uniform:
+        raise ConfigError(
+            f"{loaded.name} has no masks to predict: what an undecided position holds is random"
+        )
     check_lengths_alone(canvas, "a canvas of step")
     ids, holes, _ = encode_holes(loaded, canvas)
     before = np.zeros(0, np.int64) if prompt is None else encode(loaded, prompt)

@@ -204,6 +204,7 @@ def test_facts_and_decoding(tmp_path: Path, case: Case) -> None:
     model = dllm.load(tmp_path, **dict(case.given))
     facts = model.facts
     kind = "bidirectional" if case.block is None else "block_causal"
+    kind = "causal_prefix" if case.family == "nemotron" else kind
     assert (facts.mask_kind, facts.block_length) == (kind, case.block)
     assert (facts.mask_token_id, facts.eos_token_id, facts.vocab_size) == (MASK, EOS, VOCAB)
     assert facts.logit_shift == (case.family == "fast_dllm_v2")
