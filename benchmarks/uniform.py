@@ -1,7 +1,7 @@
 """Which samplers carry over from masks to uniform noise: two small models of one recipe.
 
-``python benchmarks/uniform.py UNIFORM MASKED [COUNT]`` decodes held-out prompts of the list tasks with
-every sampler along its parameter, and prints the share of right answers and the forwards of each.
+``python benchmarks/uniform.py UNIFORM MASKED [COUNT]`` decodes held-out prompts of the list tasks
+with every sampler along its parameter, and prints how many answers are right, and the forwards.
 """
 
 from __future__ import annotations
