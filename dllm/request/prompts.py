@@ -32,6 +32,7 @@ FORM = ".{1,4096}?"  # of a hole; without a bound many holes that never end take
 HOLE = re.compile(rf"\[\[(\d+)(?::({FORM}))?\]\](?!\])")
 UNSIZED = re.compile(rf"\[\[(?:\*|\d+\.\.\d+):{FORM}\]\](?!\])")
 ODD_HOLE = re.compile(rf"\[\[(?:(?:\*|\d+\.\.\d+)(?::{FORM})?|\d+:{FORM})\]\](?!\])")
+SEEMING_HOLE = re.compile(r"\[\[[^\[\]]{0,40}\]\]")
 LOCKS: WeakKeyDictionary[PreTrainedTokenizerBase, threading.Lock] = WeakKeyDictionary()
 OPENINGS: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[str, tuple[str, ...]]] = (
     WeakKeyDictionary()
@@ -180,16 +181,20 @@ def encode_holes(model: DiffusionModel, text: Any) -> tuple[IntArray, BoolArray,
     """
     array = encode_open(model, text, "a text to fill in")
     holes = array == -1
+    sizes = tuple(int(size) for size, _ in HOLE.findall(text)) if isinstance(text, str) else ()
+    if 0 in sizes:
+        raise PromptError("[[0]] is a hole of no tokens: write how many it has, from 1")
     if not holes.any():
-        marked = isinstance(text, str) and _mask_in(model, text)
+        if isinstance(text, str) and (marked := _mask_in(model, text)):
+            raise PromptError(
+                f"{marked} marks no hole: write [[1]] for each of them, or [[8]] for 8 tokens"
+            )
+        mark = SEEMING_HOLE.search(text) if isinstance(text, str) else None
+        odd = "" if mark is None else f"; {short(mark[0])} is none"
         raise PromptError(
-            f"{marked} marks no hole: write [[1]] for each of them, or [[8]] for 8 tokens"
-            if marked else
-            "there is no hole to fill: mark one as [[8]] (tokens), or -1 among ids"
-        )  # fmt: skip
-    if isinstance(text, str):
-        sizes = tuple(int(size) for size, _ in HOLE.findall(text))
-    else:
+            f"there is no hole to fill: mark one as [[8]] (tokens), or -1 among ids{odd}"
+        )
+    if not isinstance(text, str):
         sizes = tuple(len(list(run)) for hole, run in groupby(holes.tolist()) if hole)
     return np.maximum(array, 0), holes, sizes
 
