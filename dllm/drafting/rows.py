@@ -10,16 +10,7 @@ from ..core.canvas import Canvas, IntArray
 from ..engine.work import Row, Step
 from ..samplers import NOTHING, Decision
 from .accept.rows import KeyedNoise, Rows, Sampling
-from .base import (
-    EMPTY,
-    Budget,
-    Draft,
-    Drafting,
-    DraftRequest,
-    Feedback,
-    Outcome,
-    RoundStats,
-)
+from .base import EMPTY, Budget, Draft, Drafting, DraftRequest, Feedback, Outcome, RoundStats
 from .length.control import LengthController
 from .recipe import DraftedRecipe
 from .verifiers.base import Scored, Text, Verifier
@@ -84,7 +75,7 @@ class DraftedRow(Row):
         self.noise = KeyedNoise(recipe.config.seed, canvas.row)
         self.sampling = recipe.sampling(model, prompt, limit)
         self.controller = recipe.controller.fresh()
-        self.verifier, self.text = verifier, verifier.open(prompt, limit)
+        self.verifier, self.text = verifier, verifier.open(prompt, limit, recipe.config.cache_salt)
         try:
             if recipe.drafter is not None:
                 self.drafting = recipe.drafter.open(self._request(prompt, limit))
