@@ -111,6 +111,7 @@ class Row(AnyRow):
         self.feed, self.previous, self.jobs = THE_ROW, None, []
         self.drop_plan()
         self.restarts += 1
+        self.inexact = False
 
 
 @dataclass(slots=True, eq=False)

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..core.errors import ConfigError
+from . import grammar
 from .expressions import TEXT, regex_part
 from .parts import (
     Budget,
@@ -105,6 +106,10 @@ class Compiler:
             return Either(tuple(map(self.part, value)))
         if kind == "repeat":
             return Repeat(self.part(value[0]), value[1], value[2])
+        if kind == "grammar":
+            part, cut = grammar.read(value, self.budget, self.depth)
+            self.cut = self.cut or cut
+            return part
         if kind == "free":
             return Leaf(self._free(value))
         reader = Reader(value, self.budget, self.depth)
