@@ -1,4 +1,4 @@
-"""Tables of docs/reference/drafting.md about block drafters, each made of one JSON file."""
+"""Tables of docs/results/drafting.md, each made of one JSON file."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def different(categories: Found, method: str) -> str:
 def times(result: Found) -> str:
     """Time per token against the fastest plain decoding of each category."""
     settings = result["settings"]
-    clock, meant = "cpu", "processor time"
+    clock, meant = "cpu", "CPU time"
     if settings["threads"] > 1:
         clock, meant = "wall", "seconds"
     sums: dict[str, dict[str, Found]] = {}
@@ -83,17 +83,3 @@ def times(result: Found) -> str:
 
 
 PLAIN_32 = "transformers float32"
-
-
-def plain(result: Found) -> str:
-    """Plain decoding against transformers'."""
-    names = list(result["cells"][0]["ratios"])
-    rows = [[str(cell["rows"]), *(f"{cell['ratios'][n][0]:.2f} ({cell['ratios'][n][1]:.2f} to "
-                                  f"{cell['ratios'][n][2]:.2f})" for n in names)]
-            for cell in result["cells"]]  # fmt: skip
-    return (
-        f"Processor time of plain decoding against `generate` of transformers with SDPA "
-        f"(bfloat16, {result['tokens']} tokens, {result['kernels']} kernels, {result['threads']} "
-        "thread; medians of turns with quartiles):\n\n"
-        + markdown(["texts at a time", *names], rows)
-    )

@@ -1,324 +1,260 @@
-"""What drafting brings, counted: accepted tokens and verifier forwards, per search and length.
+"""A block drafter on real prompts: tokens per forward, acceptance by place, processor time.
 
-    python benchmarks/drafting.py                            # everything: hours on a slow machine
-    python benchmarks/drafting.py --group searches --examples 200
-    python benchmarks/drafting.py --quick
-    python benchmarks/drafting.py --verifier smollm2 --prompts FILE --group lookups
+    python benchmarks/drafting.py counts --drafter examples/smollm2-drafter \\
+        --prompts set/*.jsonl --answers runs/dflash/answers.jsonl
+    python benchmarks/drafting.py times --count 2 --tokens 96 ...
 
-Nothing here is a time: counts do not depend on the machine; `drafting_times.py` measures seconds.
-The controller `adaptive` decides by a clock of its own, on which a draft costs ``DRAFT`` forwards
-over one token of the verifier, and every further token of a forward ``TOKEN``;
-``modelled_speed`` is the speed on that clock relative to plain decoding.
+``--prompts`` are files of JSON lines in Spec-Bench's form ("turns"); a file is a category.
+``--answers`` adds two categories of prompts that the verifier gave itself, held out as in training:
+those that it began itself, and those that began with given words (every second one).
 
-What was run is kept in ``--state``, in pieces of ten prompts per task; a run that was stopped goes
-on there, and larger ``--examples`` add to it.  Differences between settings are paired by prompt,
-with 95 % bootstrap intervals.  ``--prompts FILE ...`` (JSON lines with ``turns``, as Spec-Bench
-has them) replaces the generated tasks; every file counts as a task.
+``counts``: every method answers all prompts of a category in batches.  Tokens per forward of the
+verifier do not depend on the machine, nor on the batch, beyond near-ties of bfloat16.
+``times``: every prompt is answered by every method in turn, so that a slow minute of the machine
+hits all of them; time per token against that of the fastest of the four plain decodings of a
+category.  With one thread that is processor time, which a busy machine distorts less than the
+clock; with several (``--threads``, into a file of its own) the clock, on a quiet machine.
+
+What is done is kept: a stopped run goes on.  A method of ours in bfloat16 must write the tokens of
+plain decoding in bfloat16; ``different`` counts the prompts where it did not.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, MuseGlimmerAssistantModel
 
 import dllm
-from dllm.drafting.base import Feedback, RoundStats
+from dllm.drafting.dflash.drafter import BlockDrafter
 from dllm.drafting.length.adaptive import Adaptive
-from dllm.drafting.naming import make_drafter
-from dllm.drafting.search.proxies import NGram
-from dllm.eval.tasks import TASKS
-from dllm.train.recipes.deer import teacher_answers
-from dllm.train.trajectories import task_questions
+from dllm.request.prompts import encode
+from dllm.train.dflash.data import read_answers
 
-from harness import RESULTS, load_verifier, write  # isort: skip
+from harness import RESULTS, smollm2, untouched, write  # isort: skip
 
-DRAFT, TOKEN = 1.0, 0.02  # nano drafts for a verifier of its own size
-GROUPS = ("searches", "more", "lengths", "lookups")
-CHUNK = 10  # prompts per task and piece of work
-BEST_SEEN = "best_of_k(score=verifier)"
-SAMPLE_TREE = "sample_tree(branching=(2, 2, 1, 1, 1, 1, 1, 1))"
-
-
-@dataclass
-class Clocked(Adaptive):
-    """`adaptive` on the clock of this file."""
-
-    def update(self, stats: RoundStats, feedback: Feedback) -> None:
-        charged = replace(stats, draft_seconds=DRAFT * stats.attempted, search_seconds=0.0,
-                       verify_seconds=1 + TOKEN * stats.drafted, other_seconds=0.0)  # fmt: skip
-        super().update(charged, feedback)
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One line of the table.  ``make`` builds the drafter, once per run."""
-
-    name: str
-    temperature: float
-    make: Callable[[], Any]
-    how: dict[str, Any] = field(default_factory=dict)
+PLACES = 8  # places of a draft whose acceptance is counted
+PLAIN = ("plain", "plain float32", "transformers", "transformers float32")
+COUNTED = (  # "merged": copies among the candidates; a number: nodes
+    "prompt_lookup", "suffix", "no head", "chain", "tree", "lookup + chain", "lookup + tree",
+    "merged chain", "merged tree", "merged tree 31", "lookup + merged tree 31",
+)  # fmt: skip
+TIMED = (  # "rate": sizes by the clock
+    "prompt_lookup", "suffix", "tree", "tree rate", "lookup + tree", "lookup + tree rate",
+    "merged tree rate", "lookup + chain rate", "transformers lookup", "transformers dflash",
+)  # fmt: skip
+Prompts = dict[str, list[list[int]]]
 
 
 class Bench:
-    """The verifier, the drafter's network, and what settings are made of."""
+    """The verifier in the precisions that are asked for, and the methods by name."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
-        self.options = options
-        self.verifier, self.model = load_verifier(options.verifier), dllm.load(options.drafter)
-        self._answers: list[list[int]] | None = None
+    def __init__(self, verifier: str, drafter: str, tokens: int) -> None:
+        self.verifier, self.drafter, self.tokens = verifier, drafter, tokens
+        self._models: dict[torch.dtype, Any] = {}
+        self._untouched: dict[torch.dtype, Any] = {}  # as transformers runs them
+        self._drafters: dict[str, Any] = {}
+        self._rates: dict[str, Adaptive] = {}
 
-    def fitted(self) -> NGram:
-        """The proxy of DiffuSpec as published: trigrams of training text, here the verifier's."""
-        if self._answers is None:
-            prompts = [question.prompt for question in task_questions(800, seed=1)]
-            pairs = teacher_answers(self.verifier, prompts)
-            self._answers = [prompt + answer for prompt, answer in pairs]
-        return NGram(vocab_size=self.verifier.facts.vocab_size).fit(self._answers)
+    def model(self, dtype: torch.dtype = torch.bfloat16) -> Any:
+        if dtype not in self._models:
+            if self.verifier == "smollm2":
+                loaded = smollm2()
+                hf, tokenizer = loaded.hf.to(dtype), loaded.tokenizer
+            else:
+                hf = AutoModelForCausalLM.from_pretrained(self.verifier, dtype=dtype)
+                tokenizer = AutoTokenizer.from_pretrained(self.verifier)
+            self._models[dtype] = dllm.load(hf, tokenizer=tokenizer)
+        return self._models[dtype]
 
-    def setting(
-        self, search: str, controller: str, temperature: float, rule: str | None = None,
-        fitted: bool = False,
-    ) -> Setting:  # fmt: skip
-        def make() -> Any:
-            proxy = self.fitted() if fitted else None
-            window = self.options.window
-            return dllm.DiffusionDrafter(self.model, search=search, window=window, proxy=proxy)
+    def drafter_of(self, method: str) -> Any:
+        """What `dllm.speculate` takes for a method of ours."""
+        if method in ("prompt_lookup", "suffix"):
+            return method
+        if method.startswith("plain"):
+            return None
+        kind = method.removeprefix("lookup + ").removesuffix(" rate")
+        if kind not in self._drafters:
+            name = kind.removeprefix("merged ")
+            nodes = 31 if name.endswith("31") or method.endswith("rate") else 15
+            self._drafters[kind] = BlockDrafter(
+                self.drafter,
+                head="none" if name == "no head" else name.split()[0],
+                nodes=nodes,
+                ngram_candidates=kind.startswith("merged"),
+            )
+        part = self._drafters[kind]
+        return ["prompt_lookup", part] if method.startswith("lookup") else part
 
-        name = " ".join(
-            [search, *(["fitted"] if fitted else []), controller, *filter(None, [rule])]
-        )
-        how: dict[str, Any] = {"controller": Clocked() if controller == "adaptive" else controller}
-        return Setting(name, temperature, make, how | ({"rule": rule} if rule else {}))
-
-    def searches(self) -> list[Setting]:
-        """Every search at one length; the first of a temperature is what the others are held to."""
-        k = f"fixed(k={self.options.length})"
-        greedy = [self.setting("argmax", k, 0.0), self.setting("cps", k, 0.0),
-                  self.setting("cps", k, 0.0, fitted=True)]  # fmt: skip
-        sampled = [self.setting(search, k, 1.0) for search in ("argmax", "coupled", "cps")]
-        return greedy + sampled
-
-    def more(self) -> list[Setting]:
-        """Other searches and accept rules at the same length."""
-        k = f"fixed(k={self.options.length})"
-        greedy = "cps(weight=0.8)", "best_of_k", BEST_SEEN, "best_first_tree(nodes=16)"
-        result = [self.setting(search, k, 0.0) for search in greedy]
-        result += [self.setting("cps(coupled=False)", k, 1.0),
-                  self.setting(BEST_SEEN, k, 1.0, rule="point"),
-                  self.setting(BEST_SEEN, k, 1.0, rule="match"),
-                  self.setting("sample", k, 1.0, rule="ratio"),
-                  self.setting("sample", k, 1.0, rule="block"),
-                  self.setting(SAMPLE_TREE, k, 1.0, rule="traversal"),
-                  self.setting("argmax", k, 0.5), self.setting("coupled", k, 0.5)]  # fmt: skip
-        return result
-
-    def lengths(self) -> list[Setting]:
-        """Searches x controllers."""
-        fixed = [f"fixed(k={k})" for k in (2, 4, 6, 12, 16)]
-        adaptive = ["adl", "confidence(tau=0.5)", "confidence_extend", "threshold",
-                    "adaptive"]  # fmt: skip
-        result = [self.setting(search, controller, 0.0) for search in ("argmax", "cps")
-                 for controller in fixed + adaptive]  # fmt: skip
-        result += [
-            self.setting("best_first_tree(nodes=16)", c, 0.0) for c in ("fixed(k=4)", "adaptive")
-        ]
-        result += [self.setting("coupled", c, 1.0) for c in (*fixed, "adaptive")]
-        return result
-
-    def lookups(self) -> list[Setting]:
-        """Drafters without a network."""
-
-        def setting(name: str) -> Setting:
-            return Setting(name, 0.0, lambda: make_drafter(name), {"controller": "full"})
-
-        return [setting(name) for name in ("prompt_lookup", "anpd", "suffix", "token_recycling")]
-
-
-def prompts_of(options: argparse.Namespace) -> dict[str, list[str]]:
-    """Task -> prompts."""
-    if options.prompts is not None:
-        lines = {file.stem: file.read_text(encoding="utf-8").splitlines()
-                 for file in options.prompts}  # fmt: skip
-        most = options.examples
-        return {name: [json.loads(line)["turns"][0] for line in result[:most]]
-                for name, result in lines.items()}  # fmt: skip
-    names = options.tasks or list(TASKS)
-    return {n: [e.prompt for e in TASKS[n].examples(options.examples, 0)] for n in names}
-
-
-def counts(result: Any) -> dict[str, Any]:
-    """What is kept of one answer."""
-    rounds = result.rounds
-    deepest = max((r.depth for r in rounds), default=0)
-    reached = [sum(r.depth >= d and r.accepted >= d - 1 for r in rounds)
-               for d in range(1, deepest + 1)]  # fmt: skip
-    kept = [sum(r.accepted >= d for r in rounds) for d in range(1, deepest + 1)]
-    return {
-        "tokens": result.tokens, "rounds": len(rounds), "drafted": result.drafted,
-        "accepted": result.accepted, "reached": reached, "kept": kept,
-        "clock": sum(DRAFT * r.attempted + 1 + TOKEN * r.drafted for r in rounds),
-    }  # fmt: skip
-
-
-def pieces(bench: Bench, settings: list[Setting]) -> Iterator[tuple[Setting, str, int, Any]]:
-    """Work not done yet, a piece at a time: settings grow together, so that they stay paired."""
-    prompts = prompts_of(bench.options)
-    most = max(map(len, prompts.values()))
-    parts: dict[tuple[str, float], Any] = {}
-    done = {(r["name"], r["temperature"], r["task"], r["first"]) for r in stored(bench.options)}
-    plain = [Setting("plain", t, lambda: None) for t in sorted({s.temperature for s in settings})]
-    for first in range(0, most, CHUNK):
-        for setting in plain + settings:
-            for task, texts in prompts.items():
-                chunk = texts[first : first + CHUNK]
-                if chunk and (setting.name, setting.temperature, task, first) not in done:
-                    key = setting.name, setting.temperature
-                    if key not in parts:
-                        parts[key] = setting.make()
-                    yield setting, task, first, dllm.speculate(
-                        bench.verifier, parts[key], chunk, temperature=setting.temperature,
-                        max_new_tokens=bench.options.max_new_tokens, **setting.how,
-                    )  # fmt: skip
-
-
-def stored(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Pieces of earlier runs with the same models and window."""
-    if not options.state.exists():
-        return []
-    result = [json.loads(line) for line in options.state.read_text().splitlines()]
-    return [piece for piece in result if piece["run"] == identity(options)]
-
-
-def identity(options: argparse.Namespace) -> list[Any]:
-    """What pieces of work must share to be put together."""
-    prompts = " ".join(file.stem for file in options.prompts or ())
-    return [str(options.verifier), str(options.drafter), options.window, options.max_new_tokens,
-            prompts]  # fmt: skip
-
-
-Answers = dict[tuple[str, int], dict[str, Any]]  # (task, prompt) -> counts
-
-
-def figures(answers: Answers, plain: Answers) -> dict[str, Any]:
-    """Figures over the rounds of many answers."""
-    rows = list(answers.values())
-    rounds, tokens = sum(r["rounds"] for r in rows), sum(len(r["tokens"]) for r in rows)
-    deepest = max(len(r["reached"]) for r in rows)
-    depth = {name: np.zeros(deepest) for name in ("reached", "kept")}
-    for row in rows:
-        for name, total in depth.items():
-            total[: len(row[name])] += row[name]
-    share = depth["kept"] / np.maximum(1, depth["reached"])
-    same = [plain[key]["tokens"] == row["tokens"] for key, row in answers.items() if key in plain]
-    return {
-        "prompts": len(rows),
-        "identical": float(np.mean(same)),
-        "accepted_per_round": round(sum(r["accepted"] for r in rows) / rounds, 4),
-        "forwards_saved": round(tokens / rounds, 4),
-        "acceptance_rate": round(sum(r["accepted"] for r in rows)
-                                 / max(1, sum(r["drafted"] for r in rows)), 4),
-        "modelled_speed": round(tokens / sum(r["clock"] for r in rows), 4),
-        "conditional_acceptance": np.round(share, 4).tolist(),
-    }  # fmt: skip
-
-
-def paired(answers: Answers, against: Answers, draws: int = 2_000) -> dict[str, float]:
-    """Difference of accepted tokens per round, with its 95 % bootstrap interval over prompts."""
-    keys = sorted(set(answers) & set(against))
-    table = np.array([[a[k][n] for a in (answers, against) for n in ("accepted", "rounds")]
-                      for k in keys], np.float64)  # fmt: skip
-    weights = np.random.default_rng(0).multinomial(len(keys), np.full(len(keys), 1 / len(keys)),
-                                                   size=draws)  # fmt: skip
-
-    def difference(sums: Any) -> Any:
-        return sums[..., 0] / sums[..., 1] - sums[..., 2] / sums[..., 3]
-
-    low, high = np.quantile(difference(weights @ table), [0.025, 0.975])
-    result = {"difference": difference(table.sum(0)), "low": low, "high": high}
-    return {name: round(float(value), 4) for name, value in result.items()}
-
-
-def summary(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Every setting: overall, by task, and against argmax at the same length and temperature."""
-    result: dict[tuple[str, float], Answers] = {}
-    for piece in stored(options):
-        answers = result.setdefault((piece["name"], piece["temperature"]), {})
-        for i, row in enumerate(piece["answers"]):
-            answers[piece["task"], piece["first"] + i] = row
-    entries = []
-    for (name, temperature), answers in result.items():
-        plain = result["plain", temperature]
-        if name == "plain":
-            continue
-        tasks = {task: {k: v for k, v in answers.items() if k[0] == task}
-                 for task in dict.fromkeys(task for task, _ in answers)}  # fmt: skip
-        entry = {"name": name, "temperature": temperature, "overall": figures(answers, plain)}
-        entry["tasks"] = {task: figures(rows, plain) for task, rows in tasks.items()}
-        length = next((word for word in name.split() if word.startswith("fixed")), None)
-        reference = result.get((f"argmax {length}", temperature))
-        if reference is not None and reference is not answers:
-            entry["against_argmax"] = paired(answers, reference)
-            entry["tasks_against_argmax"] = {t: paired(r, reference) for t, r in tasks.items()}
-        entries.append(entry)
-    return entries
-
-
-def show(entries: Iterable[dict[str, Any]]) -> None:
-    for entry in entries:
-        overall, versus = entry["overall"], entry.get("against_argmax")
-        print(
-            f"T={entry['temperature']} {entry['name']:46} {overall['accepted_per_round']:.2f} "
-            f"accepted  {overall['forwards_saved']:.2f}x fewer forwards  "
-            f"{overall['modelled_speed']:.2f}x modelled  identical {overall['identical']:.3f}"
-            + (f"  vs argmax {versus['difference']:+.3f} [{versus['low']:+.3f}, "
-               f"{versus['high']:+.3f}]" if versus else "")
+    def ours(self, method: str, prompts: list[list[int]], rows: int) -> list[Any]:
+        """Results of `dllm.speculate`.  What `adaptive` learns stays from prompt to prompt, as in a
+        server."""
+        controller: Any = "full"
+        if method.endswith(" rate"):
+            controller = self._rates.setdefault(method, Adaptive())
+        dtype = torch.float32 if method.endswith("float32") else torch.bfloat16
+        results: list[Any] = dllm.speculate(
+            self.model(dtype), self.drafter_of(method), prompts, max_new_tokens=self.tokens,
+            controller=controller, max_batch_size=rows,
         )  # fmt: skip
+        return results
+
+    def theirs(self, method: str, ids: list[int]) -> tuple[list[int], int]:
+        """Tokens and forwards of ``generate`` of transformers."""
+        dtype = torch.float32 if method.endswith("float32") else torch.bfloat16
+        if dtype not in self._untouched:
+            self._untouched[dtype] = untouched(self.model(dtype))
+        hf, calls, how = self._untouched[dtype], [], {}
+        if method.endswith("lookup"):
+            how = {"prompt_lookup_num_tokens": 8}
+        if method.endswith("dflash"):
+            if "native" not in self._drafters:
+                native = MuseGlimmerAssistantModel.from_pretrained(self.drafter, dtype=dtype)
+                self._drafters["native"] = native.eval()
+            how = {"assistant_model": self._drafters["native"], "speculation_type": "dflash"}
+        handle = hf.register_forward_hook(lambda *_: calls.append(1))
+        given = torch.tensor([ids])
+        out = hf.generate(given, attention_mask=torch.ones_like(given), do_sample=False,
+                          max_new_tokens=self.tokens, **how)  # fmt: skip
+        handle.remove()
+        return out[0, len(ids) :].tolist(), len(calls)
+
+
+def categories(arguments: Any, model: Any) -> Prompts:
+    """Category -> ids of prompts, template included."""
+    result: Prompts = {}
+    for file in arguments.prompts:
+        lines = file.read_text(encoding="utf-8").splitlines()[: arguments.count]
+        texts = [json.loads(line)["turns"][0] for line in lines]
+        result[file.stem] = [encode(model, text, True).tolist() for text in texts]
+    if arguments.answers is not None:
+        given = list(read_answers(arguments.answers))
+        for first, name in enumerate(("own words", "given starts")):
+            held = {a.ids[: a.start] for a in given[first::2] if a.held_out(arguments.held_out)}
+            result[name] = [list(ids) for ids in sorted(held)[: arguments.count]]
+    return result
+
+
+def reached(rounds: list[Any]) -> list[int]:
+    """Rounds with a draft, and how many of them accepted at least 1, 2, ... tokens."""
+    drafted = [r for r in rounds if r.drafted]
+    return [len(drafted), *(sum(r.accepted >= k for r in drafted) for k in range(1, PLACES + 1))]
+
+
+def count(bench: Bench, method: str, prompts: list[list[int]], plain: list[Any]) -> dict[str, Any]:
+    """Tokens and forwards of one method on one category."""
+    row: dict[str, Any] = {"prompts": len(prompts)}
+    if method.startswith("transformers"):
+        pairs = [bench.theirs(method, ids) for ids in prompts]
+        row["forwards"] = sum(forwards for _, forwards in pairs)
+        texts = [tokens for tokens, _ in pairs]
+    else:
+        results = bench.ours(method, prompts, rows=8)
+        row["forwards"] = sum(result.nfe for result in results)
+        row["reached"] = reached([r for result in results for r in result.rounds])
+        texts = [result.tokens for result in results]
+    row["tokens"] = sum(map(len, texts))
+    row["different"] = sum(a != b.tokens for a, b in zip(texts, plain, strict=True))
+    return row
+
+
+def run_counts(bench: Bench, prompts: Prompts, methods: list[str], output: Path, how: Any) -> None:
+    """Category by category, method by method."""
+    done = kept(output, how)
+    for name, ids in prompts.items():
+        rows = done.setdefault(name, {})
+        missing = [method for method in methods if method not in rows and method not in PLAIN]
+        plain = bench.ours("plain", ids, rows=16) if missing else []
+        for method in missing:
+            rows[method] = row = count(bench, method, ids, plain)
+            print(f"{name} {method}: {row['tokens'] / row['forwards']:.2f} tokens per forward, "
+                  f"{row['different']} of {row['prompts']} different", flush=True)  # fmt: skip
+            write(output, {"settings": how, "categories": done})
+
+
+def time_one(bench: Bench, method: str, ids: list[int]) -> tuple[list[int], dict[str, Any]]:
+    """One answer: its tokens, and processor seconds, seconds, forwards."""
+    began = time.process_time(), time.perf_counter()
+    if method.startswith("transformers"):
+        tokens, forwards = bench.theirs(method, ids)
+        rounds: list[Any] = []
+    else:
+        (result,) = bench.ours(method, [ids], rows=1)
+        tokens, forwards, rounds = result.tokens, result.nfe, result.rounds
+    row: dict[str, Any] = {"cpu": time.process_time() - began[0],
+                           "wall": time.perf_counter() - began[1]}  # fmt: skip
+    row |= {"tokens": len(tokens), "forwards": forwards}
+    if rounds:
+        parts = [(r.draft_seconds, r.verify_seconds, r.other_seconds) for r in rounds]
+        row["parts"] = [round(sum(column), 4) for column in zip(*parts, strict=True)]
+    return tokens, row
+
+
+def run_times(bench: Bench, prompts: Prompts, methods: list[str], output: Path, how: Any) -> None:
+    """Prompt by prompt; its methods take turns, each time from another one on."""
+    done = kept(output, how)
+    pairs = [(name, i) for i in range(max(map(len, prompts.values()))) for name in prompts]
+    for turn, (name, i) in enumerate(pairs):
+        key = f"{name}/{i}"
+        if key in done or i >= len(prompts[name]):
+            continue
+        ids, texts, rows = prompts[name][i], {}, {}
+        first = turn % len(methods)
+        if not done:  # the first answer of a method warms it up
+            for method in methods:
+                time_one(bench, method, ids[:64])
+        for method in [*methods[first:], *methods[:first]]:
+            texts[method], rows[method] = time_one(bench, method, ids)
+        for method, tokens in texts.items():
+            same = "plain float32" if method.endswith("float32") else "plain"
+            rows[method]["different"] = int(tokens != texts.get(same, tokens))
+        done[key] = rows
+        print(key, {m: round(1e3 * r["cpu"] / r["tokens"], 1) for m, r in rows.items()}, flush=True)
+        write(output, {"settings": how, "categories": done})
+
+
+def kept(output: Path, how: Any) -> dict[str, Any]:
+    """What an earlier start with the same settings has done."""
+    if not output.exists():
+        return {}
+    known: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
+    if known["settings"] != how:
+        raise SystemExit(f"{output} holds a run of other settings: move it away, or use --output")
+    done: dict[str, Any] = known["categories"]
+    return done
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--verifier", default="nano-ar")
-    parser.add_argument("--drafter", default="nano")
-    parser.add_argument("--group", choices=GROUPS, action="append")
-    parser.add_argument("--examples", type=int, default=200, help="prompts per task")
-    parser.add_argument("--tasks", nargs="+")
-    parser.add_argument("--prompts", type=Path, nargs="+", help="JSON lines instead of tasks")
-    parser.add_argument("--max-new-tokens", type=int, default=64)
-    parser.add_argument("--window", type=int, default=16)
-    parser.add_argument("--length", type=int, default=8, help="k where searches are compared")
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("mode", choices=("counts", "times"))
+    parser.add_argument("--verifier", default="smollm2")
+    parser.add_argument("--drafter", default="examples/smollm2-drafter")
+    parser.add_argument("--prompts", type=Path, nargs="*", default=[])
+    parser.add_argument("--answers", type=Path)
+    parser.add_argument("--held-out", type=int, default=64, help="one prompt in so many")
+    parser.add_argument("--count", type=int, default=20, help="prompts per category")
+    parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--quick", action="store_true", help="a few prompts of three tasks")
-    parser.add_argument("--state", type=Path, default=Path("runs/drafting.jsonl"))
-    parser.add_argument("--output", type=Path, default=RESULTS / "drafting.json")
-    options = parser.parse_args()
-    if options.quick:
-        options.examples, options.group = 2, options.group or ["searches"]
-        options.tasks = options.tasks or ["copy", "shuffle", "story1"]
-    torch.set_num_threads(options.threads)
-    bench = Bench(options)
-    groups = options.group or GROUPS
-    settings = [setting for group in groups for setting in getattr(bench, group)()]
-    options.state.parent.mkdir(parents=True, exist_ok=True)
-    with options.state.open("a") as state:
-        for setting, task, first, results in pieces(bench, settings):
-            piece = {"run": identity(options), "name": setting.name, "task": task, "first": first,
-                     "temperature": setting.temperature,
-                     "answers": [counts(result) for result in results]}  # fmt: skip
-            print(json.dumps(piece), file=state, flush=True)
-    entries = summary(options)
-    show(entries)
-    result = {
-        "verifier": bench.verifier.name, "drafter": bench.model.name, "window": options.window,
-        "clock": {"draft": DRAFT, "token": TOKEN}, "experiments": entries,
-    }  # fmt: skip
-    write(options.output, result)
+    parser.add_argument("--methods", nargs="*", choices=list({*PLAIN, *COUNTED, *TIMED}))
+    parser.add_argument("--output", type=Path)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    bench = Bench(arguments.verifier, arguments.drafter, arguments.tokens)
+    prompts = categories(arguments, bench.model())
+    how = {"count": arguments.count, "tokens": arguments.tokens, "threads": arguments.threads}
+    if arguments.mode == "counts":
+        output = arguments.output or RESULTS / "drafting_counts.json"
+        run_counts(bench, prompts, arguments.methods or list(COUNTED), output, how)
+    else:
+        methods = list(dict.fromkeys([*PLAIN, *(arguments.methods or TIMED)]))
+        suffix = "" if arguments.threads == 1 else f"_{arguments.threads}"
+        output = arguments.output or RESULTS / f"drafting_times{suffix}.json"
+        run_times(bench, prompts, methods, output, how)
 
 
 if __name__ == "__main__":

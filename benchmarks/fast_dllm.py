@@ -46,7 +46,7 @@ OURS = {  # sampler and cache
     **{name: {"sampler": "llada(steps={steps})", "cache": name} for name in FAST_DLLM},
     "window_diffusion": {
         "sampler": "llada(steps={steps})",
-        "cache": "window_diffusion(refresh_every=32, active=16, window=64, official=llada)",
+        "cache": "window_diffusion(refresh_every=32, active=16, window=64)",
     },
     "dinfer": {"sampler": "threshold(tau=0.9)", "cache": "none"},
 }

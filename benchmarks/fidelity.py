@@ -78,11 +78,12 @@ def parts_of(case: dict[str, Any]) -> tuple[set[str], set[str]]:
 
 def named(part: Any, registry: Registry[Any]) -> str:
     """The registered name of a part, or of what it is a subclass of; nothing if it is neither."""
-    own = type(part)
-    changed = own.__module__.startswith("tests.") and not own.__name__.startswith("Watched")
-    for cls in own.__mro__:
+    changed = ""
+    for cls in type(part).__mro__:
         if getattr(cls, "name", "") in registry and registry[cls.name] is cls:
-            return cls.name + CHANGED * changed
+            return cls.name + changed
+        if cls.__module__.startswith("tests.") and not cls.__name__.startswith("Watched"):
+            changed = CHANGED
     return ""
 
 

@@ -10,7 +10,7 @@ RECONSTRUCTED = "No official code was at hand"
 
 # Recorded file -> what of it deviates.
 ROUTINES: dict[str, str] = {
-    "daedal_llada": "With `official=True`: an insertion beyond the largest canvas drops its end, "
+    "daedal_llada": "With `ReleasedDaedal`: an insertion beyond the largest canvas drops its end, "
     "decided or not, and an answer without an end of text stays as long as it is. Rows of a batch "
     "do not see the padding of shorter prompts.",
     "llada21_edit": "Replayed on a canvas that ends with a block, as the official one does before "
@@ -21,11 +21,11 @@ ROUTINES: dict[str, str] = {
     "of text the official code fills to the end.",
     "dpad_dream": "As for LLaDA, and `force_first` of the tests where cached: the opening pass of "
     "a block commits exactly its first position.",
-    "t2m_remask_llada2": "As `llada21_edit`; with `block(official=True)`, because the released "
+    "t2m_remask_llada2": "As `llada21_edit`; with `ReleasedBlockCache`, because the released "
     "code keeps the keys and values of a block's last forward, without what that decided.",
     "window_diffusion_dream": "With `force_first` of the tests: a refresh commits the first "
     "mask. " + OVERWRITES,
-    "klass_llada": "With `official=True`. A block whose steps run out while masks are left is left "
+    "klass_llada": "With `ReleasedKLASS`. A block whose steps run out while masks are left is left "
     "for good by the official loop; here it is decoded to its end.",
     "klass_dream": "With `klass(top_k=50)`, transformers' own default, by which the released "
     "code filters where nothing is ready. The official loop ends after its steps, also with "
@@ -39,10 +39,10 @@ ROUTINES: dict[str, str] = {
     "position of a block.",
     "lopa_dream": "Every branch of every round is compared. The official code keeps the "
     "logits of the row left of the open blocks, this one computes that row again: the same "
-    "where attention is block-causal; where it is not, with `lopa(official=True)` and "
-    "`d2f(causal=False, official=True)`. With nothing to try the official code feeds the row "
+    "where attention is block-causal; where it is not, with `ReleasedLoPA` and "
+    "`ReleasedD2F`. With nothing to try the official code feeds the row "
     "twice.",
-    "d3llm_multi_block_dream": "With `delayed(official=True)`: of the positions fed the first "
+    "d3llm_multi_block_dream": "With `ReleasedDelayed`: of the positions fed the first "
     "is predicted from its own row, because the slice is shifted and not the canvas. Of "
     "cached runs with an early stop only those are recorded in which no decided block waits "
     "to be kept when a text ends: the official code then marks the blocks behind the end as "
@@ -55,38 +55,38 @@ ROUTINES: dict[str, str] = {
     "localleap_llada": "A third-party copy of the authors' code.",
     "localleap_dream": "A third-party copy of the authors' code.",
     "learn2pd_llada": "With random filters of the stated size: the authors' filter is not public.",
-    "dawn_llada": "With `dawn(official=True)`: once every candidate is taken or struck out, the "
+    "dawn_llada": "With `ReleasedDAWN`: once every candidate is taken or struck out, the "
     "released loop goes on and writes over the first token of the canvas.",
     "dawn_dream": "As for LLaDA.",
-    "dcd_llada": "With `dcd(official=True)` where cached: what the window has left and the padding "
+    "dcd_llada": "With `ReleasedDCD` where cached: what the window has left and the padding "
     "behind an end of text stay as they were until the next refresh.",
     "dcd_dream": "As for LLaDA.",
-    "dsb_llada": "Where cached with `dsb(official=True)` as sampler and as cache: the "
+    "dsb_llada": "Where cached with `ReleasedDSB` and `ReleasedDSBCache`: the "
     "official code also commits in the suffix that is only to be computed, because its mask "
     "is cut by a position in the canvas, in an array that begins with the slice.",
-    "dsb_dream": "Where cached with `dsb(official=True)` as sampler and as cache: every full "
+    "dsb_dream": "Where cached with `ReleasedDSB` and `ReleasedDSBCache`: every full "
     "pass commits exactly the first mask, and the first position of a fed slice is predicted "
     "from its own row.",
-    "d2cache_llada": "With `d2(official=True)`: the released code never updates its confidences "
+    "d2cache_llada": "With `ReleasedD2`: the released code never updates its confidences "
     "(it assigns to a copy), and its block shrinks with every commit (it is narrowed in place).",
     "d2cache_dream": "As for LLaDA; the last position of the prompt is fed only if it scores a "
     "chosen mask.",
     "dinfer_blockwise": "After an early stop the official code fills behind the block, this one "
     "behind the stop id: compared is the text.",
-    "fastdllm_v1_llada_factor": "With `official=True`: the scan also commits the last-ranked "
+    "fastdllm_v1_llada_factor": "With `ReleasedFactor`: the scan also commits the last-ranked "
     "position when it alone fails its bound.",
     "wedlm_stream": "The engine feeds the prompt alone in its first forward and what was decided "
     "last in one more; here the prompt goes with the first window, and what nobody will read is "
     "not fed. Its window looks past `max_new_tokens`, and what it decides there is seen by what is "
     "left to decide: replayed on a canvas that is longer by a window.",
-    "wedlm_blocks": "With `threshold` or `fixed`, and `blocks(official=True)`: the official "
+    "wedlm_blocks": "With `threshold` or `fixed`, and `ReleasedBlocks`: the official "
     "code knows masks by their id, and one that the model proposes counts as undecided from "
     "the next block on. By default `suppress_mask` proposes none.",
     "s2d2_llada21": "With the recorded draws and, in place of refused drafts, the recorded tokens, "
     "whose support is compared. Released code drafts and verifies in one step; here these are two, "
     "edits come with the first, and a finished block is stored by the next forward.",
     "s2d2_sdar": "As for LLaDA2.1. Not replayed: the case that falls back to the leftmost masks.",
-    "r2_dllm_llada": "Its factor cases with the official scan (`factor(official=True)`).",
+    "r2_dllm_llada": "Its factor cases with the official scan (`ReleasedFactor`).",
 }
 
 # (kind, registered name) -> where its default differs from the published code, or why no case.
@@ -121,7 +121,7 @@ METHODS: dict[tuple[str, str], str] = {
     "mask the lookahead is this library's.",
     ("sampler", "random"): "Recorded orders are replayed; the draws are this library's.",
     ("sampler", "factor"): "The official scan commits the last-ranked position when it alone fails "
-    "its bound: a defect, `official=True` has it.",
+    "its bound: a defect (`ReleasedFactor` in the tests has it).",
     (
         "sampler",
         "eos",
@@ -135,8 +135,8 @@ METHODS: dict[tuple[str, str], str] = {
     "abstract. On `nano` it gained nothing over its base: 775 forwards (`order=conf` 780) against "
     "787.",
     ("sampler", "klass"): "By default only the window's positions are followed, which caches of a "
-    "block can serve; `official=True` follows the region. Not kept: confidence from noised logits "
-    "at temperature > 0, and a fallback that overwrites decided positions.",
+    "block can serve; `ReleasedKLASS` in the tests follows the region. Not kept: confidence from "
+    "noised logits at temperature > 0, and a fallback that overwrites decided positions.",
     ("sampler", "learn2pd"): "The width of the filter is not published; 64 is this library's. "
     "The paper's 22x are LLaDA-8B at 1024 tokens with the end of text predicted: most of what is "
     "saved is padding, which answers of `nano` do not have.",
@@ -164,16 +164,17 @@ METHODS: dict[tuple[str, str], str] = {
         "dsb",
     ): "`k_max` is the official `max_block_length`, in its scripts the block length.",
     ("cache", "dcd"): "Each row refreshes on its own count; the official code takes the average. "
-    "Padding is computed once; with `official=True` it waits for the next refresh, as do tokens "
-    "that the window has left where `delay` is 0.",
+    "Padding is computed once; in `ReleasedDCD` of the tests it waits for the next refresh, as do "
+    "tokens that the window has left where `delay` is 0.",
     ("cache", "dsb"): "Each row refreshes on its own count.",
     ("cache", "d2"): "Each row chooses its own positions. Confidences are updated and blocks keep "
     "their length, as meant.",
     ("sampler", "wedlm"): "The official window looks past `max_new_tokens`; here the canvas ends "
     "there. Above temperature 0 the official code filters before it divides by the temperature.",
-    ("sampler", "dawn"): "Given text is never overwritten, unless with `official=True`.",
+    ("sampler", "dawn"): "Given text is never overwritten; in `ReleasedDAWN` of the tests it is.",
     ("cache", "delayed"): "Where logits are shifted, the row left of what is computed is computed "
-    "again and predicts its first position; `official=True` has the released code's shift.",
+    "again and predicts its first position; `ReleasedDelayed` in the tests has the released code's "
+    "shift.",
     ("cache", "d2f"): "Keeps no logits: where they are shifted, one row more is computed.",
     ("cache", "elastic"): "Could not be recorded; the rule follows paper and code.",
     ("cache", "block"): "Exact by construction: equals no cache on block-causal models (tested).",

@@ -386,8 +386,8 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "docs/results/cpu.md": {"official": official, "llama": llama, "eight": eight,
                             "quantised": quantised},
     "docs/results/drafting.md": {
-        "counts": lambda: drafter.counts(load("dflash_counts_2")),
-        "times": lambda: drafter.times(load("dflash_times_compiled")),
+        "counts": lambda: drafter.counts(load("drafting_counts")),
+        "times": lambda: drafter.times(load("drafting_times")),
     },
     "docs/results/serving.md": {"nano": partial(served, "serving"),
                                 "135m": partial(served, "serving_135m_engine")},

@@ -1,10 +1,10 @@
 """Latency against load: continuous batches, static batches, and one request after the other.
 
-    python benchmarks/serving.py                     # nano: four modes at each rate, and the plot
+    python benchmarks/serving.py                     # nano: four modes at each rate
     python benchmarks/serving.py --model 135M --rates 0.7 1.5 3 --requests 24
     python benchmarks/serving.py engine              # the same without HTTP, see below
     python benchmarks/serving.py overhead            # HTTP and queue at one client, 135M shape
-    python benchmarks/readme.py                      # then: the tables of its page
+    python benchmarks/pages.py                       # then: the tables of its page
 
 The client is open: requests arrive as a Poisson process, whatever became of those before.  The
 modes share the server, the engine and its cache:
@@ -44,8 +44,6 @@ from typing import Any
 
 import httpx
 import numpy as np
-
-from dllm.core.errors import DllmError
 
 from harness import RESULTS, write  # isort: skip
 
@@ -361,34 +359,10 @@ def overhead(repeats: int) -> dict[str, Any]:
     }
 
 
-def draw(result: dict[str, Any], file: Path) -> None:
-    """p50 and p90, or p99, against load, a line per mode."""
-    from dllm.eval.plot import new_figure
-
-    with new_figure(9.6, 3.4, [file]) as figure:
-        panels = figure.subplots(1, 3, sharey=True)
-        for axes, what in zip(panels, ("first draft", "first text", "end to end"), strict=True):
-            colours = ("#b4470f", "#5b86bd", "#8f6bb0", "#6d6d68")
-            for mode, colour in zip(MODES, colours, strict=True):
-                points = [point for point in result["points"] if point["mode"] == mode]
-                loads = [point["load"] for point in points]
-                for p, style in (("p50", "o--"), (tail(result["points"]), "-")):
-                    seconds = [point[what][p] / result["alone_seconds"] for point in points]
-                    axes.plot(loads, seconds, style, color=colour, linewidth=1.4, markersize=3,
-                              label=f"{mode}, {p}")  # fmt: skip
-            axes.set_title(what, fontsize=9)
-            axes.set_yscale("log")
-        panels[0].set_ylabel("times a request alone", fontsize=8)
-        lines, names = panels[0].get_legend_handles_labels()
-        figure.supxlabel("load, as a multiple of what serial can do at all", fontsize=8, y=0.12)
-        figure.legend(lines, names, ncols=8, fontsize=6.5, loc="lower center", frameon=False)
-        figure.tight_layout(rect=(0, 0.08, 1, 1))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("what", nargs="?", default="load",
-                        choices=["load", "engine", "overhead", "serve", "draw"])  # fmt: skip
+                        choices=["load", "engine", "overhead", "serve"])  # fmt: skip
     parser.add_argument("--model", default="nano", choices=list(LENGTHS))
     parser.add_argument("--mode", default="continuous", choices=MODES)
     parser.add_argument("--rates", type=float, nargs="+", default=[0.5, 1, 1.5, 2, 2.5, 3, 4, 5])
@@ -407,14 +381,8 @@ def main() -> None:
     if given.what == "engine":
         suffix += "_engine"
     file = given.output or RESULTS / f"serving{suffix}.json"
-    if given.what in ("load", "engine"):
-        run = measure if given.what == "load" else on_the_clock
-        write(file, run(given.model, given.rates, given.requests, given.seeds))
-    picture = RESULTS.parents[1] / "docs" / "reference" / f"serving{suffix}.svg"
-    try:
-        draw(json.loads(file.read_text()), file.with_suffix(".svg") if given.output else picture)
-    except (DllmError, ImportError) as error:  # no matplotlib: the figures stand in the file
-        print(f"no picture: {error}")
+    run = measure if given.what == "load" else on_the_clock
+    write(file, run(given.model, given.rates, given.requests, given.seeds))
 
 
 if __name__ == "__main__":

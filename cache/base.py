@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, ClassVar, Protocol, TypeVar, dataclass_transform
 
 import numpy as np
@@ -49,8 +50,9 @@ class Slots:
     ``pending`` (N,) bool: the stored key and value belong to another token than the present one;
     ``shift``: target t is scored by row t - shift; ``block_length`` of block-causal attention,
     0 for bidirectional; ``decided_first``: whether masks are seen by masks behind them alone
-    (WeDLM); ``layers``: what the cache remembers per lane and layer (see
-    `Layer.memory`), ``states`` the rest of what it remembers.
+    (WeDLM); ``prefix``: how many of the first positions were computed causally, where what stands
+    before the open block is so, else -1; ``layers``: what the cache remembers per lane and layer
+    (see `Layer.memory`), ``states`` the rest of what it remembers.
     """
 
     age: IntArray
@@ -58,19 +60,22 @@ class Slots:
     shift: int = 0
     block_length: int = 0
     decided_first: bool = False
+    prefix: int = -1
     layers: dict[int, dict[Any, Any]] = field(default_factory=dict)
     states: dict[type, Any] = field(default_factory=dict)
 
     @classmethod
     def empty(
-        cls, length: int, shift: int = 0, block_length: int = 0, decided_first: bool = False
-    ) -> Slots:
+        cls, length: int, shift: int = 0, block_length: int = 0, decided_first: bool = False,
+        prefix: int = -1,
+    ) -> Slots:  # fmt: skip
         pending = np.zeros(length, np.bool_)
-        return cls(np.full(length, -1), pending, shift, block_length, decided_first)
+        return cls(np.full(length, -1), pending, shift, block_length, decided_first, prefix)
 
     def fresh(self, length: int) -> Slots:
         """The same for ``length`` slots of which nothing has been computed."""
-        return Slots.empty(length, self.shift, self.block_length, self.decided_first)
+        prefix = min(self.prefix, 0)
+        return Slots.empty(length, self.shift, self.block_length, self.decided_first, prefix)
 
     def resize(self, length: int) -> None:
         """Add slots at the end of which nothing has been computed, or drop some."""
@@ -90,6 +95,8 @@ class Slots:
         """How many of the first positions hold keys and values that nothing can change any more,
         where attention is causal or block-causal: they were computed after the last decision that
         they depend on.  Whole blocks; 0 for bidirectional attention."""
+        if self.prefix >= 0:
+            return min(self.prefix, canvas.length)
         block, live = self.block_length, slice(canvas.length)
         if not (block or self.decided_first):
             return 0
@@ -112,6 +119,12 @@ class Slots:
     def changed(self, positions: IntArray) -> None:
         """Tokens at ``positions`` were decided or taken back."""
         self.pending[positions] = True
+        if self.prefix > 0 and positions.size:
+            self.prefix = min(self.prefix, int(positions.min()))
+
+    def end(self, canvas: Canvas, targets: IntArray) -> int:
+        """Where the last block ends that is asked about, counted from the canvas's origin."""
+        return min(canvas.block_at(int(targets[-1]), self.block_length)[1], canvas.length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +140,8 @@ class Plan:
     ``borders``: ascending positions; what is computed reads only what lies left of the next border
     to its right, beside what the model itself allows: D2F, whose checkpoints were trained
     so, in one forward for several blocks.  ``floor``: where logits are shifted, the first row that
-    scores; a target whose row lies left of it is scored by it."""
+    scores; a target whose row lies left of it is scored by it.  ``shift``: in place of the model's,
+    where the causal model is asked for what stands next."""
 
     compute: IntArray
     read: IntArray | None = None
@@ -137,9 +151,11 @@ class Plan:
     borders: IntArray | None = None
     floor: int = 0
     until: int = STEP
+    shift: int | None = None
 
     def rows(self, targets: IntArray, shift: int) -> IntArray:
         """The row that scores each target, ascending."""
+        shift = shift if self.shift is None else self.shift
         return np.maximum(targets - shift, self.floor) if shift else targets
 
     def pieces(self, length: int) -> list[tuple[IntArray, IntArray | None]]:
@@ -236,6 +252,12 @@ class Cache:
         """
         raise NotImplementedError
 
+    def opening(self, slots: Slots, low: int) -> Plan:
+        """The causal pass over all that stands before a block which begins at ``low``, whose first
+        token it predicts; one position at least."""
+        first = min(max(slots.prefix, 0), low - 1) if self.stores else 0
+        return Plan(np.arange(first, low), np.arange(low), refresh=not self.stores, shift=1)
+
     def branch(self, fork: Canvas, plan: Plan) -> Plan:
         """What a branch computes and reads, given the ``plan`` of its row; only asked where it
         `branches_slide` branches."""
@@ -324,7 +346,17 @@ def available() -> list[Info]:
 def compose(cache: CacheLike, family: str = "llada") -> Cache:
     """A cache from its name, e.g. ``"dual"`` or ``"dual(refresh_every=4)"``, or an object; fields
     that it leaves open are set to what its paper uses for models of ``family``."""
-    result = (cache,) if isinstance(cache, Cache) else parse(cache, CACHES)
+    if isinstance(cache, Cache):
+        return fill_open(cache, family)
+    if not isinstance(cache, str):
+        raise ConfigError(f"a cache is a name or an object of one, not {cache!r}")
+    return _named(cache, family, CACHES.version)
+
+
+@lru_cache(maxsize=64)
+def _named(cache: str, family: str, version: int) -> Cache:
+    """A cache keeps nothing of a text itself: all that name one alike share it."""
+    result = parse(cache, CACHES)
     if len(result) != 1:
         raise ConfigError(f"{cache!r} names {len(result)} caches: choose one")
     return fill_open(result[0], family)

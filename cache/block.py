@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ..core.canvas import Canvas, IntArray
-from ..core.capabilities import BLOCK_CAUSAL, JUDGED, REPEATED_MASKS
+from ..core.capabilities import BLOCK_CAUSAL, JUDGED, PREFIX, REPEATED_MASKS
 from .base import OPEN_BLOCK, REGION, STEP, Cache, Plan, Slots, register
-
-
-@dataclass(slots=True)
-class Fed:
-    """The last forward, of the released code, fed positions up to ``end``."""
-
-    end: int = 0
 
 
 @register("block", paper="Fast-dLLM v2: Efficient Block-Diffusion LLM", arxiv="2509.26328")
@@ -26,36 +17,20 @@ class ExactBlockCache(Cache):
     on the right of a finished block can change its keys and values.  A block is finished when it
     was computed whole after its last decision; this happens in the first step of the next one, so
     that no forward is spent on storing.
-
-    ``official``: a block keeps the keys and values of its last forward, as the released code of
-    T2M remasking has it.  What that forward decided stays a mask to the blocks behind it: cheaper
-    by a block per block, and not exact.
     """
 
     needs = frozenset({BLOCK_CAUSAL})
-    offers = REGION | {JUDGED, REPEATED_MASKS}
+    offers = REGION | {JUDGED, PREFIX, REPEATED_MASKS}
     survives_growth = True
-
-    official: bool = False
 
     @property
     def exact(self) -> bool:
-        return not self.official
-
-    @property
-    def recompute_pending(self) -> bool:
-        return not self.official
+        return True
 
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
-        block_length, length = slots.block_length, canvas.length
-        end = min((int(targets[-1]) // block_length + 1) * block_length, length)
-        finished = slots.final(canvas)
-        if self.official:  # a block is finished when another one is open
-            fed, masked = slots.state(Fed), np.flatnonzero(canvas.masked[:length])
-            first = min([int(targets[0]), *masked[:1].tolist()])
-            finished = min(fed.end, first // block_length * block_length)
-            fed.end = end
+        block_length = slots.block_length
+        end, finished = slots.end(canvas, targets), slots.final(canvas)
         # once it begins where the first undecided block does, it holds as long as that is open
-        own = not self.official and finished == int(targets[0]) // block_length * block_length
+        own = finished == canvas.block_at(int(targets[0]), block_length)[0]
         until = OPEN_BLOCK if own and end - finished == block_length else STEP
         return Plan(np.arange(finished, end), np.arange(end), until=until)

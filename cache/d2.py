@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,11 +17,9 @@ from .refresh import Refreshing
 
 @dataclass(slots=True)
 class Seen:
-    """(N,) ``confidence`` of each position's last prediction, None before the first step; the
-    masks of the window when the last step began."""
+    """(N,) ``confidence`` of each position's last prediction, None before the first step."""
 
     confidence: FloatArray | None = None
-    masks: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
 @register(
@@ -41,10 +39,6 @@ class D2Cache(Refreshing):
     computed, too.  Where logits are shifted, the rows that score the masks stand for them.
     Everything is computed in the first step only.  Needs room for the attention of all layers, L x
     Q x N, in the host's memory.
-
-    ``official`` reproduces the released code where an oversight is at work: confidences stay those
-    of the first step, the block is what was undecided in it before the last commits (also where its
-    length matters), and the prompt's last position is left out unless it scores a chosen mask.
     """
 
     offers = PARTIAL - {WHOLE_REGION}
@@ -55,7 +49,6 @@ class D2Cache(Refreshing):
     p: float = 0.1
     sigma: float = 10.0
     inflate: int = 0
-    official: bool = False
 
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
         flow = rollout(slots.layers.get(0, {}), canvas.length)
@@ -66,23 +59,14 @@ class D2Cache(Refreshing):
             return replace(full_plan(canvas), asks=masks)
         chosen = self._masks(canvas, slots)
         rows = np.union1d(np.maximum(chosen - slots.shift, 0), slots.waiting(canvas.length))
-        if self.official and slots.shift:  # the last of the prompt competes, and is then dropped
-            inner = rows[rows != canvas.start - 1]
-            added = nucleus(flow, inner, self.p)
-            compute = np.union1d(rows, added[added != canvas.start - 1])
-        else:
-            compute = np.union1d(rows, nucleus(flow, rows, self.p))
-        compute = fill_gaps(compute, self.inflate)
+        compute = fill_gaps(self._flowing(canvas, slots, rows, flow), self.inflate)
         computed = masks[np.isin(np.maximum(masks - slots.shift, 0), compute)]
         return Plan(compute, answers=computed, asks=computed)
 
     def _masks(self, canvas: Canvas, slots: Slots) -> IntArray:
         seen = slots.state(Seen)
         assert seen.confidence is not None, "the first step computes everything"
-        block, (origin, high) = canvas.masks(), canvas.window
-        size, least = high - origin, high
-        if self.official:
-            block, origin, size, least = seen.masks, canvas.start, len(seen.masks), 0
+        block, origin, size, least = self._block(canvas, slots)
         low, high = int(block[0]), int(block[-1]) + 1
         masks = np.flatnonzero(canvas.masked[: canvas.length])
         last = int(masks[self.k - 1]) if len(masks) >= self.k else canvas.end - 1
@@ -93,6 +77,16 @@ class D2Cache(Refreshing):
         ranked = np.lexsort((-score, masks >= high))
         return np.sort(masks[ranked[: self.k]])
 
+    def _block(self, canvas: Canvas, slots: Slots) -> tuple[IntArray, int, int, int]:
+        """The masks of the window, where blocks are counted from, their length, and the least end
+        of what competes."""
+        low, high = canvas.window
+        return canvas.masks(), low, high - low, high
+
+    def _flowing(self, canvas: Canvas, slots: Slots, rows: IntArray, flow: FloatArray) -> IntArray:
+        """``rows``, and what the rest attends to most."""
+        return np.union1d(rows, nucleus(flow, rows, self.p))
+
     def after_attention(self, canvas: Canvas, slots: Slots, layer: Layer) -> None:
         layer.memory[layer.index] = layer.stream, layer.attention(layer.stream)
 
@@ -100,11 +94,8 @@ class D2Cache(Refreshing):
         self, canvas: Canvas, slots: Slots, positions: IntArray, logprob: FloatArray
     ) -> None:
         seen = slots.state(Seen)
-        seen.masks = canvas.masks()
         if seen.confidence is None:
             seen.confidence = np.zeros(len(canvas.tokens), np.float32)
-        elif self.official:
-            return
         seen.confidence[positions] = np.exp(logprob)
 
 

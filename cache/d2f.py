@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
-from ..core.canvas import Canvas, Fed, IntArray
+from ..core.canvas import Canvas, IntArray
 from .base import BLOCK, Cache, Plan, Slots, register
 from .delayed import KeptBlocks, borders, decided
 
@@ -23,9 +21,6 @@ class D2FCache(Cache):
     window, as D2F's checkpoints are trained, on networks whose own attention is bidirectional; what
     is kept is then exact.  Without it every open block sees the others.  For windows of several
     blocks (``d2f``, ``staged_blocks``); with others the window is the only open block.
-
-    ``official``: where logits are shifted, the row left of the open blocks is not computed again,
-    as in the released code, which keeps its logits (see ``lopa(official=True)``).
     """
 
     offers = BLOCK
@@ -34,20 +29,15 @@ class D2FCache(Cache):
     trained = True
 
     causal: bool = True
-    official: bool = False
 
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
         kept = slots.state(KeptBlocks)
         before = kept.end
         kept.advance(decided(canvas, before), 0, 0, False)
-        plan = self._open(canvas, before)
-        if not self.official:
-            return plan
-        canvas.state(Fed).first = kept.end
-        return replace(plan, floor=before)
+        return self._open(canvas, before)
 
     def branch(self, fork: Canvas, plan: Plan) -> Plan:
-        return replace(self._open(fork, int(plan.compute[0])), floor=plan.floor)
+        return self._open(fork, int(plan.compute[0]))
 
     def _open(self, canvas: Canvas, begin: int) -> Plan:
         end = canvas.window[1]

@@ -23,10 +23,8 @@ class DCDCache(Refreshing):
     counted, and where blocks do not slide, when one opens.  With ``delay`` 0 the range begins with
     the window.
 
-    ``official`` reproduces the released code where it never computes a decided token or padding
-    outside the range before the next refresh; by default that is done once.  ``lookahead``
-    (default): where logits are shifted, the last position of the range is computed too, although
-    it predicts nothing in it.
+    ``lookahead`` (default): where logits are shifted, the last position of the range is computed
+    too, although it predicts nothing in it.
     """
 
     by_block = True
@@ -35,16 +33,11 @@ class DCDCache(Refreshing):
     refresh_after: float | None = 32
     delay: int = 2
     mode: str = "dual"
-    official: bool = False
     lookahead: bool = True
 
     @property
     def offers(self) -> frozenset[Capability]:  # type: ignore[override]
         return REGION if self.mode == "prefix" else BLOCK
-
-    @property
-    def recompute_pending(self) -> bool:
-        return not self.official
 
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
         (low, high), edge = canvas.window, slots.state(Edge)

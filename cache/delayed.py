@@ -62,9 +62,6 @@ class DelayedCache(Cache):
     ``refresh_every`` (``refresh_interval``, never by default): each forward whose number is a
     multiple of it computes everything.  ``in_turn``: the delay of a block begins when none waits
     before it, as in the code for LLaDA; in that for Dream they wait together.
-
-    ``official`` reproduces the released code where logits are shifted: of what is computed the
-    first position is predicted from its own row, which belongs to the position after it.
     """
 
     offers = REGION
@@ -77,7 +74,6 @@ class DelayedCache(Cache):
     delay: int = 1
     refresh_every: float | None = None
     in_turn: bool | None = None
-    official: bool = False
 
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
         kept, forward = slots.state(KeptBlocks), canvas.nfe + 1
@@ -88,4 +84,4 @@ class DelayedCache(Cache):
         due = self.refresh_every is not None and forward % self.refresh_every == 0
         if not before or (kept.end == before and (kept.since or due)):
             return full_plan(canvas)
-        return Plan(np.arange(before, canvas.length), floor=before if self.official else 0)
+        return Plan(np.arange(before, canvas.length))

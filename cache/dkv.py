@@ -8,12 +8,11 @@ every position has its own slot and nothing moves.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from ..core.canvas import BoolArray, Canvas, IntArray
+from ..core.canvas import Canvas, IntArray
 from ..core.capabilities import FORESIGHT
 from ..core.limits import NOT_NEGATIVE, bounds, one_of
 from ..core.spec import FamilyDefaults
@@ -22,25 +21,13 @@ from .refresh import Clock, Refreshing
 
 PAPER = "dKV-Cache: The Cache for Diffusion Language Models"
 ARXIV = "2505.15781"
-OFFICIAL = ("llada", "un", "un_right")
-
-
-@dataclass(slots=True)
-class PreviousMasks:
-    """What was undecided when the previous step began; None before the first."""
-
-    masked: BoolArray | None = None
 
 
 @register("dkv", paper=PAPER, arxiv=ARXIV)
 class DKVDecode(Refreshing):
     """Compute what is undecided and what was decided in the last step (dKV-Cache-Decode).
 
-    ``refresh_every``: by family 8 (LLaDA) or 4 (Dream), as in the paper's runs.  ``official``
-    reproduces released code: "llada" starts over when a block opens and computes all in the block's
-    second step too; "un" and "un_right" are rules for shifted logits, by which a position may rest
-    once its right neighbour is decided ("un", which freezes positions that still hold [MASK]) or
-    once both are.
+    ``refresh_every``: by family 8 (LLaDA) or 4 (Dream), as in the paper's runs.
     """
 
     offers = REGION
@@ -48,40 +35,15 @@ class DKVDecode(Refreshing):
         "llada": {"refresh_every": 8},
         "dream": {"refresh_every": 4},
     }
-    limits = bounds(official=one_of(OFFICIAL))
-
     refresh_every: float | None = None
-    official: str | None = None
-
-    @property
-    def by_block(self) -> bool:  # type: ignore[override]
-        return self.official == "llada"
-
-    @property
-    def recompute_pending(self) -> bool:
-        return self.official not in ("un", "un_right")
 
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
-        compute = self.undecided(canvas, slots)
-        second = self.official == "llada" and canvas.block_step == 1
-        if self.due(canvas, slots) or second:
-            return full_plan(canvas)
-        return Plan(compute)
+        compute = self.undecided(canvas)
+        return full_plan(canvas) if self.due(canvas, slots) else Plan(compute)
 
-    def undecided(self, canvas: Canvas, slots: Slots) -> IntArray:
+    def undecided(self, canvas: Canvas) -> IntArray:
         """Positions that may not rest, besides those decided in the last step."""
-        masked = canvas.masked[: canvas.length]
-        if self.recompute_pending:
-            return np.flatnonzero(masked)
-        # Rules on what was undecided when the previous step began.
-        before = slots.state(PreviousMasks)
-        masked = masked if before.masked is None else before.masked
-        before.masked = canvas.masked.copy()
-        busy = np.append(masked[1:], canvas.step == 1)  # row p scores position p + 1
-        if self.official == "un_right":
-            busy |= masked
-            busy[-1] = busy[-2]
-        return np.flatnonzero(busy[: canvas.length])
+        return np.flatnonzero(canvas.masked[: canvas.length])
 
 
 @register("dkv_prefill", paper=PAPER, arxiv=ARXIV)
@@ -106,7 +68,7 @@ class DKVPD(DKVDecode):
     refresh_every: float | None = 4
 
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
-        compute, start = self.undecided(canvas, slots), first_row(canvas, slots)
+        compute, start = self.undecided(canvas), first_row(canvas, slots)
         fresh = slots.state(Clock).block is None
         if self.due(canvas, slots):
             return full_plan(canvas) if fresh else Plan(np.arange(start, canvas.length))

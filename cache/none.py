@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..core.canvas import Canvas, IntArray
-from ..core.capabilities import JUDGED, REORDERING, REPEATED_MASKS, WHOLE_TEXT
+from ..core.capabilities import JUDGED, PREFIX, REORDERING, REPEATED_MASKS, WHOLE_TEXT
 from .base import REGION, SAME_LENGTH, Cache, Plan, Slots, full_plan, register
 
 
@@ -15,7 +15,7 @@ from .base import REGION, SAME_LENGTH, Cache, Plan, Slots, full_plan, register
 class NoCache(Cache):
     """Recompute every position in every step, but for those that nobody sees: exact."""
 
-    offers = REGION | {JUDGED, REORDERING, REPEATED_MASKS, WHOLE_TEXT}
+    offers = REGION | {JUDGED, PREFIX, REORDERING, REPEATED_MASKS, WHOLE_TEXT}
     stores = False
 
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
@@ -24,7 +24,7 @@ class NoCache(Cache):
             decided = np.flatnonzero(~canvas.masked[: canvas.length])
             end = int(max(targets[-1], decided[-1] if decided.size else 0)) + 1
         elif slots.block_length:
-            end = (int(targets[-1]) // slots.block_length + 1) * slots.block_length
+            end = slots.end(canvas, targets)
         else:
             return replace(full_plan(canvas), until=SAME_LENGTH)
         return Plan(np.arange(min(end, canvas.length)), refresh=True)

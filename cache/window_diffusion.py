@@ -9,7 +9,7 @@ import numpy as np
 
 from ..core.canvas import BoolArray, Canvas, IntArray
 from ..core.errors import ConfigError
-from ..core.limits import COUNT, bounds, one_of
+from ..core.limits import COUNT, bounds
 from ..core.spec import FamilyDefaults
 from .base import Plan, Slots, full_plan, register
 from .refresh import Refreshing
@@ -18,13 +18,11 @@ from .refresh import Refreshing
 @dataclass(slots=True)
 class Phase:
     """What a phase began with: ``masked`` (N,) bool and the positions it attends to (``window``),
-    None until its first step; ``near``: what its refresh left over of those far away; ``range``:
-    first, last and kept position of the released form for shifted logits."""
+    None until its first step; ``near``: what its refresh left over of those far away."""
 
     masked: BoolArray | None = None
     window: IntArray | None = None
     near: IntArray | None = None
-    range: tuple[int, int, int] = (0, 0, 0)
 
 
 @register("window_diffusion", paper="Window-Diffusion", arxiv="2601.20332")
@@ -40,24 +38,19 @@ class WindowDiffusion(Refreshing):
     early when the active masks leave the window, which the released code does not check.  Exact
     with ``refresh_every=1``, if ``far`` or if no mask lies beyond the window.
 
-    ``official`` reproduces released code: "llada" without that check; "dream" and "dream_sliding"
-    compute the range from the first mask to the one after the ``active``-th, an end that stays or
-    moves during the phase, and never compute what lies beyond ``window - 1`` masks.  The paper's
-    early stop at an end of text
-    is the policy ``first_commit`` of `dllm.samplers.eos`.
+    The paper's early stop at an end of text is the policy ``first_commit`` of `dllm.samplers.eos`.
     """
 
     family_defaults: ClassVar[FamilyDefaults] = {
         "llada": {"window": 64, "far": True},
         "dream": {"window": 128, "far": False},
     }
-    limits = bounds(active=COUNT, official=one_of(("llada", "dream", "dream_sliding")))
+    limits = bounds(active=COUNT)
 
     refresh_every: float | None = 32
     active: int = 16
     window: int | None = None
     far: bool | None = None
-    official: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -68,16 +61,13 @@ class WindowDiffusion(Refreshing):
         assert self.window is not None, "compose sets open fields"
         masks = np.flatnonzero(canvas.masked[: canvas.length])
         due = self.due(canvas, slots)
-        if self.official in ("dream", "dream_sliding"):
-            return self._ranges(canvas, slots, masks, due)
         active = masks[: self.active]
         phase = slots.state(Phase)
         if not due and phase.masked is None:  # the first step after a refresh
             phase.masked = canvas.masked.copy()
             phase.window = self._near(canvas, masks) if phase.near is None else phase.near
         masked, window = phase.masked, phase.window
-        left = window is None or not np.isin(active[-1], window)
-        if due or (not self.official and left):
+        if due or self._left(active, window):
             phase.masked = phase.window = phase.near = None
             if not due:
                 self.restart(canvas, slots)
@@ -94,16 +84,6 @@ class WindowDiffusion(Refreshing):
         """All but the masks beyond the window: what a phase attends to."""
         return np.setdiff1d(np.arange(canvas.length), masks[self.window :], assume_unique=True)
 
-    def _ranges(self, canvas: Canvas, slots: Slots, masks: IntArray, due: bool) -> Plan:
-        """The released form for shifted logits; its refresh commits the first mask."""
-        after = int(masks[self.active]) if len(masks) > self.active else canvas.length
-        if due:
-            assert self.window is not None, "compose sets open fields"
-            kept = canvas.length - len(masks[self.window - 1 :])
-            slots.state(Phase).range = int(masks[0]), after, kept
-            span = np.arange(kept)
-            return Plan(span, span, answers=masks[: self.active])
-        start, end, kept = slots.state(Phase).range
-        if self.official == "dream_sliding":
-            end = after
-        return Plan(np.arange(start, end), np.arange(kept), answers=masks[masks < end])
+    def _left(self, active: IntArray, window: IntArray | None) -> bool:
+        """Whether the active masks have left the window of the phase."""
+        return window is None or not np.isin(active[-1], window)

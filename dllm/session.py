@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from typing import Any, Unpack
 from .cache import compose
 from .core.config import GenerationConfig, SessionArguments, SessionConfig
 from .core.declared import ANSWER, MACHINE, VERIFIER
-from .core.errors import CancelledError, ConfigError, QueueFullError, short
+from .core.errors import CancelledError, ConfigError, QueueFullError, one_line, short
 from .engine import Engine
 from .engine.work import Work
 from .models import DiffusionModel, load
@@ -58,7 +59,8 @@ class Session:
 
     ``model``: as for `dllm.generate`, or as the verifier of `dllm.speculate`; ``how``: see
     `dllm.core.config.SessionConfig`.
-    ``observe`` is called with a `StepReport` after every step, in the engine's thread.
+    ``observe`` is called with a `StepReport` after every step, in the engine's thread.  One that
+    raises is warned about, and not called again.
     """
 
     def __init__(
@@ -260,18 +262,25 @@ class Session:
             return
         spent, before = self._scheduler.engine.forward_seconds, self._forward_seconds
         self._forward_seconds = spent
-        self.observe(
-            StepReport(
-                seconds=seconds,
-                forward_seconds=spent - before,
-                rows=len(steps),
-                positions=sum(step.positions for step in steps),
-                committed=sum(len(step.decision.committed) for step in steps),
-                remasked=sum(len(step.decision.remasked) for step in steps),
-                running=self.running,
-                waiting=self.waiting,
-            )
+        report = StepReport(
+            seconds=seconds,
+            forward_seconds=spent - before,
+            rows=len(steps),
+            positions=sum(step.positions for step in steps),
+            committed=sum(len(step.decision.committed) for step in steps),
+            remasked=sum(len(step.decision.remasked) for step in steps),
+            running=self.running,
+            waiting=self.waiting,
         )
+        try:
+            self.observe(report)
+        except Exception as error:  # it says nothing about any request
+            self.observe = None
+            warnings.warn(
+                f"observe raised {type(error).__name__}: {one_line(error)}; it is not called again",
+                RuntimeWarning,
+                stacklevel=1,
+            )
 
     def _end(self) -> None:
         """Nothing is left behind: no row, no slot, nobody who waits for ever."""
@@ -307,7 +316,7 @@ def _opened(model: DiffusionModel, config: SessionConfig) -> tuple[Work[Any, Any
 
 
 def _masked(model: DiffusionModel, config: SessionConfig, most: int) -> tuple[Work[Any, Any], Make]:
-    sampler, length = config.sampler or "threshold", config.length
+    sampler, length = config.sampler, config.length
     engine = Engine(
         model, compose(config.cache or "none", model.family.name), most=most,
         max_batch_size=config.max_batch_size, max_batch_tokens=config.max_batch_tokens,

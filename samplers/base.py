@@ -168,6 +168,16 @@ class Part:
         not offer is left out."""
         return ()
 
+    def heat(self, canvas: Canvas) -> float | None:
+        """The temperature of the distribution that this step reads and draws from, where the part
+        has one of its own."""
+        return None
+
+    def signal(self, canvas: Canvas) -> float | None:
+        """The share of positions that are not noise, where this step reads each position without
+        what it holds (leave-one-out), and draws from that with noise for the rest."""
+        return None
+
     def begin_block(self, canvas: Canvas) -> None:
         """Before a forward, when the window has just been opened: set up what belongs to a block,
         e.g. a schedule.  What is asked before a forward (`reads`, `Selector.rests`, ...) changes

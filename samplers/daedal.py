@@ -49,7 +49,7 @@ class Daedal(Length):
     decided ends follow.  While the text is written, the least confident undecided position of the
     block, if below ``low``, becomes ``expand`` masks after each step in which that confidence is
     below ``insert_until``; not with ``insert=False``.  An insertion never pushes anything out, and
-    an answer without an end gets another ``block`` (32); not so with ``official``.
+    an answer without an end gets another ``block`` (32).
     """
 
     needs = frozenset({WHOLE_TEXT})
@@ -68,7 +68,6 @@ class Daedal(Length):
     insert: bool = True
     growth: float = 1.0
     block: int | None = None
-    official: bool = False
     eos_token_id: int | None = None
 
     @property
@@ -105,10 +104,5 @@ class Daedal(Length):
         sure = end_confidence(view.all_predictions, self.eos_token_id, self.tokens)
         if self.insert and unsure.any() and sure < self.insert_until and room > 0:
             at = int(p.positions[unsure][p.logprob[unsure].argmin()])
-            if not self.official:
-                return (Edit(at, 1, min(self.expand, room + 1)),)
-            over = max(0, self.expand - 1 - room)
-            edits = (Edit(at, 1, self.expand),)
-            last = canvas.end + self.expand - 1 - over
-            return (*edits, Edit(last, over, 0)) if over else edits
-        return () if self.official else after_a_miss(view, self.block or 32)
+            return (Edit(at, 1, min(self.expand, room + 1)),)
+        return after_a_miss(view, self.block or 32)

@@ -28,10 +28,6 @@ class DAWN(Selector):
     gives ``tau``; and, of the rest with at least ``tau_low``, the best first, each that neither
     leans on one already taken nor is leaned on by it.  Thresholds left open are those of the
     released runs by family, for Dream of the instruct model.
-
-    ``official`` reproduces the released code, which also writes over the first token of the canvas,
-    given or not, in every step in which a candidate was struck out: its loop goes on for as many
-    rounds as there were candidates, and an index that finds none left is 0.
     """
 
     needs = frozenset({PROBABILITY, WHOLE_TEXT, OWN_PREDICTIONS})
@@ -51,7 +47,6 @@ class DAWN(Selector):
     tau_induce: float | None = None
     tau_low: float | None = None
     layers: int = 4
-    official: bool = False
 
     @property
     def statistics(self) -> Mapping[str, int]:  # type: ignore[override]
@@ -70,10 +65,7 @@ class DAWN(Selector):
         rest = ((score >= self.tau_low) & ~sure & ~induced & ~near).nonzero()[0]
         leans = edge[np.ix_(at[rest], at[rest])]
         chosen = sure | induced
-        taken = independent(leans | leans.T, score[rest])
-        chosen[rest[taken]] = True
-        if self.official and len(taken) < len(rest):
-            view.canvas.tokens[0] = view.all_predictions.at(np.zeros(1, np.int64)).token[0]
+        chosen[rest[independent(leans | leans.T, score[rest])]] = True
         return chosen
 
     def edges(self, view: View) -> BoolArray:

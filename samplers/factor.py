@@ -16,8 +16,7 @@ from .threshold import FAST_DLLM
 class Factor(Selector):
     """Commit the n best, n the largest with (n + 1)(1 - p_(n)) <= ``factor``; always the best one.
 
-    ``factor`` > 0, default 1.  ``official`` reproduces the released code, which also commits the
-    last-ranked position when it alone fails its bound.
+    ``factor`` > 0, default 1.
     """
 
     needs = frozenset({PROBABILITY})
@@ -25,7 +24,6 @@ class Factor(Selector):
     limits = bounds(factor=POSITIVE)
 
     factor: float = 1.0
-    official: bool = False
 
     def select(self, view: View) -> BoolArray:
         ranked = np.sort(view.score)[::-1]
@@ -33,6 +31,4 @@ class Factor(Selector):
         passed = ranked >= 1 - self.factor / (rank + 1)
         passed[:1] = True
         n = len(passed) if passed.all() else int(passed.argmin())
-        if self.official and n == len(ranked) - 1:
-            n += 1
         return top(view.score, n)

@@ -12,7 +12,7 @@ from ..core.canvas import SELECTION, BoolArray, Canvas, FloatArray
 from ..core.capabilities import FIXED_LENGTH, FRESH_LOGITS, PROBABILITY
 from ..core.limits import COUNT, NOT_NEGATIVE, POSITIVE, THRESHOLD, bounds, one_of
 from ..core.spec import FamilyDefaults
-from .base import NO_SCORES, NOTHING_MORE, Part, Reads, Selector, View, top
+from .base import NO_SCORES, Part, Selector, View, top
 from .compose import register
 from .llada import Quota, schedule
 from .windows import StaticBlocks, WholeRegion
@@ -39,11 +39,9 @@ class KLASS(Selector):
     committed, as many as an even schedule of ``steps`` grants (default: one).  Defaults are those
     for GSM8K: LLaDA ``tau`` 0.6, ``kappa`` 0.015 in blocks of 64; Dream 0.9, which need only be
     reached (``inclusive``), and 0.001, without blocks.  Divergences exist only for positions
-    predicted in consecutive steps; a gap starts their history anew.  ``official`` follows, as the
-    released code does, all undecided positions of the region, so that those of the next block may
-    be ready ``history`` - 1 steps after it opened; without it only the window is followed, which
-    caches of a block can serve.  ``top_k`` ranks, where nothing is ready, by probabilities among
-    so many tokens, as the released code for Dream does by transformers' default of 50.  Costs
+    predicted in consecutive steps; a gap starts their history anew.  Only the window is followed,
+    which caches of a block can serve.  ``top_k`` ranks, where nothing is ready, by probabilities
+    among so many tokens, as the released code for Dream does by transformers' default of 50.  Costs
     memory: one float32 distribution over the vocabulary per position that is followed.
     """
 
@@ -63,7 +61,6 @@ class KLASS(Selector):
     unmask_strategy: str = "all"
     inclusive: bool | None = None
     steps: int | None = None
-    official: bool = False
     top_k: int = 0
 
     @property
@@ -77,15 +74,12 @@ class KLASS(Selector):
     def begin_block(self, canvas: Canvas) -> None:
         schedule(canvas, self.steps, Divergences)
 
-    def reads(self, canvas: Canvas) -> Reads:
-        return Reads(canvas.masked[: canvas.end].nonzero()[0]) if self.official else NOTHING_MORE
-
     def _recent(self, canvas: Canvas, view: View) -> FloatArray:
         """(n, history) latest divergences, this step's last."""
         state = canvas.state(Divergences)
         if not state.ring.size:
             state.ring = np.full((len(canvas.tokens), self.history), np.inf, np.float32)
-        ring, seen = state.ring, view.all_predictions if self.official else view.prediction
+        ring, seen = state.ring, view.prediction
         assert seen.kl is not None
         ring[seen.positions] = np.column_stack([ring[seen.positions][:, 1:], seen.kl])
         return ring[view.positions]
@@ -109,8 +103,6 @@ class KLASS(Selector):
         recent = self._recent(view.canvas, view)
         sure = view.score >= self.tau if self.inclusive else view.score > self.tau
         ready: BoolArray = (recent < self.kappa).all(1) & sure
-        if self.official and view.canvas.block_step < self.history - 1:
-            ready[:] = False
         if not ready.any():
             return top(self._filtered(view), self._quota(view.canvas))
         if self.unmask_strategy == "all":

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from ..core.canvas import BoolArray, Canvas, Fed
+from ..core.canvas import BoolArray, Canvas
 from ..core.capabilities import BRANCHES, SLIDING_BRANCHES
 from ..core.limits import COUNT, SHARE, SOME_SHARE, bounds, one_of
-from .base import Part, Prediction, Transform, View
+from .base import Part, Prediction, View
 from .compose import register
 from .scorers import SCORES
 from .threshold import Threshold
@@ -22,41 +22,6 @@ class BranchScores:
     """How sure each branch was of its trial when it was made; 1 of the row as it stands."""
 
     scores: tuple[float, ...] = ()
-
-
-@dataclass
-class KeptLogits:
-    """What was said of ``position``, the first open one, when the blocks before it were kept."""
-
-    position: int = -1
-    prediction: Prediction | None = None
-
-    def put(self, prediction: Prediction) -> Prediction:
-        """``prediction`` with what was kept."""
-        here = np.flatnonzero(prediction.positions == self.position)
-        if self.prediction is None or not here.size:
-            return prediction
-        changed = {}
-        for name in ("token", "logprob", "entropy", "margin"):
-            array, kept = getattr(prediction, name), getattr(self.prediction, name)
-            if array is not None:
-                changed[name] = array.copy()
-                changed[name][here] = kept
-        return replace(prediction, **changed)
-
-
-class KeepsLogits(Transform):
-    """Predicts the first open position as when the blocks before it were kept (cache ``d2f``)."""
-
-    name = "keeps_logits"
-
-    def apply(self, canvas: Canvas, prediction: Prediction) -> Prediction:
-        kept, low = canvas.state(KeptLogits), canvas.state(Fed).first
-        if kept.position != low:
-            here = np.flatnonzero(prediction.positions == low)
-            kept.position = low
-            kept.prediction = prediction.take(here) if here.size else None
-        return kept.put(prediction)
 
 
 @register(
@@ -74,10 +39,6 @@ class LoPA(Explorer):
     not count the row as it stands: it is k - 1.  Without ``base_competes`` (the official code
     without branch verification) the row as it stands is not fed, and all ``k`` branches are trials.
     A forward of k branches counts once in NFE and k times in computed positions.
-
-    ``official`` reproduces the released code where blocks see one another, with
-    ``cache="d2f(causal=False, official=True)"``: the row left of the open blocks is not computed
-    again, what it predicts stays as it was.
     """
 
     needs = frozenset({BRANCHES, SLIDING_BRANCHES})
@@ -89,7 +50,6 @@ class LoPA(Explorer):
     branch_topp: float = 1.0
     confidence: str = "neg_entropy"
     base_competes: bool = True
-    official: bool = False
 
     @property
     def statistics(self) -> Mapping[str, int]:  # type: ignore[override]
@@ -100,7 +60,7 @@ class LoPA(Explorer):
         return self.k
 
     def companions(self, family: str) -> tuple[Part, ...]:
-        return (Threshold(), KeepsLogits()) if self.official else (Threshold(),)
+        return (Threshold(),)
 
     def decide(self, turn: Turn) -> None:
         if turn.feed.branches:
@@ -119,15 +79,13 @@ class LoPA(Explorer):
         view.canvas.state(BranchScores).scores = tuple(scores)
         return [np.zeros(len(chosen), np.bool_)] * base + [index == i for i in order]
 
+    def _open(self, turn: Turn) -> list[Prediction]:
+        """What each branch says of what is left undecided in its window."""
+        return [seen.prediction.of_window(seen.canvas) for seen in turn.seen]
+
     def _best(self, turn: Turn) -> int:
-        branches = [seen.canvas for seen in turn.seen]
-        result = [seen.prediction.of_window(seen.canvas) for seen in turn.seen]
+        branches, result = [seen.canvas for seen in turn.seen], self._open(turn)
         committed = turn.canvas.state(BranchScores).scores
-        if self.official:
-            result = [
-                p.put(r) if (p := b.state(KeptLogits)).position == b.state(Fed).first else r
-                for b, r in zip(branches, result, strict=True)
-            ]
         future = [self._future(*pair) for pair in zip(branches, result, strict=True)]
         scores = [
             self.alpha * c + (1 - self.alpha) * f for c, f in zip(committed, future, strict=True)

@@ -25,6 +25,8 @@ class ReMDMQuota(LLaDA):
     """LLaDA's quota before and behind the loop of `ReMDM`, the ``n`` best positions in it."""
 
     offers = frozenset()
+    limits = bounds(n=COUNT, start=SHARE)
+
     n: int = 1
     start: float = 0.875
 

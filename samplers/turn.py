@@ -64,6 +64,16 @@ class Decision:
         return float(-self.logprobs.sum() / np.log(2))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Mixture:
+    """What ascending ``positions`` (n,) are fed as in place of one token: ``tokens`` (n, k) and
+    their ``weights``, with the mask's embedding for the rest."""
+
+    positions: IntArray
+    tokens: IntArray
+    weights: FloatArray
+
+
 @dataclass(frozen=True, slots=True)
 class Feed:
     """What the next forward feeds of a row.
@@ -71,11 +81,15 @@ class Feed:
     ``branches``: in place of the row as it stands, texts with these commits beyond it, each in a
     lane of its own; none: the row itself.  ``masks``: positions that are fed once more, as [MASK]s
     that see every token but the one in their place.  ``ordered``: positions, from the first on and
-    below the second, that see only what is left of them, as if blocks had one position."""
+    below the second, that see only what is left of them, as if blocks had one position.  ``soft``:
+    whether a network with self-conditioning is given next what this forward predicts.
+    ``mixture``: positions that are fed as several tokens."""
 
     branches: tuple[Trial, ...] = ()
     masks: IntArray = field(default_factory=lambda: NOTHING)
     ordered: tuple[int, int] = (0, 0)
+    soft: bool = True
+    mixture: Mixture | None = None
 
 
 THE_ROW = Feed()
@@ -157,7 +171,7 @@ class Length(Course, role="length"):
 
     def decide(self, turn: Turn) -> None:
         turn.go_on()
-        if turn.goes_on:
+        if turn.goes_on and turn.canvas.stop_position is None:
             turn.edits = self.resize(turn.view, turn.committed)
 
     def resize(self, view: View, committed: IntArray) -> tuple[Edit, ...]:
@@ -210,8 +224,8 @@ class Turn:
 
     @property
     def goes_on(self) -> bool:
-        """Whether the text has not ended with this step."""
-        return not (self._stopped or self.canvas.finished or self.canvas.stop_position is not None)
+        """Whether something is left to decide after this step."""
+        return not (self._stopped or self.canvas.finished)
 
     # -- what a step may do ---------------------------------------------------------------------
 

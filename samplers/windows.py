@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from ..core.canvas import Canvas
 from ..core.capabilities import FIXED_WINDOW, REPEATABLE, WHOLE_REGION
 from ..core.limits import COUNT, bounds
@@ -16,15 +14,12 @@ class StaticBlocks(Window):
     """Blocks of equal length, left to right; the next opens when the last has no mask.
 
     The last block is short when ``block_length`` (default 32) does not divide the region.
-    ``official`` is for parity with WeDLM's block decoder, which knows masks by their id: where the
-    model may propose the mask token, one that was committed is undecided again in the next block.
     """
 
     offers = frozenset({FIXED_WINDOW, REPEATABLE})
     limits = bounds(block_length=COUNT)
 
     block_length: int | None = None
-    official: bool = False
 
     def advance(self, canvas: Canvas) -> None:
         low, high = canvas.window
@@ -35,13 +30,8 @@ class StaticBlocks(Window):
             canvas.window = low, high
         while not canvas.masked[low:high].any() and high < canvas.end:
             low, high = high, min(origin + ((high - origin) // size + 1) * size, canvas.end)
-        if (low, high) == canvas.window:
-            return
-        masks = np.flatnonzero(canvas.tokens[:low] == canvas.mask_id)
-        if self.official and masks.size:
-            canvas.remask(masks)
-            low = int(masks[0])
-        canvas.open_window(low, high)
+        if (low, high) != canvas.window:
+            canvas.open_window(low, high)
 
 
 @register("whole", paper="Dream 7B", arxiv="2508.15487")

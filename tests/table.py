@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from dllm.models import DiffusionModel, Facts
+from dllm.models import DiffusionModel, Facts, Family
 
 VOCAB, MASK, EOS = 32, 31, 30
 
@@ -60,7 +60,7 @@ def table_model(table: Table, **facts: Any) -> DiffusionModel:
         "mask_kind": "bidirectional", "context_length": 4096, "vocab_size": VOCAB,
         "score_source": "clean",
     }  # fmt: skip
-    family = cast(Any, SimpleNamespace(name="llada"))
+    family = Family("llada", ())
     return DiffusionModel(
         hf=cast(Any, _Network(table)), tokenizer=None, family=family,
         facts=Facts(**{**known, **facts}), name="table",

@@ -170,6 +170,56 @@ def test_a_request_that_fails_takes_nobody_with_it(
     assert session.submit(PROMPTS[1], **HOW).result(timeout=60).tokens
 
 
+@pytest.mark.parametrize("cache", ["none", "dual"])
+def test_one_out_of_memory_error_costs_a_restart_at_most(
+    tiny: dllm.DiffusionModel, cache: str
+) -> None:
+    """In a micro-batch of one row, while others wait for their turn in the same step."""
+    how = {"max_new_tokens": 20, "sampler": "llada"}
+    prompts = [list(range(10 + i, 40 + i)) for i in range(3)]
+    expected = dllm.generate(tiny, prompts, cache=cache, **how)
+    calls = [0]
+
+    def hook(*_: Any) -> None:
+        calls[0] += 1
+        if calls[0] == 2:
+            raise MemoryError("forced")
+
+    with dllm.Session(tiny, cache=cache, max_batch_tokens=1) as session:
+        handle = tiny.backbone.register_forward_pre_hook(hook)
+        try:
+            results = [h.result(60) for h in [session.submit(one, **how) for one in prompts]]
+        finally:
+            handle.remove()
+        assert session.submit(prompts[0], **how).result(60).tokens == expected[0].tokens
+    assert [r.tokens for r in results] == [r.tokens for r in expected]
+    assert sum(r.restarts for r in results) == 1
+
+
+def test_a_tokenizer_or_an_observer_that_raises_ends_no_session(
+    tiny: dllm.DiffusionModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad, decode, tokenizer = dllm.generate(tiny, PROMPTS[1], **HOW), None, tiny.tokenizer
+    assert tokenizer is not None
+    decode = tokenizer.decode
+
+    def refusing(ids: Any, **how: Any) -> Any:
+        if list(ids) == bad.tokens:
+            raise ZeroDivisionError("no such text")
+        return decode(ids, **how)
+
+    monkeypatch.setattr(tokenizer, "decode", refusing)
+    with (
+        pytest.warns(RuntimeWarning, match="observe raised ZeroDivisionError"),
+        dllm.Session(tiny, observe=lambda _: 1 / 0) as session,
+    ):
+        one, two = (session.submit(prompt, **HOW) for prompt in PROMPTS[:2])
+        assert same(one.result(60), dllm.generate(tiny, PROMPTS[0], **HOW))
+        with pytest.raises(ZeroDivisionError, match="no such text"):
+            two.result(60)
+        assert session.submit(PROMPTS[0], **HOW).result(60).tokens
+
+
 def test_an_engine_that_dies_keeps_nobody_waiting(
     tiny: dllm.DiffusionModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -239,7 +239,7 @@ class Measured(Ways):
 
 
 EVERY = GenerationConfig.fields().keys() - {
-    "suppress_mask", "top_candidates", "structural_tag",
+    "suppress_mask", "top_candidates", "cache_salt", "structural_tag",
 }  # fmt: skip
 ANSWERS = GenerationConfig.fields().keys() - GenerationConfig.fields(HOLES, MACHINE) | {
     "stop_strings", "logit_bias", "length"
@@ -255,11 +255,12 @@ TEXTS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "json_schema": (str, str),
     "caches": (list[str], tuple),
     "drafters": (list[str], tuple),
-    **dict.fromkeys(("sampler", "metrics_names"), (str, str)),
+    "sampler": (str, str),
+    "cors": (list[str], tuple),
 }
 PANELS = {
     "top_candidates": OUTPUT,
-    **dict.fromkeys(("name", "page", "tool_parser", "metrics_names"), "Network"),
+    **dict.fromkeys(("name", "page", "tool_parser", "cors"), "Network"),
     **dict.fromkeys(
         ("max_waiting", "deadline", "drain", "max_body", "max_prompt_tokens"), "Limits"
     ),

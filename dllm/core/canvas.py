@@ -21,6 +21,7 @@ FloatArray = npt.NDArray[np.float32]
 
 PROPOSAL, SELECTION, SCHEDULE, PATH = 0, 1, 2, 3  # purposes of noise, in drawing order
 PURPOSES = 4
+FED = 1 << 31  # stream of the ids that undecided positions hold under uniform noise, plus the row
 
 S = TypeVar("S")
 
@@ -90,26 +91,17 @@ class Hole:
         return replace(self, low=low, high=high)
 
 
-@dataclass(slots=True)
-class Fed:
-    """What released code feeds, where a sampler has to know it (``official`` of DSB and LoPA): the
-    ``whole`` text, or positions ``first`` to ``end``."""
-
-    first: int = -1
-    end: int = 0
-    whole: bool = True
-
-
 @dataclass(slots=True, eq=False)
 class Canvas:
     """One row: prompt, undecided positions, and what was decided when.
 
-    ``tokens`` (N,) int64 holds the mask id at undecided positions; ``masked`` (N,) bool is the
-    truth about what is undecided.  ``start`` and ``end`` bound the region to be written;
-    ``window`` is the part of it in which this step may commit.  ``commit_step`` (N,) int64 is the
-    step that decided a position, -1 for given text and for undecided positions; ``logprob`` (N,)
-    float32 is the log-probability it had then.  ``length`` counts the live positions: what lies
-    beyond was cut off by a stop.  Between ``end`` and ``length`` stands given text, or padding.
+    ``tokens`` (N,) int64 holds the mask id at undecided positions (-1 where the noise is uniform),
+    or what a sampler `hold`s there; ``masked`` (N,) bool is the truth about what is undecided.
+    ``start`` and ``end`` bound the region to be written; ``window`` is the part of it in which this
+    step may commit.  ``commit_step`` (N,) int64 is the step that decided a position, -1 for given
+    text and for undecided positions; ``logprob`` (N,) float32 is the log-probability it had then.
+    ``length`` counts the live positions: what lies beyond was cut off by a stop.  Between ``end``
+    and ``length`` stands given text, or padding.
     """
 
     tokens: IntArray
@@ -203,6 +195,22 @@ class Canvas:
     def uniform(self, purpose: int, positions: IntArray) -> FloatArray:
         """Uniform noise in (0, 1) for ``positions``, keyed by row, purpose, step and position."""
         return self.noise(self.row * PURPOSES + purpose, self.step, positions)
+
+    def random_ids(self, positions: IntArray, size: int) -> IntArray:
+        """(n,) ids below ``size``, drawn uniformly: what undecided ``positions`` hold in this step
+        where the noise is uniform."""
+        drawn = self.noise(FED + self.row, self.step, positions).astype(np.float64)
+        return (drawn * size).astype(np.int64)
+
+    def block_at(self, position: int, size: int) -> tuple[int, int]:
+        """The block of ``size`` positions, counted from `origin`, that holds ``position``."""
+        origin = self.start if self.origin is None else self.origin
+        low = origin + max(0, position - origin) // size * size
+        return low, low + size
+
+    def hold(self, positions: IntArray, tokens: IntArray) -> None:
+        """Let undecided ``positions`` be fed as these tokens; -1: as noise again."""
+        self.tokens[positions] = np.where(tokens < 0, self.mask_id, tokens)
 
     def open_window(self, low: int, high: int) -> None:
         """Make ``[low, high)`` the window; a new window starts a new block."""

@@ -72,6 +72,11 @@ LEFT_TO_RIGHT = Capability(
 DECIDED_FIRST = Capability(
     "attention in which decided tokens come before masks", {"a model": "use cache='dual'"}
 )
+# DMax mixes the mask's embedding with those of tokens.
+MASK_EMBEDDING = Capability(
+    "the embedding of a mask token",
+    {"a model": "load a masked diffusion model, or use sampler='threshold',"},
+)
 # Revisers and stops read what the model says at decided positions: there its own token.
 OWN_PREDICTIONS = Capability(
     "decided tokens that predict themselves",
@@ -80,6 +85,17 @@ OWN_PREDICTIONS = Capability(
 # Guidance compares with the text whose prompt is masked.
 UNCONDITIONAL = Capability(
     "predictions of a text whose beginning is masked", {"a model": "use cfg_scale=0"}
+)
+
+# Samplers that change undecided positions at random, or say what stands there.
+UNIFORM_NOISE = Capability(
+    "uniform noise: undecided positions that hold random tokens",
+    {"a model": "load DiffusionGemma or another model of that kind, or use sampler='threshold',"},
+)
+
+# A sampler that says at which temperature each step draws.
+OWN_TEMPERATURE = Capability(
+    "the temperatures of its own steps", {"a temperature": "set its t_min and t_max"}
 )
 
 # Of the cache: what is computed in a step, from all to part of what is asked.
@@ -116,13 +132,14 @@ REORDERING = Capability(
     "keys and values that follow the order of decisions",
     {"a cache": "use cache='wedlm' or cache='none'"},
 )
+# Models that read causally what stands before the open block: its keys are final, and nothing is
+# left there that a cache could approximate.
+PREFIX = Capability(
+    "the exact keys of a prefix that is read causally",
+    {"a cache": "use cache='block' or cache='none'"},
+)
 # The cache `dkv_greedy` computes the neighbourhood of what will be committed.
 FORESIGHT = Capability(
     "commits that are known before the forward",
     {"a sampler": "use sampler='llada(remasking=random)'"},
-)
-# The window and the cache of DSB's released code depend on one another.
-DSB_CACHE = Capability(
-    "what the released code of DSB does beside its cache",
-    {"a cache": "use cache='dsb(official=True)'", "a sampler": "use sampler='dsb(official=True)'"},
 )

@@ -289,12 +289,13 @@ class Drafter(DraftPart):
 
     ``target_layer_ids``: the verifier's layers whose hidden states it reads, in `Feedback.hidden`.
     ``outside``: its drafts come from elsewhere, when they come; its texts wait for them, and take
-    nobody's place meanwhile.
+    nobody's place meanwhile.  ``trees``: it drafts trees whatever the verifier takes.
     """
 
     distributions: ClassVar[frozenset[Distribution]] = frozenset({Distribution.POINT})
     target_layer_ids: ClassVar[tuple[int, ...]] = ()
     outside: ClassVar[bool] = False
+    trees: ClassVar[bool] = False
 
     def open(self, request: DraftRequest) -> Drafting:
         """Start on a new sequence."""

@@ -64,6 +64,7 @@ class SpeculativeEngine(Work[DraftedRow, Step]):
             return
         if not drafter.distributions & rule.accepts:
             rule.check(next(iter(drafter.distributions)), False)
+        self.verifier.check_drafts(drafter.trees)
         if drafter.target_layer_ids and drafter.target_layer_ids != self.verifier.target_layer_ids:
             raise ConfigError(
                 f"{type(drafter).__name__} reads layers of the verifier, which has to be opened "

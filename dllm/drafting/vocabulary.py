@@ -215,6 +215,10 @@ class Intersecting(Drafter):
         result: frozenset[Distribution] = self.inner.distributions
         return result
 
+    @property
+    def trees(self) -> bool:  # type: ignore[override]
+        return bool(self.inner.trees)
+
     def open(self, request: DraftRequest) -> Drafting:
         to_verifier = self.comparison.to_verifier
         stops = [int(self.comparison.to_drafter[i]) for i in request.stop_ids]

@@ -6,6 +6,7 @@ It knows nothing of how positions are chosen.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
@@ -15,20 +16,22 @@ import numpy as np
 import torch
 
 from ..cache import Cache
-from ..core.canvas import FloatArray, IntArray
+from ..core.canvas import PROPOSAL, FloatArray, IntArray
 from ..core.errors import NumericError
 from ..kernels.divergence import divergence, drawn_from, log_probabilities, residual
+from ..kernels.linear import check_packed
 from ..kernels.statistics import (
     COLDEST,
     Biased,
     Head,
+    Shaped,
     TokenStatistics,
+    full_logits,
     logprobs_of,
     to_host,
     token_statistics,
 )
 from ..models import DiffusionModel
-from ..models.linears import check_linears
 from ..samplers import Prediction
 from ..structured.format import Question, complete
 from .graphs import Static, check_static
@@ -37,7 +40,8 @@ from .layers import LayerHook
 from .maps import AttentionMaps
 from .packing import Packed, noise_keys, pack
 from .recipe import RowOptions, bans
-from .rows import Job
+from .rows import Job, Soft
+from .soft import soft_inputs
 from .visibility import Visibility
 
 Predictions = tuple[Prediction, Prediction | None]  # of a job's targets, of its masks fed again
@@ -63,12 +67,16 @@ class Forward:
         self.model, self.cache = model, cache
         self.shift = model.facts.logit_shift
         self.visibility = Visibility.of(model.facts)
-        self.layers = model.hf.config.num_hidden_layers
-        self.backbone, self.head, self.device = model.backbone, model.head, model.device
+        self.layers = model.layers
+        self.uniform = model.facts.vocab_size if model.facts.uniform else 0
+        self.backbone, self.device = model.backbone, model.device
+        self.cap: float | None = getattr(model.hf, "final_logit_softcapping", None)
+        self.head: Head = model.head if self.cap is None else Shaped(model.head, self.cap)
         self.count = 0
         self._last: Packed | None = None  # the forward before
         self.seconds = 0.0  # of all forwards with their statistics
-        check_linears(self.backbone, self.head)
+        check_packed(self.backbone)
+        check_packed(model.head)
         self.buffer: KVBuffer | None = None
         self.hook: LayerHook | None = None
         self.static: Static | None = None
@@ -97,7 +105,7 @@ class Forward:
     def logits(self, jobs: list[Job]) -> list[torch.Tensor]:
         """Raw logits (n, V) at the targets of each job, in one forward."""
         with torch.inference_mode():
-            scored: torch.Tensor = self.head(self.hidden(jobs))
+            scored = full_logits(self.hidden(jobs), self.head)
         return list(torch.split(scored, [len(job.targets) for job in jobs]))
 
     def predict(self, jobs: list[Job]) -> list[Predictions | NumericError]:
@@ -118,10 +126,11 @@ class Forward:
     def _run(self, jobs: list[Job]) -> tuple[torch.Tensor, AttentionMaps | None]:
         """`hidden`, and the attention maps that some of the jobs want."""
         stored = self.buffer is not None
-        packed = pack(jobs, self.shift, stored, self.device, self.visibility, self._last)
+        packed = pack(jobs, self.shift, stored, self.device, self.visibility, self._last,
+                      self.uniform)  # fmt: skip
         self._last = packed if packed.layouts is not None else None
         maps = AttentionMaps.of(jobs, packed, self.visibility)
-        hidden = self._backbone(packed, maps)
+        hidden = self._backbone(packed, jobs, maps)
         scored = hidden[packed.scored]
         if packed.guided is None:
             return scored, maps
@@ -132,13 +141,18 @@ class Forward:
         scored[which] = mixed.to(hidden.dtype)
         return scored, maps
 
-    def _backbone(self, packed: Packed, maps: AttentionMaps | None = None) -> torch.Tensor:
+    def _backbone(
+        self, packed: Packed, jobs: Sequence[Job], maps: AttentionMaps | None = None
+    ) -> torch.Tensor:
         """Final hidden states of a step, (Q, D)."""
-        if self.static is not None and maps is None:
+        soft = soft_inputs(jobs, packed, self.model.family.self_conditioning, self.model)
+        if self.static is not None and maps is None and not soft:
             result = self.static.hidden(packed)
             if result is not None:
                 return result
-        inputs = packed.inputs(self.buffer)
+        inputs = packed.inputs(self.buffer) | soft
+        if "inputs_embeds" in soft:
+            inputs["input_ids"] = None
         if maps is not None:
             inputs["watch"] = maps.watch
         hidden: torch.Tensor
@@ -152,8 +166,8 @@ class Forward:
         self, jobs: list[Job], hidden: torch.Tensor, maps: AttentionMaps | None
     ) -> list[Predictions | NumericError]:
         """Statistics of every group of equal options, each job's part of them, on the host."""
-        options = jobs[0].row.options
-        same = all(job.row.options is options for job in jobs)
+        options = jobs[0].options
+        same = all(job.options is options for job in jobs)
         if same and maps is None and _shared_alone(jobs, options):
             return self._alike(jobs, options, hidden)
         own: list[dict[str, torch.Tensor]] = [{} for _ in jobs]
@@ -215,7 +229,7 @@ class Forward:
         rows = [np.arange(end - len(job.asked), end) for job, end in zip(jobs, ends, strict=True)]
         groups: dict[RowOptions, list[int]] = {}
         for i, job in enumerate(jobs):
-            groups.setdefault(job.row.options, []).append(i)
+            groups.setdefault(job.options, []).append(i)
         result = []
         for options, members in groups.items():
             index = torch.from_numpy(np.concatenate([rows[i] for i in members]))
@@ -269,7 +283,7 @@ class Forward:
     ) -> dict[str, torch.Tensor]:
         """How much likelier the drafts at ``positions`` (n,) are by ``scores`` (n, V) than where
         they were drawn, and for each a token from what the others have gained."""
-        previous, how = job.row.previous, job.row.options
+        previous, how = job.row.previous, job.options
         assert previous is not None, "the step before has predicted these positions"
         at = torch.from_numpy(np.searchsorted(previous[0], positions)).to(scores.device)
         q = drawn_from(scores, how.filters)
@@ -295,18 +309,48 @@ class Forward:
     def _statistics(
         self, jobs: list[Job], options: RowOptions, hidden: torch.Tensor, rows: torch.Tensor | None
     ) -> TokenStatistics:
-        return token_statistics(
+        drawn: dict[str, Any] = {}
+        if options.filters.temperature and options.inverse:
+            shares = np.concatenate([job.canvas.uniform(PROPOSAL, job.asked) for job in jobs])
+            drawn["uniforms"] = torch.from_numpy(shares).to(hidden.device)
+        elif options.filters.temperature:
+            drawn["noise_keys"] = noise_keys(jobs).to(hidden.device)
+        if options.signal is not None:
+            held = np.concatenate([self._held(job) for job in jobs])
+            ids = torch.from_numpy(held).to(hidden.device)
+            odds = self.uniform * options.signal / (1 - options.signal)
+            drawn |= {"select": ids, "lowered": (ids, math.log1p(odds)),
+                      "floor": 1 - options.signal}  # fmt: skip
+        result = token_statistics(
             hidden,
             self._head(options),
             banned=options.banned,
             banned_rows=rows,
             filters=options.filters,
             tempered=self._tempered,
-            noise_keys=noise_keys(jobs).to(hidden.device) if options.filters.temperature else None,
+            embeddings=self._embeddings if options.soft else None,
             top=options.top,
             needs=options.needs,
             classes=options.classes,
+            **drawn,
         )
+        if result.soft is not None:
+            at = 0
+            for job in jobs:
+                here = slice(at, at + len(job.targets))
+                at += len(job.asked)
+                job.soft = Soft(job.targets, result.soft[here])
+        return result
+
+    def _held(self, job: Job) -> IntArray:
+        """The ids that a job fed at the positions that it asks about."""
+        ids = job.canvas.tokens[job.asked]
+        return np.where(ids < 0, job.canvas.random_ids(job.asked, self.uniform), ids)
+
+    def _embeddings(self, low: int, high: int) -> torch.Tensor:
+        """Rows of the embedding, not scaled."""
+        weight: torch.Tensor = self.model.embedding.weight[low:high]
+        return weight
 
     def _clean(
         self, options: RowOptions, hidden: torch.Tensor, result: TokenStatistics,
@@ -321,7 +365,10 @@ class Forward:
         )
 
     def _head(self, options: RowOptions) -> Head:
-        return Biased(self.head, options.bias) if options.bias else self.head
+        head: Head = self.head
+        if options.scale != 1:
+            head = Shaped(self.model.head, self.cap, options.scale)
+        return Biased(head, options.bias) if options.bias else head
 
     def _logprobs(
         self, hidden: torch.Tensor, clean: TokenStatistics, here: slice, ids: IntArray,
@@ -335,7 +382,7 @@ class Forward:
 
 def _shared_alone(jobs: Sequence[Job], options: RowOptions) -> bool:
     """Whether no job has numbers of its own."""
-    if options.needs & {"kl", "residual"} or options.classes is not None:
+    if options.needs & {"kl", "residual"} or options.classes is not None or options.signal:
         return False
     return not any(job.masks.size or job.ids or job.verifies for job in jobs)
 
@@ -402,6 +449,8 @@ def _prediction(positions: IntArray, numbers: Mapping[str, Any]) -> Prediction:
         for name, array in numbers.items()
         if name.startswith("asked.")
     }
+    if "select_logprob" in numbers:
+        asked["held"] = numbers["select_logprob"][:, None]
     return Prediction(
         positions, numbers["token"], numbers["logprob"], get("margin"), get("gap"),
         get("entropy"), get("max_logprob"), get("kl"), get("top_token"), get("top_logprob"),

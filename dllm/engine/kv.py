@@ -58,6 +58,13 @@ class KVBuffer(Cache):
         self.extents.free(base, n)
 
     @torch.inference_mode()
+    def clear(self, base: int, n: int) -> None:
+        """Zero ``n`` slots from ``base`` on."""
+        for held in (*self._keys, *self._values):
+            if held is not None:
+                held.narrow(2, base, n).zero_()
+
+    @torch.inference_mode()
     def enlarge(self, base: int, n: int, size: int, lanes: int = 1) -> int | None:
         """Give an owner of ``lanes`` ranges of ``n`` slots, one after the other from ``base`` on,
         ``size`` slots in each; their contents are moved, bit for bit.  The first slot, or None
@@ -172,8 +179,11 @@ class KVBuffer(Cache):
     @property
     def nbytes(self) -> int:
         """Bytes held in all layers: keys, values, and hidden states where a cache keeps them."""
-        held = (t for t in (*self._keys, *self._values, *self._kept) if t is not None)
-        return sum(t.numel() * t.element_size() for t in held)
+        size = 0
+        for held in (*self._keys, *self._values, *self._kept):
+            if held is not None:
+                size += held.nbytes
+        return size
 
 
 def _longer(x: torch.Tensor, size: int, dim: int) -> torch.Tensor:

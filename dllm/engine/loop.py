@@ -27,7 +27,7 @@ from .memory import unless_out_of_memory
 from .prefixes import Prefixes, weights_of
 from .recipe import MaskedRecipe, RowOptions, check_recipe
 from .rows import Job, Row, Step
-from .turn import complete, jobs_of, plan_row, settle
+from .turn import complete, jobs_of, opening_of, plan_row, settle
 from .work import Work
 
 CPU_BATCH = 512  # a processor's products get no faster beyond; activations then leave its cache
@@ -106,14 +106,17 @@ class Engine(Work[Row, Step]):
         with self._lock:
             options = self._options(recipe)
             block_length = self.model.facts.block_length or 0
+            kind = self.model.facts.mask_kind
             if block_length:
-                canvas.origin = 0
+                canvas.origin = canvas.prompt_length if kind == "causal_prefix" else 0
             if recipe.format is not None:
                 positions, tokens = recipe.format.settled(canvas, canvas.end)
                 canvas.commit(positions, tokens, np.zeros(len(positions), np.float32))
             length = len(canvas.tokens)
-            first = self.model.facts.mask_kind == "decided_first"
-            slots = Slots.empty(length, self.forward.shift, block_length, first)
+            slots = Slots.empty(
+                length, self.forward.shift, block_length, kind == "decided_first",
+                0 if kind == "causal_prefix" else -1,
+            )  # fmt: skip
             row = Row(canvas, recipe, options, slots, canvas.fork(), capacity=length, held=held)
             if complete(canvas) and not held:
                 return row
@@ -132,6 +135,7 @@ class Engine(Work[Row, Step]):
         with self._lock:
             row.canvas, row.feed, row.previous, row.jobs = canvas, THE_ROW, None, []
             row.drop_plan()
+            row.soft, row.slots.prefix = None, min(row.slots.prefix, kept)
             if not kept:
                 row.slots = row.slots.fresh(row.capacity)
             row.slots.age[kept:] = -1
@@ -186,12 +190,12 @@ class Engine(Work[Row, Step]):
             if self.cache.exact:
                 self.prefixes.allow(tokens)
                 return
-            exact = {"block_causal": "block", "decided_first": "wedlm"}
+            exact = {"block_causal": "block", "causal_prefix": "block", "decided_first": "wedlm"}
             own = exact.get(self.model.facts.mask_kind)
             if own and tokens:
                 raise ConfigError(
                     f"cache={self.cache.name!r} stores nothing for other texts to go on from: pass "
-                    f"cache={own!r}, or leave prefix_cache_tokens out"
+                    f"cache={own!r} without arguments, or leave prefix_cache_tokens out"
                 )
             super().prefix_cache_tokens(tokens)
 
@@ -199,20 +203,27 @@ class Engine(Work[Row, Step]):
         """Give a row the keys and values of what its prompt has in common with a kept text."""
         if not self.prefixes.budget or row.lanes > 1:
             return
-        row.weights, row.reused = weights_of(self.model.hf), 0
+        row.weights, row.reused = self._weights(row), 0
         begin = row.canvas.tokens[: row.canvas.start + 1]
-        found = self.prefixes.find(begin, row.weights, block=row.slots.block_length or 1)
+        prefix = row.slots.prefix >= 0
+        size = 1 if prefix else row.slots.block_length or 1
+        found = self.prefixes.find(begin, row.weights, block=size)
         if found is not None:
             (base, _), row.reused = found
             assert self.forward.buffer is not None and row.base is not None
             at = torch.arange(row.reused, device=self.model.device)
             self.forward.buffer.move(base + at, row.base + at)
             row.slots.age[: row.reused] = 0
+            if prefix:
+                row.slots.prefix = row.reused
+
+    def _weights(self, row: Row) -> object:
+        return weights_of(self.model.hf, row.recipe.config.cache_salt)
 
     def _kept(self, row: Row) -> int:
         """How many of the slots of a row that leaves are kept for texts that begin like it."""
         whole = row.canvas.finished and row.error is None and not row.planned
-        if row.weights is None or not whole or row.weights != weights_of(self.model.hf):
+        if row.weights is None or not whole or row.weights != self._weights(row):
             return 0
         count = row.slots.final(row.canvas)
         assert row.base is not None
@@ -275,7 +286,7 @@ class Engine(Work[Row, Step]):
             kept = self._kept(row)
             if kept < row.size:
                 self.forward.buffer.free(row.base + kept, row.size - kept)
-        row.base, row.jobs, row.previous = None, [], None
+        row.base, row.jobs, row.previous, row.soft = None, [], None, None
         row.drop_plan()
 
     def _shrink(self) -> None:
@@ -316,7 +327,8 @@ class Engine(Work[Row, Step]):
             if self._outgrown(row):
                 continue
             try:
-                row.jobs = jobs_of(row, self.cache)
+                opening = self.model.family.prefix_predicts
+                row.jobs = (opening and opening_of(row, self.cache)) or jobs_of(row, self.cache)
             except Exception as error:
                 self._fail(row, error)
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..core.canvas import PROPOSAL, PURPOSES, IntArray
+from ..core.canvas import PROPOSAL, PURPOSES, Canvas, IntArray
 from ..models.segments import Segment
 from .kv import KVBuffer
 from .rows import Job, Layout
@@ -38,6 +38,8 @@ class Packed:
     scored: torch.Tensor
     lanes: list[tuple[Job, int]] = field(default_factory=list)
     guided: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+    sliding: list[Segment] | None = None  # as `segments`, for layers with a window
+    starts: list[int] = field(default_factory=list)  # where each job begins on the packed axis
     layouts: list[Layout] | None = None  # what its jobs feed, where the next step may feed the same
     moved: list[int] = field(default_factory=list)
 
@@ -47,10 +49,13 @@ class Packed:
             buffer.slots = self.slots
         # An attention mask that is 4-D already: transformers then builds none of its own.
         no_mask = _no_mask(self.ids.device)
-        return {
+        inputs = {
             "input_ids": self.ids, "position_ids": self.positions, "attention_mask": no_mask,
             "past_key_values": buffer, "use_cache": False, "segments": self.segments,
         }  # fmt: skip
+        if self.sliding is not None:
+            inputs["sliding"] = self.sliding
+        return inputs
 
 
 @dataclass(slots=True)
@@ -63,6 +68,7 @@ class Packing:
     slots: list[IntArray] = field(default_factory=list)
     scored: list[IntArray] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
+    sliding: list[Piece] = field(default_factory=list)
 
     def feed(self, ids: IntArray, positions: IntArray, slots: IntArray | None = None) -> int:
         """Append the queries of a row (n,): tokens, position ids, and the slots that take their
@@ -85,14 +91,17 @@ class Packing:
             tensor(_join(self.slots), device) if self.slots else None,
             grouped(self.pieces, device, waste, slots) if segments is None else segments,
             tensor(_join(self.scored), device),
+            sliding=grouped(self.sliding, device) if self.sliding else None,
         )
 
 
 def pack(
     jobs: Sequence[Job], shift: int, stored: bool, device: torch.device,
-    visibility: Visibility = BIDIRECTIONAL, last: Packed | None = None,
+    visibility: Visibility = BIDIRECTIONAL, last: Packed | None = None, uniform: int = 0,
 ) -> Packed:  # fmt: skip
     """Lay the jobs' computed positions end to end, all first lanes before the second ones.
+
+    ``uniform``: undecided positions are fed as random ids below it, instead of a mask.
 
     ``last``: the forward before, whose layout is taken over where all rows feed what they fed.
     ``shift``: target t is scored by row t - shift.  ``stored``: keys are read from the buffer and
@@ -100,11 +109,11 @@ def pack(
     """
     known: list[Any] = [job.layout for job in jobs]
     if last is not None and last.layouts == known:
-        return _same(last, jobs, shift, device)
+        return _same(last, jobs, shift, device, uniform)
     order = [(job, 0) for job in jobs]
     if any(job.row.recipe.config.cfg_scale for job in jobs):
         order += [(job, 1) for job in jobs if job.lanes > 1]
-    packing, second = Packing(), list[IntArray]()
+    packing, second, starts = Packing(), list[IntArray](), list[int]()
     ids, positions, slots, scored = packing.ids, packing.positions, packing.slots, packing.scored
     moved, counts, pieces = list[int](), list[int](), packing.pieces
     for job, lane in order:
@@ -115,19 +124,16 @@ def pack(
                 job.layout = layout
         at = packing.size
         tokens = job.canvas.tokens if not lane else job.lane_tokens(lane)
-        ids.append(tokens[layout.where])
+        ids.append(fed(job.canvas, tokens, layout, uniform))
         positions.append(layout.positions)
         if stored and layout.slots is not None:
             slots.append(layout.slots)
         packing.size += layout.count
         base = 0 if stored else at
-        for first, count, keys, hidden in layout.pieces:
-            if base:
-                if isinstance(keys, slice):
-                    keys = slice(keys.start + base, keys.stop + base)
-                else:
-                    keys = keys + base
-            pieces.append(Piece(at + first, count, keys, hidden))
+        if not lane:
+            starts.append(at)
+        pieces += [piece.moved(at, base) for piece in layout.pieces]
+        packing.sliding += (piece.moved(at, base) for piece in layout.sliding)
         if lane:
             second.append(_indices(layout.positions, job.plan.rows(job.targets, shift)) + at)
             continue
@@ -157,17 +163,32 @@ def pack(
     elif scored:
         packing.scored = [scored[0] + moved[0]]
     packed = packing.packed(device)
-    packed.lanes = order
+    packed.lanes, packed.starts = order, starts
     packed.guided = _guided(jobs, second, device) if second else None
     if all(job.layout is not None and not job.masks.size and job.lanes == 1 for job in jobs):
         packed.layouts, packed.moved = [job.layout for job in jobs if job.layout is not None], moved
     return packed
 
 
-def _same(last: Packed, jobs: Sequence[Job], shift: int, device: torch.device) -> Packed:
+def fed(canvas: Canvas, tokens: IntArray, layout: Layout, uniform: int) -> IntArray:
+    """The ids that a row feeds: its tokens, and at undecided positions the mask id, what its
+    sampler holds there, or with ``uniform`` noise a random id, drawn anew in every step."""
+    ids = tokens[layout.where]
+    if uniform and (blank := ids < 0).any():
+        ids = ids.copy()
+        ids[blank] = canvas.random_ids(layout.positions[blank], uniform)
+    return ids
+
+
+def _same(
+    last: Packed, jobs: Sequence[Job], shift: int, device: torch.device, uniform: int
+) -> Packed:
     """Another step over the positions of the last one: its tokens, and what is scored of it."""
     layouts = last.layouts or []
-    ids = [job.canvas.tokens[one.where] for job, one in zip(jobs, layouts, strict=True)]
+    ids = [
+        fed(job.canvas, job.canvas.tokens, one, uniform)
+        for job, one in zip(jobs, layouts, strict=True)
+    ]
     targets = [job.targets for job in jobs]
     if shift:
         targets = [job.plan.rows(at, shift) for job, at in zip(jobs, targets, strict=True)]
@@ -191,6 +212,13 @@ def _layout(job: Job, lane: int, stored: bool, visibility: Visibility) -> Layout
     count, first = len(compute), int(compute[0])
     run = count == int(compute[-1]) - first + 1
     where = slice(first, first + count) if run else compute
+    visibility = visibility.bound(canvas, job.opening)
+    sliding = list[Piece]()
+    if visibility.window is not None:
+        sliding += visibility.pieces(
+            compute, job.plan.read if stored else None, 0, job.base(lane) if stored else 0,
+            canvas.length if stored else count, canvas.masked, sliding=True,
+        )  # fmt: skip
     if stored:
         base, length, begin, pieces = job.base(lane), canvas.length, 0, list[Piece]()
         for piece, read in job.plan.pieces(length):
@@ -204,8 +232,8 @@ def _layout(job: Job, lane: int, stored: bool, visibility: Visibility) -> Layout
             compute, None, 0, 0, count, canvas.masked, ordered=job.ordered
         ))  # fmt: skip
     slots = compute + base if stored else None
-    parts = [(p.first, p.count, p.keys, p.hidden) for p in pieces]
-    return Layout(where, count, first if run else -1, compute, slots, parts)
+    open_ = int(np.searchsorted(compute, visibility.open)) if visibility.prefix else 0
+    return Layout(where, count, first if run else -1, compute, slots, pieces, sliding, open_)
 
 
 def _guided(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -16,11 +16,14 @@ from ..core.capabilities import (
     DECIDED_FIRST,
     FIXED_WINDOW,
     LEFT_TO_RIGHT,
+    MASK_EMBEDDING,
     OWN_PREDICTIONS,
+    PREFIX,
     REORDERING,
     REPEATED_MASKS,
     SLIDING_BRANCHES,
     UNCONDITIONAL,
+    UNIFORM_NOISE,
     Capability,
 )
 from ..core.config import GenerationConfig
@@ -80,6 +83,7 @@ class Recipe:
         """Most positions of the answer to a prompt of so many tokens, which begins as ``draft``
         (-1 where it is open).  A length that the caller did not name is shortened to what fits."""
         config, limit = self.config, facts.context_length
+        block = facts.block_length if facts.uniform else None
         room, wanted = limit - prompt, config.max_new_tokens
         if room < 1:
             raise PromptError(
@@ -93,6 +97,10 @@ class Recipe:
                 wanted = len(draft)
             else:
                 wanted = max(config.min_new_tokens, min(wanted or DEFAULT_LENGTH, room))
+                whole = room - room % (block or 1)
+                wanted = min(wanted, whole or wanted)
+        if block:  # a canvas is never cut
+            wanted += -wanted % block
         if wanted > room:
             raise PromptError(
                 f"{prompt} prompt tokens and {wanted} new ones exceed the context of {limit}: "
@@ -145,7 +153,7 @@ class MaskedRecipe(Recipe):
         rule = self.sampler.length
         if rule is None or not cap:
             return cap
-        origin = 0 if facts.block_length else prompt
+        origin = 0 if facts.mask_kind == "block_causal" else prompt
         length = rule.open(prompt + begun, origin, cap)
         if length > cap:
             raise ConfigError(
@@ -160,7 +168,10 @@ class RowOptions:
     """Arguments of the token statistics that hold for a row.  Rows whose options are equal share
     one call.  ``banned`` ids may not be proposed; the last ``conditional`` of them only at some
     positions, which the row says in each step.  ``maps``: the layers whose attention is wanted.
-    ``classes``: those of the row's format; ``bias``: what is added to the logits of tokens."""
+    ``classes``: those of the row's format; ``bias``: what is added to the logits of tokens.
+    ``inverse``: draw by the cumulative sum; ``soft``: the expected embedding is wanted; ``scale``:
+    what logits are multiplied by before all else; ``signal``: the share of positions that are not
+    noise, where what each of them holds is not to be taken for evidence."""
 
     banned: tuple[int, ...]
     conditional: int
@@ -170,12 +181,24 @@ class RowOptions:
     maps: tuple[int, ...] = ()
     classes: TokenClasses | None = None
     bias: tuple[tuple[int, float], ...] = ()
+    inverse: bool = False
+    soft: bool = False
+    scale: float = 1.0
+    signal: float | None = None
+
+    def at(self, heat: float | None, signal: float | None) -> RowOptions:
+        """Those of a step that reads, and draws from, the distribution at a temperature, or what is
+        left of it without what the positions hold."""
+        if heat is None and signal is None:
+            return self
+        drawn = self.filters._replace(temperature=1.0)
+        return replace(self, filters=drawn, scale=1 / (heat or 1.0), signal=signal)
 
     @classmethod
     def of(cls, recipe: MaskedRecipe, model: DiffusionModel) -> RowOptions:
         """Those of a row."""
         sampler, config = recipe.sampler, recipe.config
-        read, layers = sampler.statistics, model.hf.config.num_hidden_layers
+        read, layers = sampler.statistics, model.layers
         # At temperature 0 the proposal itself is the likeliest token.
         likeliest = read.get("top_token", 0) if config.temperature > 0 else 0
         return cls(
@@ -184,6 +207,7 @@ class RowOptions:
             tuple(range(max(0, layers - read.get("attention", 0)), layers)),
             None if recipe.format is None else recipe.format.automaton.classes,
             tuple(sorted(config.logit_bias.items())),
+            model.facts.uniform and recipe.format is None, model.family.self_conditioning,
         )  # fmt: skip
 
 
@@ -194,7 +218,7 @@ def _bans(recipe: MaskedRecipe, model: DiffusionModel) -> tuple[tuple[int, ...],
             f"{model.name} is autoregressive: it cannot fill in masks; "
             "load a diffusion model, or use it as a verifier"
         )
-    always = {facts.mask_token_id} if config.suppress_mask else set()
+    always = {facts.mask_token_id} if config.suppress_mask and not facts.uniform else set()
     always |= {token for part in sampler.parts for token, where in part.bans.items() if not where}
     if facts.expand_token_id is not None:
         always.add(facts.expand_token_id)
@@ -236,8 +260,10 @@ def offers_of(facts: Facts) -> frozenset[Capability]:
     if facts.mask_kind == "decided_first":  # where decided tokens predict the next one
         return frozenset(offered | {DECIDED_FIRST})
     if facts.block_length:
-        offered |= {BLOCK_CAUSAL, LEFT_TO_RIGHT}
-    return frozenset(offered | {OWN_PREDICTIONS, UNCONDITIONAL})
+        offered |= {BLOCK_CAUSAL} if facts.uniform else {BLOCK_CAUSAL, LEFT_TO_RIGHT}
+    if facts.uniform:  # nothing that is fed says that a position is undecided
+        return frozenset(offered - {REPEATED_MASKS} | {OWN_PREDICTIONS, UNIFORM_NOISE})
+    return frozenset(offered | {MASK_EMBEDDING, OWN_PREDICTIONS, UNCONDITIONAL})
 
 
 def check_pair(sampler: Sampler, cache: Cache) -> None:
@@ -279,12 +305,14 @@ def check_recipe(recipe: MaskedRecipe, cache: Cache, model: DiffusionModel) -> N
         check_needs(sampler.parts, "a temperature", name, frozenset())
     asked = [Setting(f"cfg_scale={config.cfg_scale}", UNCONDITIONAL)] if config.cfg_scale else []
     check_needs([*sampler.parts, cache, *asked], "a model", model.name, offers_of(model.facts))
-    if model.facts.mask_kind == "decided_first":
-        check_needs([Setting(model.name, REORDERING)], "a cache", f"cache={cache.name!r}",
-                    cache.offers)  # fmt: skip
+    kept = {"decided_first": REORDERING, "causal_prefix": PREFIX}.get(model.facts.mask_kind)
+    if kept is not None:
+        named = f"cache={cache.name!r}"
+        check_needs([Setting(model.name, kept)], "a cache", named, cache.offers)
     if recipe.format is not None:
         check_format(sampler)
-    if sampler.feeds_masks and config.cfg_scale > 0:
+    mixes = any(MASK_EMBEDDING in part.needs for part in sampler.parts)
+    if (sampler.feeds_masks or mixes) and config.cfg_scale > 0:
         raise ConfigError(f"{sampler.spec} cannot be guided: use cfg_scale=0")
     implementation = getattr(model.hf.config, "_attn_implementation", "") or ""
     if sampler.feeds_masks and "flash" in implementation:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +12,7 @@ from ..cache import Cache, Plan, Slots
 from ..core.canvas import Canvas, Edit, IntArray
 from ..samplers import NOTHING, THE_ROW, Feed, Prediction
 from .recipe import MaskedRecipe, RowOptions
+from .visibility import Piece
 from .work import Row as AnyRow
 from .work import Step as AnyStep
 
@@ -20,7 +20,8 @@ from .work import Step as AnyStep
 @dataclass(slots=True, eq=False)
 class Row(AnyRow):
     """A canvas in the engine: how it is decoded, the freshness of its slots, where they lie, the
-    branches its next forward feeds, and what is kept of its last distributions.
+    branches its next forward feeds, what is kept of its last distributions, and vectors that it
+    feeds beside its tokens.
 
     A guided row has two lanes: as it is, and with the given text masked.  Branches have lanes of
     their own, which hold the same keys and values between steps; masks fed again have the last.
@@ -40,6 +41,7 @@ class Row(AnyRow):
     capacity: int = 0
     feed: Feed = THE_ROW
     previous: tuple[IntArray, torch.Tensor] | None = None
+    soft: Soft | None = None
     jobs: list[Job] = field(default_factory=list)
     same_as_before: list[Job] | None = None
     open: bool = False
@@ -108,24 +110,34 @@ class Row(AnyRow):
         self.canvas.become(self.fresh.fork())
         self.capacity = len(self.canvas.tokens)
         self.slots = self.slots.fresh(self.capacity)
-        self.feed, self.previous, self.jobs = THE_ROW, None, []
+        self.feed, self.previous, self.jobs, self.soft = THE_ROW, None, [], None
         self.drop_plan()
         self.restarts += 1
         self.inexact = False
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Soft:
+    """What a row feeds beside its tokens: ``vectors`` (n, d) for ascending ``positions`` (n,)."""
+
+    positions: IntArray
+    vectors: torch.Tensor
+
+
 @dataclass(slots=True, eq=False)
 class Layout:
     """What a job feeds in every step until its plan changes: where its tokens stand in the row, the
-    ``positions`` and ``slots`` (n,), and of attention the pieces: first query, queries, keys, what
-    is hidden; ``stored``: keys are slots, and not places on the packed axis."""
+    ``positions`` and ``slots`` (n,), and the ``pieces`` of attention, with other keys in layers of
+    a ``sliding`` window; the queries from ``open`` on are of the open block."""
 
     where: slice | IntArray
     count: int
     first: int
     positions: IntArray
     slots: IntArray | None
-    pieces: list[tuple[int, int, Any, Any]]
+    pieces: list[Piece]
+    sliding: list[Piece]
+    open: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -147,7 +159,10 @@ class Job:
     ids: Mapping[str, IntArray] = field(default_factory=dict)
     ordered: tuple[int, int] = (0, 0)
     verifies: bool = False
+    options: RowOptions = field(init=False)
     logprobs: torch.Tensor | None = None  # (targets, V), where the sampler compares steps
+    soft: Soft | None = None  # what the row may feed beside its tokens next
+    opening: int | None = None  # the block that opens behind a causal pass, which this is
     work: int | None = None  # positions computed per layer on average, where layers differ
     layout: Layout | None = None  # what it feeds, as long as that stays
     extent: tuple[int, tuple[int, int]] = field(init=False)  # length and window it was planned for
@@ -155,7 +170,8 @@ class Job:
 
     def __post_init__(self) -> None:
         self.size = len(self.plan.compute) * self.lanes + len(self.masks)
-        self.extent = self.canvas.length, self.canvas.window
+        self.extent, sampler = (self.canvas.length, self.canvas.window), self.row.recipe.sampler
+        self.options = self.row.options.at(sampler.heat(self.canvas), sampler.signal(self.canvas))
 
     @classmethod
     def of(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from ..cache import Cache, Plan
-from ..cache.base import OPEN_BLOCK, check, complete_plan
+from ..cache.base import OPEN_BLOCK, STEP, check, complete_plan
 from ..core.canvas import Canvas, IntArray
 from ..core.capabilities import FORESIGHT
 from ..core.errors import ConfigError, NumericError
@@ -56,6 +57,24 @@ def jobs_of(row: Row, cache: Cache) -> list[Job]:
             own = complete_plan(cache.branch(fork, plan), wanted, row.slots, NOTHING)
         jobs.append(Job.of(row, fork, own, wanted, asked, i * row.recipe.lanes, again, ordered))
     return jobs
+
+
+def opening_of(row: Row, cache: Cache) -> list[Job]:
+    """Where the causal model says what a block begins with: the pass over all that stands before a
+    block of which nothing is decided yet.  It is no step of any schedule."""
+    canvas, slots = row.canvas, row.slots
+    open_ = canvas.masked[canvas.start : canvas.end]
+    first = canvas.start + int(open_.argmax()) if open_.any() else canvas.end
+    low, _ = canvas.block_at(first, slots.block_length)
+    begun = canvas.window[0] <= first < canvas.window[1] and canvas.block_step > 0
+    if first != low or low == canvas.end or not low or begun or canvas.revising:
+        return []
+    plan = cache.opening(slots, low)
+    if cache.stores:
+        check(plan, canvas, slots)
+    row.feed = THE_ROW
+    row.drop_plan()
+    return [Job(row, canvas, plan, np.array([low]), opening=low)]
 
 
 def _again(row: Row, job: Job) -> bool:
@@ -124,6 +143,9 @@ def plan_row(row: Row, cache: Cache, targets: IntArray) -> tuple[Plan, IntArray]
         targets = served if served.size else targets
     pending = slots.waiting(canvas.length) if cache.recompute_pending else targets[:0]
     plan = complete_plan(plan, targets, slots, pending)
+    if row.options.soft:  # all of the open block is fed what is expected there
+        low, _ = canvas.block_at(canvas.window[0], slots.block_length)
+        plan = replace(plan, asks=np.arange(low, slots.end(canvas, targets)), until=STEP)
     if plan.asks is not None:
         plan = complete_plan(plan, plan.asks, slots, NOTHING)
     if cache.stores:
@@ -149,7 +171,9 @@ def settle(
         Seen(one.canvas, p if one.wanted is None else p.take(one.wanted), masks)
         for one, (p, masks) in zip(jobs, predictions, strict=True)
     ]
-    if canvas.finish_reason is None:
+    if canvas.finish_reason is None and job.opening is not None:
+        decision = _opened(row, seen[0].prediction)
+    elif canvas.finish_reason is None:
         decision = sampler.decide(canvas, row.feed, seen)
     else:
         decision = Decision(NOTHING, NOTHING)
@@ -163,6 +187,15 @@ def settle(
     fed = plan.compute if layout is None else layout.where
     slots.age[fed] = step
     slots.pending[fed] = bool(row.feed.branches) and kept is None  # what was fed was given up
+    if row.feed.mixture is not None:  # their keys are not those of a token
+        slots.pending[row.feed.mixture.positions] = True
+    if slots.prefix >= 0:
+        low = job.opening
+        if low is None:
+            low, _ = canvas.block_at(job.extent[1][0], slots.block_length)
+        slots.prefix = max(slots.prefix, min(low, int(plan.compute[-1]) + 1))
+    if row.feed.soft and job.soft is not None:
+        row.soft = job.soft
     if row.recipe.format is not None:
         decision = literals_after(row.recipe, canvas, decision)
     for positions in (decision.committed, decision.remasked, decision.padded):
@@ -174,13 +207,15 @@ def settle(
         decision = decision.after(gained, explored=len(jobs) - 1)
     canvas.nfe += 1
     canvas.computed += cost
-    if decision.probe:  # no step of any schedule
+    if job.opening is not None:  # no step of any schedule
+        pass
+    elif decision.probe:
         canvas.probes += 1
     else:
         canvas.step = step + 1
         canvas.block_step += 1
     row.drop_plan()
-    if len(jobs) == 1 and stands(row, job, decision):
+    if len(jobs) == 1 and job.opening is None and stands(row, job, decision):
         row.same_as_before = jobs
         row.open = sampler.stays and not sampler.resting and _goes_on(job)
     if decision.edits:
@@ -194,6 +229,16 @@ def settle(
     return Step(
         row=row, canvas=canvas, decision=decision, positions=cost, plan=plan, prediction=prediction
     )
+
+
+def _opened(row: Row, prediction: Any) -> Decision:
+    """Decide the first position of a block, as the causal model proposes it."""
+    canvas, sampler, p = row.canvas, row.recipe.sampler, prediction
+    end = canvas.end
+    canvas.commit(p.positions, p.token, p.logprob)
+    sampler.eos.check(canvas, p.positions, sampler.stop_ids)
+    padded = np.arange(canvas.end, min(end, canvas.length))
+    return Decision(p.positions, NOTHING, tokens=p.token, logprobs=p.logprob, padded=padded)
 
 
 def literals_after(recipe: MaskedRecipe, canvas: Canvas, decision: Decision) -> Decision:

@@ -7,6 +7,7 @@ Every position has a rank, and a query sees the keys whose rank is not above its
 | bidirectional | the same for all |
 | block-causal | the number of its block |
 | causal | its position, undecided ones behind all others |
+| causal prefix | its position before the open block, else the last one of its block |
 
 Some positions may be ranked one by one where a sampler asks for it (S2D2): each of them sees what
 is left of it, as if blocks had one position there.
@@ -21,7 +22,7 @@ its ancestors.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -48,18 +49,44 @@ class Piece:
     keys: slice | IntArray
     hidden: BoolArray | None = None
 
+    def moved(self, queries: int, keys: int) -> Piece:
+        """The same so much further on both axes."""
+        at = self.keys
+        if keys:
+            at = slice(at.start + keys, at.stop + keys) if isinstance(at, slice) else at + keys
+        return Piece(self.first + queries, self.count, at, self.hidden)
+
 
 @dataclass(frozen=True, slots=True)
 class Visibility:
-    """``block_length`` of block-causal attention, counted from position 0; or ``causal``;
-    bidirectional with neither."""
+    """``block_length`` of block-causal attention, counted from position ``origin``; or ``causal``;
+    bidirectional with neither.  ``prefix``: what stands before position ``open`` is causal.
+    ``window``: in some layers it is seen so many positions back only, each from its own place, a
+    block from its first."""
 
     block_length: int | None = None
     causal: bool = False
+    prefix: bool = False
+    window: int | None = None
+    origin: int = 0
+    open: int = 0
 
     @classmethod
     def of(cls, facts: Facts) -> Visibility:
-        return cls(facts.block_length, facts.mask_kind in ("causal", "decided_first"))
+        return cls(
+            facts.block_length, facts.mask_kind in ("causal", "decided_first"),
+            facts.mask_kind == "causal_prefix", facts.sliding_window,
+        )  # fmt: skip
+
+    def bound(self, canvas: Canvas, opening: int | None = None) -> Visibility:
+        """The same for a row: where its blocks are counted from, and which is open, by default that
+        of its window."""
+        if not self.prefix:
+            return self
+        assert self.block_length is not None
+        if opening is None:
+            opening, _ = canvas.block_at(canvas.window[0], self.block_length)
+        return replace(self, origin=canvas.block_at(0, self.block_length)[0], open=opening)
 
     @property
     def full(self) -> bool:
@@ -74,14 +101,18 @@ class Visibility:
             return positions + MASKS_BEHIND * undecided
         low, high = ordered
         if self.block_length is not None:
-            low = low // self.block_length * self.block_length  # in a block all or none to the left
-            result = (positions // self.block_length + 1) * self.block_length - 1
+            size, origin = self.block_length, self.origin
+            low = (low - origin) // size * size + origin  # in a block all or none to the left
+            result = ((positions - origin) // size + 1) * size + origin - 1
+            if self.prefix:
+                result = np.where(positions < self.open, positions, result)
         else:
             result = np.where(positions < low, low - 1, MASKS_BEHIND)
         return np.where((positions >= low) & (positions < high), positions, result)
 
     def unseen(self, canvas: Canvas, queries: IntArray, keys: IntArray) -> BoolArray:
         """(n, m) bool: which of the positions ``keys`` the positions ``queries`` do not see."""
+        self = self.bound(canvas)
         ranks = self.rank(keys, canvas.masked[keys])
         result: BoolArray = ranks > self.rank(queries, canvas.masked[queries])[:, None]
         return result
@@ -89,13 +120,14 @@ class Visibility:
     def pieces(
         self, compute: IntArray, read: IntArray | None, at: int, base: int, length: int,
         masked: BoolArray | None = None, tree: BoolArray | None = None, ordered: Range = NO_RANGE,
+        sliding: bool = False,
     ) -> Iterator[Piece]:  # fmt: skip
         """What a row's queries ``compute`` attend to, which begin at ``at`` on the packed axis and
         whose keys lie in the slots from ``base``: those of ``read``, or the first ``length``.
 
         ``masked`` (N,): which positions are undecided (None: none).  ``tree`` (n, n): the last n
         of ``length`` are nodes, and node i sees node j where ``tree[i, j]``.  ``ordered``:
-        positions that are ranked one by one.
+        positions that are ranked one by one.  ``sliding``: as in layers with a window.
         """
         if self.full and ordered == NO_RANGE:
             keys = slice(base, base + length) if read is None else _slots(read, base)
@@ -111,10 +143,15 @@ class Visibility:
         read = np.arange(length) if read is None else read
         ranks = self.rank(read, False if masked is None else masked[read], ordered)
         own = self.rank(compute, False if masked is None else masked[compute], ordered)
+        floor = self._floor(compute) if sliding else None
         for first, last in self._runs(own):
             run = own[first:last]
             seen = ranks <= run.max()
+            if floor is not None:
+                seen &= read >= floor[first]
             hidden = ranks[seen] > run[:, None] if run[0] != run[-1] or tree is not None else None
+            if floor is not None and hidden is not None:
+                hidden |= read[seen] < floor[first:last, None]
             if tree is not None and hidden is not None:
                 begin = length - len(tree)
                 nodes, keys = compute[first:last] >= begin, read[seen] >= begin
@@ -122,13 +159,28 @@ class Visibility:
                 hidden[np.ix_(nodes, keys)] = ~tree[some]
             yield Piece(at + first, last - first, _slots(read[seen], base), hidden)
 
+    def _floor(self, positions: IntArray) -> IntArray:
+        """(n,) the first position that each of them sees in layers with a window."""
+        assert self.window is not None and self.block_length is not None
+        low = (positions - self.origin) // self.block_length * self.block_length + self.origin
+        result: IntArray = np.where(positions < self.open, positions, low) - self.window + 1
+        return result
+
     def _runs(self, ranks: IntArray) -> Iterator[tuple[int, int]]:
         """Queries that are attended in one call: those of a block, or some that share a mask."""
         count = len(ranks)
+        if self.prefix:
+            causal = int(np.searchsorted(ranks, self.open))
+            yield from pairwise([*range(0, causal, CHUNK), causal])
+            blocks = (ranks[causal:] - self.origin) // (self.block_length or 1)
+            cuts = (np.flatnonzero(np.diff(blocks)) + 1 + causal).tolist()
+            yield from pairwise([causal, *cuts, count] if count > causal else [])
+            return
         if self.block_length is None:
-            return pairwise([*range(0, count, CHUNK), count])
+            yield from pairwise([*range(0, count, CHUNK), count])
+            return
         blocks = ranks // self.block_length
-        return pairwise([0, *(np.flatnonzero(np.diff(blocks)) + 1).tolist(), count])
+        yield from pairwise([0, *(np.flatnonzero(np.diff(blocks)) + 1).tolist(), count])
 
     def of_masks(
         self, canvas: Canvas, again: IntArray, keys: IntArray, ordered: Range = NO_RANGE
@@ -136,6 +188,7 @@ class Visibility:
         """(n, m + n) bool: which of the positions ``keys`` (m,) and of one another masks fed again
         do not see, [MASK]s at the positions ``again`` (n,): they see what masks there would, but
         for the token at their own position, and one another unless ``ordered``."""
+        self = self.bound(canvas)
         own = self.rank(again, True, ordered)
         ranks = self.rank(keys, canvas.masked[keys], ordered)
         hidden = (ranks > own[:, None]) | (keys == again[:, None])

@@ -268,8 +268,12 @@ class Work(Generic[R, S]):
     def _readmit(self) -> None:
         """Let rows in again that gave their memory back, once another row has left."""
         while self._waiting and (self._room_again or not self.live):
-            if not self._enter(self._waiting[0]):
-                return
+            row = self._waiting[0]
+            try:
+                if not self._enter(row):
+                    return
+            except Exception as error:
+                self._fail(row, error)
             self._waiting.popleft()
             self._room_again = False
 
@@ -327,7 +331,11 @@ class Work(Generic[R, S]):
             yield chunk
 
     def _run(self, rows: list[R], steps: list[S]) -> None:
-        """One forward for all of the rows, and what follows from it for each."""
+        """One forward for those of the rows that still have a planned step, and what follows from
+        it for each: one may have given its memory back since it was planned."""
+        rows = [row for row in rows if row.planned and row in self.live]
+        if not rows:
+            return
         try:
             answers = self._forward(rows)
         except Exception as error:
@@ -350,21 +358,23 @@ class Work(Generic[R, S]):
                 f"out of memory on a step of {size} token positions; pass max_batch_tokens="
                 f"{max(1, size // 2)}, fewer rows at a time (max_batch_size), or shorter texts"
             )
+            self._sweep()  # texts that are finished make room first
         several = rows if len(rows) > 1 else self.live
         givers = [row for row in several if short and self.takes_room(row)]
         if len(rows) == 1 and not (givers and len(self.live) > 1):
             self._fail(rows[0], error)
             return
         if givers:
-            self._take_back(max(givers, key=lambda row: row.number))
-        rows = [row for row in rows if row in self.live]
+            giver = max(givers, key=lambda row: row.number)
+            self._take_back(giver)
+            steps[:] = [step for step in steps if step.row is not giver]  # begun anew: not made
         if self.leaves_rows_changed:
             for row in rows:
-                row.restart()
-                row.alone = not short
+                if row in self.live:
+                    row.restart()
+                    row.alone = not short
         elif givers:
-            if rows:
-                self._run(rows, steps)
+            self._run(rows, steps)
         else:
             for row in rows:
                 self._run([row], steps)

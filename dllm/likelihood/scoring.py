@@ -102,6 +102,11 @@ def score_requests(
     model: DiffusionModel, requests: Sequence[ScoreRequest], how: Scoring
 ) -> list[Score]:
     """Score requests of token ids, in order."""
+    if model.facts.uniform:
+        raise ConfigError(
+            f"{model.name} cannot score: its noise is uniform, and the bounds are those of "
+            "masked diffusion"
+        )
     for request in requests:
         size = len(request.prompt) + len(request.continuation)
         if size > model.facts.context_length:

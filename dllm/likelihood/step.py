@@ -14,7 +14,8 @@ from ..core.errors import ConfigError, PromptError
 from ..engine.forward import Forward
 from ..engine.recipe import check_recipe
 from ..kernels.statistics import token_statistics
-from ..models import DiffusionModel, load
+from ..models import DiffusionModel
+from ..models.loader import remembered
 from ..request.prompts import check_lengths_alone, encode, encode_holes
 from .scoring import ScoreRequest, Scoring, job_of, recipe_of
 
@@ -42,11 +43,15 @@ def step(
     tokens to list per position.  ``cfg_scale``: classifier-free guidance.  Samplers and training
     loops of others are written with it.
     """
-    loaded = load(model)
+    loaded = remembered(model)
     if isinstance(top, bool) or not isinstance(top, int) or not 1 <= top <= MOST_TOP:
         raise ConfigError(f"top is a whole number from 1 to {MOST_TOP}, not {top!r}")
     if loaded.facts.mask_token_id is None:
         raise ConfigError(f"{loaded.name} is autoregressive: it predicts no masks")
+    if loaded.facts.uniform:
+        raise ConfigError(
+            f"{loaded.name} has no masks to predict: what an undecided position holds is random"
+        )
     check_lengths_alone(canvas, "a canvas of step")
     ids, holes, _ = encode_holes(loaded, canvas)
     before = np.zeros(0, np.int64) if prompt is None else encode(loaded, prompt)

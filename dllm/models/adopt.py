@@ -51,7 +51,7 @@ def adopt(
     prepare(hf, family, attn_implementation, facts.block_length)
     name = Path(getattr(hf.config, "name_or_path", "")).name or type(hf).__name__
     official = own_section(raw).get("official_config") or {}
-    defaults = generation_defaults(raw, generation, facts)
+    defaults = generation_defaults(raw, generation, facts, family)
     return DiffusionModel(hf, resolved, family, facts, name, defaults, official)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from ..core.errors import CheckpointError, ConfigError, UnknownNameError
-from .family import ConfigDict, Facts, Family, Published
+from .family import UNIFORM, ConfigDict, Facts, Family, Published
 from .fields import own_section, wrong
 
 SETTABLE = ("mask_token_id", "eos_token_id", "stop_token_ids", "pad_token_id", "bos_token_id",
@@ -19,6 +19,7 @@ ATTENTION = {  # kinds of it, in words
     "bidirectional": "bidirectional",
     "block_causal": "causal between blocks",
     "decided_first": "causal, decided tokens first",
+    "causal_prefix": "causal before the open block",
     "causal": "causal",
 }
 GENERATION = (
@@ -69,31 +70,40 @@ def read_facts(
         raw.get(family.block_field or "", known or family.block_length),
     )  # fmt: skip
     _check_blocks(family, blocks, given)
+    kinds = getattr(text, "layer_types", None) or ()
+    sliding = family.mask_kind == "causal_prefix" and "sliding_attention" in kinds
+    mask_id = given.get("mask_token_id", UNIFORM) if family.uniform else first("mask_token_id")
     facts = Facts(
-        mask_token_id=first("mask_token_id") if family.diffusion else None,
+        mask_token_id=mask_id if family.diffusion else None,
         eos_token_id=eos_id,
         stop_token_ids=tuple(dict.fromkeys((*eos, *stops))),
         pad_token_id=first("pad_token_id", eos_id),
         bos_token_id=first("bos_token_id"),
         logit_shift=_own(given, section, "logit_shift", family.logit_shift),
-        mask_kind="block_causal" if blocks else family.mask_kind,
+        mask_kind="block_causal" if blocks and family.any_blocks else family.mask_kind,
         context_length=_own(given, section, "context_length", positions),
         vocab_size=text.vocab_size,
         score_source=_own(given, section, "score_source", family.score_source),
         block_length=blocks,
         expand_token_id=first("expand_token_id"),
+        sliding_window=text.sliding_window if sliding else None,
+        image_token_id=raw.get(family.image_field or ""),
     )
     _check_range(facts, family)
     _check_release(facts, family, given)
     return facts
 
 
-def generation_defaults(raw: ConfigDict, generation: ConfigDict, facts: Facts) -> dict[str, Any]:
+def generation_defaults(
+    raw: ConfigDict, generation: ConfigDict, facts: Facts, family: Family
+) -> dict[str, Any]:
     """Recommended arguments: the block length of the attention, those of
-    ``generation_config.json`` that mean the same here, the ``generation`` entry of the ``dllm``
-    section."""
+    ``generation_config.json`` that mean the same here, also of the sampler, the ``generation``
+    entry of the ``dllm`` section."""
     known = {"block_length": facts.block_length} if facts.block_length else {}
-    known |= {name: generation[name] for name in GENERATION if generation.get(name) is not None}
+    stated = {**generation, **(generation.get("sampler_config") or {})}
+    names = (*GENERATION, *family.sampler_fields)
+    known |= {name: stated[name] for name in names if stated.get(name) is not None}
     return known | dict(own_section(raw).get("generation") or {})
 
 
@@ -125,7 +135,7 @@ def _check_given(given: Mapping[str, Any]) -> None:
 
 def _check_blocks(family: Family, blocks: Any, given: ConfigDict) -> None:
     optional = family.any_blocks and family.mask_kind == "bidirectional"
-    if optional or (family.mask_kind == "block_causal") == bool(blocks):
+    if optional or (family.mask_kind in ("block_causal", "causal_prefix")) == bool(blocks):
         return
     what = "take config.json from the original checkpoint"
     if given.get("block_length"):
@@ -146,7 +156,7 @@ def _check_range(facts: Facts, family: Family) -> None:
             "card or code names"
         )
     named = {
-        "mask_token_id": _ids(facts.mask_token_id),
+        "mask_token_id": () if facts.uniform else _ids(facts.mask_token_id),
         "eos_token_id": _ids(facts.eos_token_id),
         "stop_token_ids": facts.stop_token_ids,
         "pad_token_id": _ids(facts.pad_token_id),

@@ -19,21 +19,26 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from ..core.errors import CheckpointError, UnknownNameError, short
 
 ConfigDict = Mapping[str, Any]
+UNIFORM = -1  # in place of a mask id: undecided positions hold random ids
 
 
 @dataclass(frozen=True)
 class Facts:
     """What a decoder must know about a loaded model.
 
-    ``mask_token_id`` is None for autoregressive models.  ``eos_token_id`` ends a text and fills
-    what lies behind it; ``stop_token_ids`` are all ids that end one (eos and end of turn).
-    ``logit_shift`` is 1 when ``logits[i]`` predict token ``i + 1``, else 0.  ``mask_kind`` is
-    "bidirectional", "block_causal" (``block_length`` positions, counted from 0, see one another and
-    what is left of them), "decided_first" (causal in an order in which decided tokens come before
-    masks; a decided token predicts the next one) or "causal".  ``context_length`` counts positions,
-    ``vocab_size`` the columns of the logits.  ``score_source`` says which distribution the family's
-    own sampler scores confidences on: "clean" (raw logits) or "tempered" (after temperature and
-    filters).  ``expand_token_id`` asks for another mask (DreamOn).
+    ``mask_token_id`` is None for autoregressive models, and `UNIFORM` (-1) where the noise is
+    uniform: an undecided position then holds a random id of the vocabulary.  ``eos_token_id`` ends
+    a text and fills what lies behind it; ``stop_token_ids`` are all ids that end one (eos and end
+    of turn).  ``logit_shift`` is 1 when ``logits[i]`` predict token ``i + 1``, else 0.
+    ``mask_kind`` is "bidirectional", "block_causal" (``block_length`` positions, counted from 0,
+    see one another and what is left of them), "causal_prefix" (the same with blocks that are
+    counted from the end of the prompt, and causal attention before the open one; with a
+    ``sliding_window`` some layers see only so many positions of that), "decided_first" (causal in
+    an order in which decided tokens come before masks; a decided token predicts the next one) or
+    "causal".  ``context_length`` counts positions, ``vocab_size`` the columns of the logits.
+    ``score_source`` says which distribution the family's own sampler scores confidences on: "clean"
+    (raw logits) or "tempered" (after temperature and filters).  ``expand_token_id`` asks for
+    another mask (DreamOn); ``image_token_id`` stands for an image, which no prompt may hold.
     """
 
     mask_token_id: int | None
@@ -48,6 +53,13 @@ class Facts:
     score_source: str
     block_length: int | None = None
     expand_token_id: int | None = None
+    sliding_window: int | None = None
+    image_token_id: int | None = None
+
+    @property
+    def uniform(self) -> bool:
+        """Whether undecided positions hold random ids, and no mask."""
+        return self.mask_token_id == UNIFORM
 
 
 @dataclass(frozen=True)
@@ -77,6 +89,11 @@ class Family:
     translates an official ``config.json`` (a dict) to the transformers config of ``model_class``,
     ``to_official`` goes back.  ``key_map`` renames weights, official regex -> native; an anchored
     regex may capture one layer number as ``(\\d+)``.  ``releases`` is keyed by vocabulary size.
+    ``uniform``: the noise is uniform.  ``self_conditioning``: each step is given the embeddings
+    that the last one expected.  ``prefix_predicts``: the causal pass over what stands before a
+    block predicts its first token.  ``sampler``: its own; ``sampler_fields``: those of its fields
+    that a ``generation_config.json`` may state.  ``image_field`` of config.json: the id that
+    stands for an image, which is not read.
     ``any_blocks``: a block length that is given, or known of a published checkpoint, makes the
     attention causal between blocks.  ``verified`` says what the implementation was held against.
     """
@@ -103,6 +120,12 @@ class Family:
     replace_chat_template: bool = False  # even when the checkpoint ships one
     releases: Mapping[int, Release] = field(default_factory=dict)
     any_blocks: bool = False
+    uniform: bool = False
+    self_conditioning: bool = False
+    prefix_predicts: bool = False
+    sampler: str = "threshold"
+    sampler_fields: tuple[str, ...] = ()
+    image_field: str | None = None
     thinking: bool | None = None  # what chat templates with ``enable_thinking`` take it for
     checkpoints: tuple[Published, ...] = ()
     verified: str = "by configuration"
@@ -168,16 +191,12 @@ OWN: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "nemotron": ("nemotron", ("NemotronLabsDiffusionModel",)),
     "wedlm_qwen2": ("wedlm", ("WeDLMForCausalLM",)),
     "wedlm": ("wedlm", ("WeDLMForCausalLM",)),
+    "diffusion_gemma": ("diffusion_gemma", ("DiffusionGemmaForBlockDiffusion",)),
     "autoregressive": ("autoregressive", ()),  # every causal model of transformers
 }
 
 # Diffusion models of other kinds, and why they cannot be read as masked ones.
 ELSEWHERE = {
-    **dict.fromkeys(
-        ("DiffusionGemmaForBlockDiffusion", "DiffusionGemmaModel"),
-        "its noise is drawn uniformly from the vocabulary, so there is no mask token to decode "
-        "from; use generate() of transformers, which has it",
-    ),
     **dict.fromkeys(
         ("MDLM", "BD3LM", "SEDD"),
         "it is a diffusion transformer with adaptive norms, and transformers has no class for it",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
@@ -29,6 +30,9 @@ from .threads import choose_threads, set_threads
 from .tokenizer import TokenizerSource, complete_tokenizer, resolve_tokenizer
 from .weights import load_weights, resolve_dtype
 
+MOST_NAMED = 2  # a verifier and a drafter
+_NAMED: dict[Any, DiffusionModel] = {}
+_NAMED_LOCK = threading.Lock()
 Source = str | os.PathLike[str] | PreTrainedModel | DiffusionModel
 
 
@@ -140,6 +144,23 @@ def load(
         return result
 
 
+def remembered(model: Source) -> DiffusionModel:
+    """`load` for calls that are given a model by its name: the last `MOST_NAMED` of these stay in
+    memory, so that a name given twice is loaded once, unless a file of its folder has changed.
+    `load` itself makes a new network each time."""
+    if not isinstance(model, str | os.PathLike):
+        return load(model)
+    folder = Path(model)
+    files = sorted(folder.iterdir()) if folder.is_dir() else [folder] if folder.is_file() else []
+    key = str(model), *((file.name, file.stat().st_mtime_ns) for file in files)
+    with _NAMED_LOCK:
+        known = _NAMED.pop(key, None) or load(model)
+        _NAMED[key] = known  # is now the last one used
+        while len(_NAMED) > MOST_NAMED:
+            del _NAMED[next(iter(_NAMED))]
+    return known
+
+
 def resolve_device(device: str | torch.device | None) -> str | torch.device | None:
     """``device`` if the machine has it; what "auto" stands for here."""
     if device == "auto":
@@ -182,7 +203,7 @@ def _from_files(
     prepare(hf, family, attn_implementation, facts.block_length)
     return DiffusionModel(
         hf, resolved, family, facts, checkpoint.name,
-        generation_defaults(raw, checkpoint.generation, facts),
+        generation_defaults(raw, checkpoint.generation, facts, family),
         raw if official else own_section(raw).get("official_config") or {},
     )  # fmt: skip
 

@@ -54,6 +54,20 @@ class DiffusionModel:
         return head
 
     @property
+    def layers(self) -> int:
+        """How many layers have keys and values."""
+        config: Any = self.hf.config
+        count: int = getattr(config, "num_hidden_layers", None) or (
+            config.get_text_config().num_hidden_layers
+        )
+        return count
+
+    @property
+    def embedding(self) -> Any:
+        """Token ids to the input of the first layer."""
+        return self.hf.get_input_embeddings()
+
+    @property
     def device(self) -> torch.device:
         return torch.device(self.hf.device)
 

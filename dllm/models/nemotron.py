@@ -1,9 +1,9 @@
 """Nemotron-Labs-Diffusion: one Ministral network that is a diffusion and a causal model.
 
-arXiv 2607.05722.  As a diffusion model it predicts in place, in blocks of 32.  Its own `generate`
-keeps what is finished under a causal mask and takes the first token of every block from the causal
-model; here finished blocks are attended as they were decoded, and blocks are counted from position
-0.  The same weights with a causal mask are the family ``nemotron_causal``, which verifies drafts.
+arXiv 2607.05722.  As a diffusion model it predicts in place, in blocks of 32 that are counted from
+the end of the prompt.  What stands before the open block is read causally, and that pass predicts
+the block's first token.  The same weights with a causal mask throughout are the family
+``nemotron_causal``, which verifies drafts.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ NEMOTRON = register_family(  # the later of two is what an architecture means
         architectures=ARCHITECTURES,
         model_class=Ministral3ForCausalLM,
         to_native=nemotron_config,
-        mask_kind="block_causal",
+        mask_kind="causal_prefix",
+        prefix_predicts=True,
         block_field="block_size",
         key_map=KEY_MAP,
         releases={131072: Release(facts={"mask_token_id": 100})},
@@ -58,6 +59,6 @@ NEMOTRON = register_family(  # the later of two is what an architecture means
             for size in ("3B", "8B", "14B")
             for kind in ("", "-Base")
         ),
-        note="Its own sampler keeps finished blocks under a causal mask: texts differ from it.",
+        note="A pass over what is finished gives the first token of every block.",
     )
 )

@@ -42,7 +42,8 @@ def family_of(
     return result
 
 
-ORDERS = {"block_causal": ", in blocks", "decided_first": ", decided tokens first"}
+ORDERS = {"block_causal": ", in blocks", "decided_first": ", decided tokens first",
+          "causal_prefix": ", behind a causal prefix"}  # fmt: skip
 
 
 def families_on(architecture: str) -> str:

@@ -11,7 +11,7 @@ from transformers import AddedToken, PreTrainedTokenizerBase
 
 from ..core.errors import CheckpointError, one_line
 from .checkpoint import find
-from .family import Family
+from .family import UNIFORM, Family
 
 TokenizerSource = str | os.PathLike[str] | PreTrainedTokenizerBase | None
 THINKING = "enable_thinking"  # a switch in the templates of Qwen3
@@ -66,7 +66,7 @@ def complete_tokenizer(
     release = family.releases.get(vocab_size)
     for token, wanted in (release.tokens if release else {}).items():
         _place(tokenizer, token, wanted)
-    if mask_id is not None:
+    if mask_id not in (None, UNIFORM):
         _declare_mask(tokenizer, family, mask_id)
     ours = family.end_of_turn in tokenizer.get_vocab() and family.chat_template is not None
     if ours and (family.replace_chat_template or tokenizer.chat_template is None):

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -39,18 +40,20 @@ from .prompts import (
 from .request import Request
 from .stopping import stop_strings
 
+MOST_COMPOSED = 64  # samplers that are remembered, of a model
+COMPOSED: WeakKeyDictionary[DiffusionModel, dict[Any, Sampler]] = WeakKeyDictionary()
 Fixed = list[tuple[int, IntArray]]  # offsets in the answer, and the ids that stand there
 
 # -- how a text is decoded ------------------------------------------------------------------------
 
 
 def recipe_for(
-    model: DiffusionModel, sampler: SamplerLike, config: GenerationConfig | None = None,
+    model: DiffusionModel, sampler: SamplerLike | None, config: GenerationConfig | None = None,
     arguments: Mapping[str, Any] | None = None, holes: bool = False,
 ) -> MaskedRecipe:  # fmt: skip
-    """The sampler and the arguments that go together on a diffusion model.  ``config`` stands in
-    place of the checkpoint's defaults, ``arguments`` are single fields of it.  ``holes``: for a
-    text with holes, which is as long as it is, and in which nothing ends."""
+    """The sampler (None: the model's own) and the arguments that go together on a diffusion model.
+    ``config`` stands in place of the checkpoint's defaults, ``arguments`` are single fields of it.
+    ``holes``: for a text with holes, which is as long as it is, and in which nothing ends."""
     given = given_of(config, arguments or {})
     defaults = dict(model.generation_defaults) if config is None else {}
     if holes:
@@ -60,6 +63,7 @@ def recipe_for(
             raise ConfigError(f"infill writes what the holes ask for: drop {fixed[0]}")
         defaults = {**defaults, "max_new_tokens": None, "eos_policy": "none"}
     built = GenerationConfig.build(defaults, given)
+    sampler = model.family.sampler if sampler is None else sampler
     measures = holes and "length" in given and not _fills(built.length)
     composed = _compose(model, sampler, built, None if measures else built.length)
     if not holes and not given.get("length") and _unbounded(model, built, composed):
@@ -118,9 +122,17 @@ def _compose(
     model: DiffusionModel, sampler: SamplerLike, config: GenerationConfig, length: str | None
 ) -> Sampler:
     """The sampler for this model.  What the call gives must be of use to some part; what the
-    checkpoint recommends need not."""
+    checkpoint recommends need not.  Those of the last names are remembered."""
     wanted = config.sampler_options
+    named = frozenset(wanted.keys() & config.model_fields_set)
+    spec = sampler if isinstance(sampler, str) else None
+    key = spec, length, tuple(wanted.items()), named, samplers.SAMPLERS.version
+    known = COMPOSED.setdefault(model, {})
+    if spec is not None and key in known:
+        return known[key]
+    stated = model.generation_defaults
     facts = {
+        **{name: stated[name] for name in model.family.sampler_fields if name in stated},
         **wanted, "delimiters": model.delimiters,
         "eos_token_id": model.facts.eos_token_id,
         "expand_token_id": model.facts.expand_token_id,
@@ -128,11 +140,15 @@ def _compose(
         "block": model.facts.block_length or config.block_length,
         "lookahead": int(model.facts.mask_kind == "bidirectional"),
     }  # fmt: skip
-    options = {key: value for key, value in wanted.items() if key in config.model_fields_set}
-    return samplers.compose(
-        sampler, length=length, options=options, stop_ids=model.facts.stop_token_ids,
-        family=model.family.name, facts=facts,
+    made = samplers.compose(
+        sampler, length=length, options={name: wanted[name] for name in named},
+        stop_ids=model.facts.stop_token_ids, family=model.family.name, facts=facts,
     )  # fmt: skip
+    if len(known) >= MOST_COMPOSED:
+        known.clear()
+    if spec is not None:
+        known[key] = made
+    return made
 
 
 def _unbounded(model: DiffusionModel, config: GenerationConfig, sampler: Sampler) -> bool:
@@ -334,7 +350,7 @@ def _with_forms(
 
 
 def one_request(
-    model: DiffusionModel, sampler: SamplerLike, length: str | None, prompt: Any, text: Any,
+    model: DiffusionModel, sampler: SamplerLike | None, length: str | None, prompt: Any, text: Any,
     how: Mapping[str, Any],
 ) -> Request:  # fmt: skip
     """An answer to ``prompt``, or a ``text`` to fill if there is one.  ``how``: what the request

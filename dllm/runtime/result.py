@@ -31,7 +31,8 @@ class Result:
     ``tokens``: ids up to and including the first stop id, prompt excluded; of a text with holes
     all of its ids.  ``sequences``: the whole canvas, prompt and padding included.  ``nfe``:
     forwards this row took part in; ``computed``: token positions fed to the model for it.
-    ``order``: the step that decided each of ``tokens``, -1 for what was given; ``logprobs``: their
+    ``order``: the step that decided each of ``tokens``, -1 for what was given (a step that a
+    schedule leaves empty counts, and takes no forward); ``logprobs``: their
     log-probabilities then.  ``finish_reason``: "stop" (a stop id or string, full holes, a complete
     form) or "length".  ``seconds``: time of the engine's steps from the row's admission to its
     end, which it may have shared with other rows; what a reader does between two steps is not

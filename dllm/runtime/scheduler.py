@@ -16,7 +16,7 @@ from typing import Any
 from ..core.canvas import Canvas
 from ..core.errors import CancelledError, DeadlineError
 from ..engine.memory import PeakMemory
-from ..engine.work import Row, Work
+from ..engine.work import Row, Step, Work
 from ..request.request import Request
 from .events import Event, Progress, Reader, events
 from .result import Result
@@ -80,10 +80,10 @@ class Scheduler:
             return progress
         for step in self.engine.step([*self.running]):
             request = self.running[step.row]
-            if request.trace is not None:
-                request.trace.add(step)
             if step.canvas.finished and step.row.error is None:
-                self._finish(request)
+                self._finish(request, step)
+            elif request.trace is not None:
+                request.trace.add(step)
             progress.append((request, step))
         for row, request in list(self.running.items()):
             if row.error is not None:
@@ -140,11 +140,17 @@ class Scheduler:
         names = request.recipe.sampler.spec, self.engine.cache_name, self.model.name
         return Trace.start(canvas, *names)
 
-    def _finish(self, request: Request) -> None:
-        """Turn a finished canvas into a result."""
-        assert request.row is not None and request.canvas is not None
+    def _finish(self, request: Request, step: Step | None = None) -> None:
+        """Turn a finished canvas into a result; a tokenizer may refuse to."""
+        assert request.row is not None
         self.running.pop(request.row, None)
-        request.result = (self.engine.kind or Result).of(request, self.engine, self.memory.peak())
+        kind = self.engine.kind or Result
+        try:
+            if request.trace is not None and step is not None:
+                request.trace.add(step)
+            request.result = kind.of(request, self.engine, self.memory.peak())
+        except Exception as error:
+            request.error = error
 
     # -- driven to its end in the caller's thread; the first error is raised ----------------------
 

@@ -23,6 +23,7 @@ from ..core.errors import ConfigError
 from . import grammar
 from .expressions import TEXT, regex_part
 from .parts import (
+    MOST_STEPS,
     Budget,
     ByteAutomaton,
     Bytes,
@@ -89,7 +90,8 @@ class Compiler:
     """Reads one structure.  ``source``: plain data as JSON, see `dllm.structured.source`."""
 
     def __init__(self, depth: int = DEPTH) -> None:
-        self.budget, self.depth = Budget(), depth
+        # Further tries take less, so that all of them together end soon.
+        self.budget, self.depth = Budget(MOST_STEPS // (1 if depth == DEPTH else 4)), depth
         self.cut = False  # whether something was written to a depth
         self.ignored: dict[str, None] = {}
 

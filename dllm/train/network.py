@@ -57,6 +57,11 @@ class Network(nn.Module):
         super().__init__()
         if model.facts.mask_token_id is None and rank:
             raise ConfigError(f"{model.name} has no mask token: `dllm train convert` gives it one")
+        if model.facts.mask_kind == "causal_prefix":
+            raise ConfigError(
+                f"{model.name} counts its blocks from the end of each prompt, which training does "
+                "not do: train it with its authors' code, or a model of another family"
+            )
         self.model, self.facts, self.rank = model, model.facts, rank
         hf: Any = model.hf
         hf.train(False)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable as _Callable
 from collections.abc import Iterable, Sequence
+from dataclasses import replace as _replace
 from functools import lru_cache as _lru_cache
 from functools import wraps as _wraps
 from importlib.util import find_spec as _find_spec
@@ -27,7 +28,7 @@ from . import torch as _fast
 from .asked import logprobs_of
 from .classes import TokenClasses
 from .filters import PLAIN, Filters
-from .heads import Biased, Head, Share, split_linear
+from .heads import Biased, Head, Shaped, Share, full_logits, split_linear
 from .result import COLDEST, OPTIONAL, Inputs, Options, TokenStatistics, check, to_host
 
 __all__ = [
@@ -36,9 +37,11 @@ __all__ = [
     "Biased",
     "Filters",
     "Head",
+    "Shaped",
     "Share",
     "TokenClasses",
     "TokenStatistics",
+    "full_logits",
     "logits_statistics",
     "logprobs_of",
     "to_host",
@@ -72,6 +75,10 @@ def token_statistics(
     filters: Filters = PLAIN,
     tempered: bool = False,
     noise_keys: _torch.Tensor | None = None,
+    uniforms: _torch.Tensor | None = None,
+    embeddings: _Callable[[int, int], _torch.Tensor] | None = None,
+    lowered: tuple[_torch.Tensor, float] | None = None,
+    floor: float = 0.0,
     top: int = 0,
     select: _torch.Tensor | None = None,
     needs: Iterable[str] | None = None,
@@ -94,6 +101,14 @@ def token_statistics(
     is taken for, otherwise a sample of what `Filters` leave: the argmax under Gumbel noise keyed by
     ``noise_keys`` (R, 4) int64 = (seed, stream, position, step), see `dllm.kernels.noise`.
 
+    With ``uniforms`` (R,) in (0, 1) a sample is the first id, in their order, at which the
+    cumulative probability exceeds that number: one number per row, and most logits are looked at
+    once.  ``embeddings``: rows [low, high) of the embedding (V, d); the result's ``soft`` is then
+    its expectation, and no row of probabilities is held for it.
+
+    ``lowered``: an id per row (R,) whose logit is lowered by a number first.  ``floor``: draws by
+    ``uniforms`` are from a mixture that is uniform by this share.
+
     Log-probabilities, margin, entropy and top describe the clean distribution: after bans, before
     temperature and filters.  With ``tempered`` they describe the one after temperature (if > 0)
     and filters (also at temperature 0).  ``gap`` is of clean logits always.
@@ -110,10 +125,15 @@ def token_statistics(
     that are missing or misshapen, and where the backend cannot run.
     """
     wanted = OPTIONAL if needs is None else frozenset(needs)
-    options = _options(filters, tempered, top, wanted, classes)
-    inputs = Inputs(banned, banned_rows, noise_keys, select, vocab_size)
+    inverse = uniforms is not None and filters.temperature >= COLDEST
+    options = _options(filters, tempered, top, wanted, classes, inverse, floor)
+    inputs = Inputs(
+        banned, banned_rows, noise_keys, select, vocab_size, uniforms, embeddings, lowered
+    )
     check(options, noise_keys, hidden.shape[0])
     module, share = _backend(backend, hidden.device), None if head is None else split_linear(head)
+    if (inverse or embeddings is not None or lowered is not None) and module is not _naive:
+        module, share = _fast, None  # what the fused kernels leave out
     result: TokenStatistics
     if share is not None and module is not _naive:
         result = _parallel.token_statistics(hidden, share, options, module, inputs)
@@ -136,11 +156,17 @@ def _options(
     top: int,
     needs: frozenset[str],
     classes: TokenClasses | None,
+    inverse: bool,
+    floor: float,
 ) -> Options:
     """The same few options come back at every step."""
     if 0 < filters.temperature < COLDEST:
         filters = filters._replace(temperature=0.0)
-    return Options(filters, tempered, top, needs, classes=classes)
+    # The sums that a draw by the cumulative sum needs are those of the described distribution
+    # where that is at the temperature.
+    options = Options(filters, tempered, top, needs, classes=classes)
+    warm = inverse and options.scale != options.temperature
+    return _replace(options, warm=warm, inverse=inverse, floor=floor)
 
 
 def _backend(name: str, device: _torch.device) -> ModuleType:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .heads import Head, full_logits, plain_linear
+from .heads import Head, Shaped, full_logits, plain_linear
 
 
 def logprobs_of(
@@ -20,7 +20,8 @@ def logprobs_of(
     and filters): they fix the normalisation, so that only m + 1 logits per row are computed.
     """
     wanted = torch.cat([ids, token[:, None].to(ids.device)], 1)
-    linear = plain_linear(head)
+    bent = head if isinstance(head, Shaped) else None
+    linear = plain_linear(head if bent is None else bent.head)
     if linear is None:
         logits = full_logits(hidden, head).float().gather(1, wanted)
     else:
@@ -28,4 +29,5 @@ def logprobs_of(
         logits = torch.einsum("rd,rmd->rm", hidden.float(), weight[wanted].float())
         if bias is not None:
             logits = logits + bias[wanted].float()
+        logits = logits if bent is None else bent.shape(logits)
     return logits[:, :-1] - logits[:, -1:] + logprob[:, None].to(logits.device)

@@ -72,7 +72,7 @@ def reduce_classes(
     if not len(cut.columns):
         return columns
     best, at, total, warmer = folded(x, noisy, cut, scale, temperature, warm)
-    token = cut.columns[at]
+    token = cut.columns[at.clamp(max=len(cut.columns) - 1)]  # NaN equals nothing
     found = {
         "class_best": best, "class_token": token + low, "class_logit": x.gather(1, token),
         "class_total": total,

@@ -80,6 +80,27 @@ class Biased:
         )
 
 
+@dataclass(frozen=True)
+class Shaped:
+    """A head whose logits are bent to stay within ``cap`` (None: not), then multiplied by
+    ``scale``, both in float32: softcapping, and a temperature that all that is said is about."""
+
+    head: Head
+    cap: float | None = None
+    scale: float = 1.0
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.shape(full_logits(hidden, self.head).float().clone())
+
+    def shape(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` float32, changed in place."""
+        if self.cap is not None:
+            x.div_(self.cap).tanh_().mul_(self.cap * self.scale)
+        elif self.scale != 1:
+            x.mul_(self.scale)
+        return x
+
+
 def plain_linear(head: Head) -> tuple[torch.Tensor, torch.Tensor | None] | None:
     """Weight (V, d) and bias (V,) or None, if the head is just that; None if it must be called."""
     if isinstance(head, torch.Tensor):

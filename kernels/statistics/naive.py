@@ -38,13 +38,21 @@ def logits_statistics(
             if token < x.shape[1]:
                 rows = slice(None) if where is None else where[:, j].cpu().numpy()
                 x[rows, token] = -np.inf
+    if inputs.lowered is not None:
+        x[np.arange(len(x)), inputs.lowered[0].numpy()] -= inputs.lowered[1]
     chosen = None if inputs.select is None else inputs.select.tolist()
+    shares = None if inputs.uniforms is None else inputs.uniforms.tolist()
     result = [
         _row(x[r], options, None if keys is None else keys[r].tolist(),
-             None if chosen is None else chosen[r])
+             None if chosen is None else chosen[r], None if shares is None else shares[r])
         for r in range(len(x))
     ]  # fmt: skip
+    soft = None
+    if inputs.embeddings is not None:
+        rows = inputs.embeddings(0, x.shape[1]).double()
+        soft = (torch.from_numpy(np.stack([np.exp(log_softmax(row)) for row in x])) @ rows).float()
     return TokenStatistics(
+        soft=soft,
         **{
             name: torch.tensor(
                 np.array([row[name] for row in result]),
@@ -52,12 +60,16 @@ def logits_statistics(
                 device=logits.device,
             )
             for name in result[0]
-        }
+        },
     )
 
 
 def _row(
-    x: Float64Array, options: Options, key: list[int] | None, select: int | None
+    x: Float64Array,
+    options: Options,
+    key: list[int] | None,
+    select: int | None,
+    share: float | None = None,
 ) -> dict[str, object]:
     temperature = options.temperature
     warm = x / temperature if temperature > 0 else x
@@ -68,6 +80,10 @@ def _row(
         ids = np.arange(len(x))
         seed, stream, position, step = key
         token = int(np.argmax(filtered + noise.gumbel(seed, stream, position, step, ids)))
+    if options.inverse and share is not None:
+        p = np.exp(log_softmax(filtered))
+        sums = ((1 - options.floor) * p + options.floor / len(p)).cumsum()
+        token = int((sums <= share * sums[-1]).sum())
     described = filtered if options.tempered else x
     logp = log_softmax(described)
     p = np.exp(logp)

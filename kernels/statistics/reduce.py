@@ -55,6 +55,7 @@ class Partial:
     class_logit: torch.Tensor | None = None
     class_total: torch.Tensor | None = None
     class_warm: torch.Tensor | None = None
+    soft: torch.Tensor | None = None  # (R, d)
 
 
 FIELDS = fields(Partial)
@@ -94,7 +95,9 @@ def reduce(
             setattr(part, name, column)
     if select is not None:
         part.selected = _pick(x, select - low)
-    if options.top:
+    if options.top == 1:
+        part.top_value, part.top_index = best, index + low
+    elif options.top:
         part.top_value, part.top_index = top(x, min(options.top, x.shape[1]))
         part.top_index += low
     if low:
@@ -312,4 +315,5 @@ def finish(part: Partial, options: Options) -> TokenStatistics:
         class_token_logprob=chosen_logprob,
         class_logprob=total,
         class_weight=part.class_warm,
+        soft=part.soft,
     )

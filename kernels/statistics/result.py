@@ -40,6 +40,9 @@ class TokenStatistics:
     log-probabilities do not describe, the same at the temperature, up to a constant per row.
 
     Log-probabilities near zero keep their relative precision: -1e-9 is not rounded to 0.
+    ``soft`` (R, d) float32 is the expected embedding under the clean distribution; it stays on the
+    device, is no column, and `numpy` leaves it out.
+
     A row that allows nothing (all -inf) has token 0, all log-probabilities -inf, margin, gap and
     entropy 0.  With a single possible token, gap is +inf.
     """
@@ -57,6 +60,7 @@ class TokenStatistics:
     class_token_logprob: Array | None = None
     class_logprob: Array | None = None
     class_weight: Array | None = None
+    soft: Array | None = None
 
     def numpy(self) -> TokenStatistics:
         """The same with NumPy arrays: views for CPU tensors, one copy for another device."""
@@ -71,7 +75,7 @@ class TokenStatistics:
                 yield name, column
 
 
-FIELDS = tuple(f.name for f in fields(TokenStatistics))
+FIELDS = tuple(f.name for f in fields(TokenStatistics) if f.name != "soft")
 
 
 def joined(parts: Sequence[TokenStatistics]) -> TokenStatistics:
@@ -129,6 +133,8 @@ class Options:
     needs: frozenset[str] = OPTIONAL
     warm: bool = False  # also sum at the temperature, for candidates
     classes: TokenClasses | None = None
+    inverse: bool = False  # draw by the cumulative sum and one number, not by noise per token
+    floor: float = 0.0  # how much of what draws are from is uniform
 
     @property
     def temperature(self) -> float:
@@ -154,6 +160,9 @@ class Inputs:
     noise_keys: torch.Tensor | None = None
     select: torch.Tensor | None = None
     vocab_size: int | None = None
+    uniforms: torch.Tensor | None = None
+    embeddings: Callable[[int, int], torch.Tensor] | None = None
+    lowered: tuple[torch.Tensor, float] | None = None
 
     def take(self, rows: torch.Tensor | slice) -> Inputs:
         """The same for some of the rows."""
@@ -165,7 +174,7 @@ class Inputs:
 
         return replace(
             self, banned_rows=cut(self.banned_rows), noise_keys=cut(self.noise_keys),
-            select=cut(self.select),
+            select=cut(self.select), uniforms=cut(self.uniforms),
         )  # fmt: skip
 
 
@@ -181,7 +190,10 @@ def check(options: Options, noise_keys: torch.Tensor | None, rows: int) -> None:
         raise ConfigError(f"{options.filters}: min_p is a share from 0 (off) to 1")
     if options.classes is not None and options.filtered:
         raise ConfigError(f"{options.filters} may leave nothing of a class of tokens: drop them")
-    if options.temperature > 0 and (noise_keys is None or noise_keys.shape != (rows, 4)):
+    if options.inverse and options.classes is not None:
+        raise ConfigError("classes of tokens are drawn by noise per token: drop uniforms")
+    needed = options.temperature > 0 and not options.inverse
+    if needed and (noise_keys is None or noise_keys.shape != (rows, 4)):
         given = "none" if noise_keys is None else tuple(noise_keys.shape)
         raise ConfigError(
             f"temperature={options.temperature} draws noise and needs noise_keys of shape "

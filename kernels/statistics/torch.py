@@ -9,6 +9,7 @@ filters, need full rows and are cut along the rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import ceil
 from typing import Any
 
@@ -17,8 +18,9 @@ import torch
 from ..linear import ROWS, Packed, packed_of
 from ..linear import product as product_with
 from ..quantised import QuantisedLinear
-from .heads import Head, full_logits, plain_linear, vocabulary
-from .reduce import Partial, compiled, finish, merge, reduce, stack
+from .filters import dropped
+from .heads import Head, Shaped, full_logits, plain_linear, vocabulary
+from .reduce import LOWEST, Partial, compiled, finish, merge, reduce, stack
 from .result import Inputs, Options, TokenStatistics
 
 TILE_BYTES = 16 << 20  # logits held at once, counted as float32
@@ -39,6 +41,11 @@ class Call:
             banned.tolist() if isinstance(banned, torch.Tensor) else list(banned or ())
         )
         self.keys, self.select = inputs.noise_keys, inputs.select
+        self.uniforms, self.embeddings = inputs.uniforms, inputs.embeddings
+        self.lowered = inputs.lowered
+        self.shape: Callable[[torch.Tensor], torch.Tensor] | None = None  # see `Shaped`
+        if options.inverse:
+            self.keys = None
         self.room: torch.Tensor | None = None  # fresh memory would not be in the cache
 
     def piece(self, x: torch.Tensor, first: int, low: int) -> Partial:
@@ -48,6 +55,14 @@ class Call:
         keys = None if self.keys is None else self.keys[first:last]
         select = None if self.select is None else self.select[first:last]
         return reduce(x, low, self.options, keys, select, self._room(x, 1))
+
+    def _lower(self, x: torch.Tensor, first: int, low: int) -> None:
+        """Lower one logit per row of ``x`` (r, n)."""
+        if self.lowered is not None:
+            ids, amount = self.lowered
+            at = ids[first : first + len(x), None].to(x.device) - low
+            here = (at >= 0) & (at < x.shape[1])
+            x.scatter_add_(1, at.clamp(0, x.shape[1] - 1), here.to(x.dtype) * -amount)
 
     def _ban(self, x: torch.Tensor, first: int, low: int) -> None:
         for j, token in enumerate(self.banned):
@@ -62,12 +77,14 @@ class Call:
     def tile(self, logits: torch.Tensor, first: int, low: int, owned: bool) -> Partial:
         """Reduce logits (r, n) of any dtype; they may be destroyed if ``owned``."""
         options = self.options
-        more = options.filtered or options.top or options.classes is not None
+        more = options.filtered or options.top > 1 or options.classes is not None or options.warm
         if owned and self.keys is None and self.select is None and not more:
             self._ban(logits, first, low)
             part = compiled(logits, options)
             if part is not None:
                 part.index += low
+                if options.top:
+                    part.top_value, part.top_index = part.best, part.index
                 return part
         copy = logits.dtype != torch.float32 or not owned
         elements = PIECE if logits.device.type == "cpu" else logits.numel()
@@ -86,11 +103,12 @@ class Call:
         return self.room[which, : x.numel()].view(x.shape)
 
     def run(
-        self, product: Product, rows: int, size: int, whole: bool, owned: bool,
-        fixed: int | None = None,
+        self, make: Callable[[torch.Tensor], Product], hidden: torch.Tensor, size: int, whole: bool,
+        owned: bool, fixed: int | None = None,
     ) -> Partial:  # fmt: skip
         """Go through all rows and the vocabulary; ``whole`` forbids to cut the latter, ``fixed``
-        says how wide the cuts are."""
+        says how wide the cuts are.  ``make`` gives the products of hidden rows."""
+        product, rows = make(hidden), len(hidden)
         columns = TILE_BYTES // 4
         wide = size if whole else fixed
         most = max(1, columns // wide) if wide else MOST_ROWS
@@ -100,13 +118,122 @@ class Call:
         for first in range(0, max(1, rows), height):
             last = min(rows, first + height)
             total: Partial | None = None
+            walk = Walk(self, first, last)
             for low in range(0, size, width):
-                logits = product(first, last, low, min(size, low + width))
-                part = self.tile(logits, first, self.first_id + low, owned)
+                logits, own = product(first, last, low, min(size, low + width)), owned
+                if self.shape is not None:
+                    mine = owned and logits.dtype == torch.float32
+                    x = logits if mine else logits.to(torch.float32, copy=True)
+                    logits, own = self.shape(x), True
+                if self.lowered is not None:
+                    logits = logits if own else logits.to(torch.float32, copy=True)
+                    self._lower(logits, first, low)
+                if self.embeddings is not None:
+                    self._ban(logits, first, low)
+                    walk.expect(logits, low)
+                part = self.tile(logits, first, self.first_id + low, own)
+                walk.parts.append((low, part))
                 total = part if total is None else merge(total, part, self.options)
             assert total is not None
+            walk.finish(total, make, hidden[first:last], size)
             done.append(total)
         return stack(done)
+
+    def processed(self, x: torch.Tensor, rows: torch.Tensor, low: int) -> torch.Tensor:
+        """Logits (r, n) of any dtype as what draws are from: float32, bent, banned, filtered."""
+        x, options = x.to(torch.float32, copy=True), self.options
+        x = x if self.shape is None else self.shape(x)
+        lowered = None if self.lowered is None else (self.lowered[0][rows], self.lowered[1])
+        banned_rows = None if self.banned_rows is None else self.banned_rows[rows]
+        some = Call(options, Inputs(self.banned, banned_rows, lowered=lowered))
+        some._lower(x, 0, low)
+        some._ban(x, 0, low)
+        if options.filtered:
+            lost = dropped(x, options.filters)
+            x.masked_fill_(lost, -torch.inf)
+        return x
+
+
+class Walk:
+    """What a walk of rows ``[first, last)`` over the vocabulary carries beside the statistics: the
+    running sum of embeddings, rescaled to the largest logit so far as in flash attention, and what
+    each tile weighs, by which draws find their tile."""
+
+    def __init__(self, call: Call, first: int, last: int) -> None:
+        self.call, self.first, self.last = call, first, last
+        self.parts: list[tuple[int, Partial]] = []
+        self.best = self.mass = self.sum = torch.zeros(0)
+
+    def expect(self, x: torch.Tensor, low: int) -> None:
+        """Add the embeddings of a tile ``x`` (r, n), weighted."""
+        assert self.call.embeddings is not None
+        rows = self.call.embeddings(low, low + x.shape[1])
+        x = x.float()
+        best = x.amax(1, keepdim=True).clamp_(min=LOWEST)
+        if not low:
+            self.best, self.mass = best, torch.zeros_like(best)
+            self.sum = rows.new_zeros(len(x), rows.shape[1], dtype=torch.float32)
+        best = torch.maximum(best, self.best)
+        weight, before = torch.exp_(x - best), torch.exp(self.best - best)
+        self.mass = self.mass * before + weight.sum(1, keepdim=True)
+        self.sum.mul_(before)
+        if rows.dtype == torch.float32:
+            self.sum.addmm_(weight, rows)
+        else:
+            self.sum.add_(weight.to(rows.dtype) @ rows)
+        self.best = best
+
+    def finish(
+        self, total: Partial, make: Callable[[torch.Tensor], Product], hidden: torch.Tensor,
+        size: int,
+    ) -> None:  # fmt: skip
+        """Complete the statistics ``total`` of all tiles of ``hidden`` (r, d)."""
+        if self.sum.numel():
+            total.soft = self.sum / self.mass
+        if self.call.options.inverse:
+            self._draw(total, make, hidden, size)
+
+    def _draw(
+        self, total: Partial, make: Callable[[torch.Tensor], Product], hidden: torch.Tensor,
+        size: int,
+    ) -> None:  # fmt: skip
+        """The first ids whose cumulative weight exceeds a share of all of it: which tile that lies
+        in is known from the walk, and only there logits are computed again."""
+        options, uniforms = self.call.options, self.call.uniforms
+        assert uniforms is not None
+        weights = []
+        for _, part in self.parts:
+            rest = part.warm if options.warm else part.rest
+            assert rest is not None
+            there = ((part.best - total.best.clamp(min=LOWEST)) / options.temperature).double()
+            weights.append(there.exp() * (1 + rest.double()))
+        share = uniforms[self.first : self.last, None].to(total.best.device).double()
+        whole, floor = torch.cat(weights, 1), options.floor
+        mass = whole.sum(1, keepdim=True)
+        lows = torch.tensor([low for low, _ in self.parts] + [size], device=share.device)
+        sums = ((1 - floor) * whole / mass + floor * lows.diff() / size).cumsum(1)
+        share = share * sums[:, -1:]
+        tile = (sums <= share).sum(1).clamp(max=len(self.parts) - 1)
+        left = share - torch.nn.functional.pad(sums, (1, 0)).gather(1, tile[:, None])
+        total.drawn, total.drawn_logit = torch.zeros_like(total.index), total.best.clone()
+        total.noisy = total.best
+        for number in tile.unique().tolist():
+            low, _ = self.parts[number]
+            high = self.parts[number + 1][0] if number + 1 < len(self.parts) else size
+            rows = (tile == number).nonzero().flatten()
+            each = make(hidden[rows])(0, len(rows), low, high)
+            x = self.call.processed(each, rows + self.first, low)
+            best = total.best[rows].clamp(min=LOWEST)
+            p = ((x - best) / options.temperature).double().exp()
+            # with one tile, of what filters leave
+            scale = p.sum(1, keepdim=True) if len(self.parts) == 1 else mass[rows]
+            cumulative = ((1 - floor) * p / scale + floor / size).cumsum(1)
+            wanted = left[rows]
+            at = (cumulative <= wanted).sum(1, keepdim=True)
+            last = x.shape[1] - 1 - (p > 0).flip(1).to(torch.int8).argmax(1, keepdim=True)
+            at = torch.minimum(at, last)
+            total.drawn[rows] = at + low + self.call.first_id
+            total.drawn_logit[rows] = x.gather(1, at)
 
 
 def token_statistics(
@@ -117,10 +244,13 @@ def token_statistics(
 ) -> TokenStatistics:
     """As `dllm.kernels.statistics.token_statistics`."""
     call, vocab_size = Call(options, inputs), inputs.vocab_size
+    if isinstance(head, Shaped):
+        call.shape, head = head.shape, head.head
     if isinstance(head, QuantisedLinear) and (parts := head.parts()) is not None:
         size = head.out_features if vocab_size is None else min(vocab_size, head.out_features)
-        tiles = _packed(hidden.to(head.scale.dtype), parts, head.bias)
-        return finish(call.run(tiles, len(hidden), size, options.filtered, True, ROWS), options)
+        tiles = partial(_packed, parts=parts, bias=head.bias)
+        hidden = hidden.to(head.scale.dtype)
+        return finish(call.run(tiles, hidden, size, options.filtered, True, ROWS), options)
     linear = plain_linear(head)
     if linear is not None:
         weight, bias = linear
@@ -129,8 +259,7 @@ def token_statistics(
         return finish(linear_partial(call, hidden, weight[:vocab_size], bias, packed), options)
     size = vocabulary(head, hidden)
     size = size if vocab_size is None else min(size, vocab_size)
-    call_head: Product = lambda a, b, low, high: full_logits(hidden[a:b], head)[:, low:high]  # noqa: E731
-    return finish(call.run(call_head, len(hidden), size, True, False), options)
+    return finish(call.run(partial(_called, head=head), hidden, size, True, False), options)
 
 
 def linear_partial(
@@ -139,14 +268,22 @@ def linear_partial(
 ) -> Partial:  # fmt: skip
     """What a weight (V, d), or the share of it that begins with id ``call.first_id``, says."""
     rows, size, options = hidden.shape[0], weight.shape[0], call.options
+    carries = options.inverse or call.embeddings is not None or call.lowered is not None
     hidden = hidden.to(weight.dtype)
     parts = None if packed is None else packed.parts(weight)
     if parts is not None:
-        return call.run(_packed(hidden, parts, bias), rows, size, options.filtered, True, ROWS)
-    if rows * size <= PIECE:
+        make = partial(_packed, parts=parts, bias=bias)
+        return call.run(make, hidden, size, options.filtered, True, ROWS)
+    if rows * size <= PIECE and not carries:
         logits = torch.nn.functional.linear(hidden, weight, bias).float()
-        return call.piece(logits, 0, call.first_id)
-    return call.run(_tiled(hidden, weight, bias), rows, size, options.filtered, True)
+        return call.piece(logits if call.shape is None else call.shape(logits), 0, call.first_id)
+    make = partial(_tiled, weight=weight, bias=bias)
+    return call.run(make, hidden, size, options.filtered, True)
+
+
+def _called(hidden: torch.Tensor, head: Head) -> Product:
+    """Products of a head that has to be called: of whole rows."""
+    return lambda first, last, low, high: full_logits(hidden[first:last], head)[:, low:high]
 
 
 def _tiled(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
@@ -189,6 +326,9 @@ def logits_statistics(
 ) -> TokenStatistics:
     """As `dllm.kernels.statistics.logits_statistics`."""
     call, logits = Call(options, inputs), logits[:, : inputs.vocab_size]
-    rows, size = logits.shape
-    cut: Product = lambda a, b, low, high: logits[a:b, low:high]  # noqa: E731
-    return finish(call.run(cut, rows, size, True, False), options)
+    size = logits.shape[1]
+    return finish(call.run(_cut, logits, size, True, False), options)
+
+
+def _cut(logits: torch.Tensor) -> Product:
+    return lambda first, last, low, high: logits[first:last, low:high]

@@ -24,10 +24,6 @@ from ..decoding import Decoding
 from ..settings import OWN_MODELS, SMALL
 from ..table import EOS, MASK, hashed, table_model
 
-OFFICIAL = ["dkv(4, official=llada)", "dkv(4, official=un)", "dkv(4, official=un_right)",
-            "dkv_pd(3, official=un)",
-            "window_diffusion(3, active=3, window=6, official=llada)"]  # fmt: skip
-
 
 def noise(stream: int, step: int, positions: IntArray) -> Any:
     seeds = [(stream, step, int(p)) for p in positions]
@@ -98,7 +94,7 @@ WINDOWS = [StaticBlocks(5), Everywhere(), Sliding()]
 
 @settings(max_examples=60, deadline=None)
 @given(
-    spec=st.sampled_from([*SMALL.values(), *OFFICIAL]),
+    spec=st.sampled_from(list(SMALL.values())),
     window=st.sampled_from(WINDOWS),
     prompts=st.lists(st.integers(1, 9), min_size=1, max_size=2),
     masks=st.integers(1, 24),
@@ -147,7 +143,7 @@ def promises(
             assert set(rows_asked) <= set(compute)
             if cache.recompute_pending:
                 assert changed[id(canvas)] <= set(compute)
-                assert set(compute) <= set(read) or "official" in spec
+                assert set(compute) <= set(read)
             if plan.refresh:
                 assert len(compute) == canvas.length
             changed[id(canvas)] = {*step.decision.committed, *step.decision.remasked}
@@ -233,7 +229,7 @@ def test_a_canvas_that_was_cut_is_planned_to_its_new_end() -> None:
         assert rows[0].finish_reason == "stop"
 
 
-@pytest.mark.parametrize("spec", ["dual(refresh_every=0)", "dkv(official=x)", "sparse(kernel=2)",
+@pytest.mark.parametrize("spec", ["dual(refresh_every=0)", "dkv(both=1)", "sparse(kernel=2)",
                                   "window_diffusion(active=9, window=3)", "d2(k=0)",
                                   "dllm_cache(ratio=2)", "elastic(beta=0)", "dcd(delay=-1)",
                                   "dkv_greedy(center=x)", "dcd(mode=x)"])  # fmt: skip

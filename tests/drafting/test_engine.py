@@ -398,3 +398,19 @@ def test_what_belongs_elsewhere_is_said(verifier: dllm.DiffusionModel) -> None:
             with pytest.raises(dllm.ConfigError, match="number of seconds"):
                 session.submit([4, 5], deadline=deadline)  # type: ignore[arg-type]
         assert session.submit([4, 5], max_new_tokens=2).result(60).tokens
+
+
+def test_numbers_that_are_not_finite_stay_in_their_text() -> None:
+    """Also in slots that another text gets, or reads beyond its own keys."""
+    model = make_verifier("gqa")
+    healthy = [[20 + i, 6, 7, 8, 9] * n for i, n in enumerate((2, 4, 3))]
+    expected = dllm.speculate(model, None, healthy, max_new_tokens=NEW)
+    hf: Any = model.hf
+    with torch.no_grad():
+        hf.get_input_embeddings().weight[5] = torch.nan
+    with dllm.Session(model, max_batch_size=2) as session:
+        sick = session.submit([10, 5, 11] * 9, max_new_tokens=NEW)
+        others = [session.submit(prompt, max_new_tokens=NEW) for prompt in healthy]
+        with pytest.raises(dllm.NumericError):
+            sick.result(60)
+        assert [one.result(60).tokens for one in others] == [r.tokens for r in expected]

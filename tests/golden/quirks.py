@@ -6,20 +6,38 @@ cache of the library.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
 
-from dllm.cache import CACHES
-from dllm.core.canvas import BoolArray, Canvas
+from dllm.cache import CACHES, Plan, Slots
+from dllm.cache.base import Cache, full_plan
+from dllm.cache.block import ExactBlockCache
+from dllm.cache.d2 import D2Cache, nucleus
+from dllm.cache.d2f import D2FCache
+from dllm.cache.dcd import DCDCache
+from dllm.cache.delayed import DelayedCache, KeptBlocks
+from dllm.cache.dkv import DKVPD, DKVDecode
+from dllm.cache.dsb import DSBCache
+from dllm.cache.window_diffusion import WindowDiffusion
+from dllm.core.canvas import BoolArray, Canvas, Edit, FloatArray, IntArray
 from dllm.core.capabilities import REPEATABLE
 from dllm.core.registry import Registry
 from dllm.core.spec import parse
-from dllm.samplers import SAMPLERS, Course, Part, Selector, Turn, View
-from dllm.samplers.base import top
+from dllm.samplers import SAMPLERS, Course, Part, Prediction, Selector, Transform, View
+from dllm.samplers.base import Reads, top
+from dllm.samplers.daedal import Daedal
+from dllm.samplers.dawn import DAWN
+from dllm.samplers.dcd import slide
+from dllm.samplers.dsb import DSB
+from dllm.samplers.factor import Factor
+from dllm.samplers.klass import KLASS, Divergences
 from dllm.samplers.llada import Quota, schedule
-from dllm.samplers.windows import WholeRegion
+from dllm.samplers.lopa import LoPA
+from dllm.samplers.scorers import Probability
+from dllm.samplers.turn import Turn
+from dllm.samplers.windows import StaticBlocks, WholeRegion
 
 T = TypeVar("T")
 
@@ -114,10 +132,418 @@ class ForceFirst(Course):
 class Awake(Selector):
     """Chooses nothing, and has a schedule take the steps in which `ForceFirst` does."""
 
-    every: int = 1
+    every: int = 0
 
     def rests(self, canvas: Canvas) -> bool:
-        return canvas.step % self.every > 0
+        return (canvas.step % self.every if self.every else canvas.block_step) > 0
 
     def select(self, view: View) -> BoolArray:
         return np.zeros(len(view.positions), np.bool_)
+
+
+@PARTS.register("released_factor")
+@dataclass(frozen=True)
+class ReleasedFactor(Factor):
+    """Also commits the last-ranked position when it alone fails its bound."""
+
+    def select(self, view: View) -> BoolArray:
+        chosen = super().select(view)
+        return chosen | (len(chosen) - chosen.sum() == 1)
+
+
+@PARTS.register("released_klass")
+@dataclass(frozen=True)
+class ReleasedKLASS(KLASS):
+    """Follows all undecided positions of the region, so that those of the next block may be ready
+    ``history`` - 1 steps after it opened, and not before."""
+
+    def reads(self, canvas: Canvas) -> Reads:
+        return Reads(canvas.masked[: canvas.end].nonzero()[0])
+
+    def _recent(self, canvas: Canvas, view: View) -> FloatArray:
+        super()._recent(canvas, replace(view, prediction=view.all_predictions))
+        recent = canvas.state(Divergences).ring[view.positions]
+        return recent if canvas.block_step >= self.history - 1 else np.full_like(recent, np.inf)
+
+
+@PARTS.register("released_dawn")
+@dataclass(frozen=True)
+class ReleasedDAWN(DAWN):
+    """Also writes over the first token of the canvas, given or not, in every step in which a
+    candidate was struck out: its loop goes on for as many rounds as there were candidates, and an
+    index that finds none left is 0."""
+
+    def select(self, view: View) -> BoolArray:
+        chosen = super().select(view)
+        at, score, edge = view.positions, view.score, self.edges(view)
+        induced = (score >= self.tau_induce) & edge[np.ix_(at, self._anchors(view))].any(1)
+        near = edge[np.ix_(at, at[(score >= self.tau) & induced])].any(1)
+        if ((score >= self.tau_low) & ~chosen & ~near).any():
+            view.canvas.tokens[0] = view.all_predictions.at(np.zeros(1, np.int64)).token[0]
+        return chosen
+
+
+@PARTS.register("released_daedal")
+@dataclass(frozen=True)
+class ReleasedDaedal(Daedal):
+    """An insertion beyond the largest canvas drops its end, and an answer without an end of text
+    stays as long as it is."""
+
+    def resize(self, view: View, committed: IntArray) -> tuple[Edit, ...]:
+        canvas = view.canvas
+        room = canvas.cap - (canvas.end - canvas.start)
+        edits = super().resize(view, committed)
+        if not edits or not edits[0].removed:  # none, or another block
+            return ()
+        over = max(0, self.expand - 1 - room)
+        inserted = replace(edits[0], added=self.expand)
+        last = canvas.end + self.expand - 1 - over
+        return (inserted, Edit(last, over, 0)) if over else (inserted,)
+
+
+@PARTS.register("released_blocks")
+@dataclass(frozen=True)
+class ReleasedBlocks(StaticBlocks):
+    """WeDLM's block decoder knows masks by their id: where the model may propose the mask token,
+    one that was committed is undecided again in the next block."""
+
+    def advance(self, canvas: Canvas) -> None:
+        before = canvas.window
+        super().advance(canvas)
+        low, high = canvas.window
+        masks = np.flatnonzero(canvas.tokens[:low] == canvas.mask_id)
+        if canvas.window != before and masks.size:
+            canvas.remask(masks)
+            canvas.window = int(masks[0]), high
+
+
+@dataclass(slots=True)
+class Fed:
+    """What is fed of a row: the ``whole`` text, or positions ``first`` to ``end``."""
+
+    first: int = -1
+    end: int = 0
+    whole: bool = True
+
+
+@dataclass
+class ReleasedBlock:
+    """The block of DSB's released code, ``low`` to ``high``; how far what is fed reaches beyond it;
+    the masks that were left when everything was computed last, None before the first time."""
+
+    low: int = 0
+    high: int = 0
+    suffix: int = 0
+    masks: int | None = None
+
+
+@PARTS.register("released_dsb")
+@dataclass(frozen=True)
+class ReleasedDSB(DSB):
+    """What the released code does beside its cache, with cache ``released_dsb``.
+
+    The right edge counts from where the slice that is fed begins, so that positions behind the
+    block are committed, too; on Dream a step that computes everything commits exactly the first
+    undecided position, and the first two positions of a slice are predicted from
+    the same row.
+    """
+
+    offers = frozenset()
+
+    before: int = 24
+    after: int = 0
+
+    def companions(self, family: str) -> tuple[Part, ...]:
+        return (SecondOfEquals(), *((FirstOfAll(),) if family == "dream" else ()))
+
+    def advance(self, canvas: Canvas) -> None:
+        block, fed = canvas.state(ReleasedBlock), canvas.state(Fed)
+        masks, moved = int(canvas.masked.sum()), 0
+        fed.whole = block.masks is None or block.masks - masks >= (self.block_length or 32)
+        if block.masks is None:
+            block.low, block.suffix = canvas.start, self.after
+        else:  # past the block, if nothing in it is undecided
+            open_ = canvas.masked[block.low : block.high]
+            moved = int(open_.argmax()) if open_.any() else len(open_)
+            block.low += moved
+        if fed.whole:
+            block.masks = masks
+        block.high = self._edge(canvas, block.low)
+        block.suffix = min(block.suffix, canvas.end - block.high)
+        fed.first = block.low - min(max(moved, self.before), block.low)
+        fed.end = block.high + block.suffix
+        high = block.high if fed.whole else min(fed.end, fed.first + block.high)
+        first = canvas.start + int(canvas.masked[canvas.start : canvas.end].argmax())
+        slide(canvas, block.low, max(high, first + 1))
+
+
+@dataclass(frozen=True)
+class FirstOfAll(Course):
+    """Exactly the first undecided position in a step that computes everything."""
+
+    name = "first_of_all"
+
+    def decide(self, turn: Turn) -> None:
+        if turn.canvas.state(Fed).whole and not turn.stopped():
+            turn.choose_these(np.arange(len(turn.view.positions)) == 0)
+
+
+@dataclass(frozen=True)
+class SecondOfEquals(Probability):
+    """Of a first two that are equal the second is taken."""
+
+    def score(self, canvas: Canvas, prediction: Prediction) -> FloatArray:
+        score = super().score(canvas, prediction)
+        if len(score) > 1 and score[0] == score[1]:
+            score[0] = np.nextafter(score[0], np.float32(0))
+        return score
+
+
+@RELEASED_CACHES.register("released_dsb")
+@dataclass(frozen=True)
+class ReleasedDSBCache(DSBCache):
+    """Feeds what `ReleasedDSB` says; where logits are shifted, the first position of what is fed
+    is predicted from its own row."""
+
+    def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
+        fed = canvas.state(Fed)
+        if fed.whole:
+            return full_plan(canvas)
+        return Plan(np.arange(fed.first, fed.end), floor=fed.first)
+
+
+@dataclass
+class KeptLogits:
+    """What was said of ``position``, the first open one, when the blocks before it were kept."""
+
+    position: int = -1
+    prediction: Prediction | None = None
+
+    def put(self, prediction: Prediction) -> Prediction:
+        """``prediction`` with what was kept."""
+        here = np.flatnonzero(prediction.positions == self.position)
+        if self.prediction is None or not here.size:
+            return prediction
+        changed = {}
+        for name in ("token", "logprob", "entropy", "margin"):
+            array, kept = getattr(prediction, name), getattr(self.prediction, name)
+            if array is not None:
+                changed[name] = array.copy()
+                changed[name][here] = kept
+        return replace(prediction, **changed)
+
+
+@dataclass(frozen=True)
+class KeepsLogits(Transform):
+    """Predicts the first open position as when the blocks before it were kept."""
+
+    name = "keeps_logits"
+
+    def apply(self, canvas: Canvas, prediction: Prediction) -> Prediction:
+        kept, low = canvas.state(KeptLogits), canvas.state(Fed).first
+        if kept.position != low:
+            here = np.flatnonzero(prediction.positions == low)
+            kept.position = low
+            kept.prediction = prediction.take(here) if here.size else None
+        return kept.put(prediction)
+
+
+@PARTS.register("released_lopa")
+@dataclass(frozen=True)
+class ReleasedLoPA(LoPA):
+    """The row left of the open blocks is not computed again, what it predicts stays as it was; with
+    cache ``released_d2f``."""
+
+    def companions(self, family: str) -> tuple[Part, ...]:
+        return (*super().companions(family), KeepsLogits())
+
+    def _open(self, turn: Turn) -> list[Prediction]:
+        result = []
+        for seen, prediction in zip(turn.seen, super()._open(turn), strict=True):
+            kept, fed = seen.canvas.state(KeptLogits), seen.canvas.state(Fed)
+            result.append(kept.put(prediction) if kept.position == fed.first else prediction)
+        return result
+
+
+@RELEASED_CACHES.register("released_d2f")
+@dataclass(frozen=True)
+class ReleasedD2F(D2FCache):
+    """Where logits are shifted, the row left of the open blocks is not computed again."""
+
+    def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
+        kept = slots.state(KeptBlocks)
+        before = kept.end
+        plan = super().plan(canvas, slots, targets)
+        canvas.state(Fed).first = kept.end
+        return replace(plan, floor=before)
+
+    def branch(self, fork: Canvas, plan: Plan) -> Plan:
+        return replace(super().branch(fork, plan), floor=plan.floor)
+
+
+@dataclass(slots=True)
+class LastForward:
+    """The last forward fed positions up to ``end``."""
+
+    end: int = 0
+
+
+class Forgetful(Cache):
+    """A changed position is computed again by the next refresh, if ever."""
+
+    @property
+    def recompute_pending(self) -> bool:
+        return False
+
+
+@RELEASED_CACHES.register("released_block")
+@dataclass(frozen=True)
+class ReleasedBlockCache(Forgetful, ExactBlockCache):
+    """A block keeps the keys and values of its last forward: what that decided stays a mask to the
+    blocks behind it, cheaper by a block per block, and not exact."""
+
+    @property
+    def exact(self) -> bool:
+        return False
+
+    def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
+        size, length = slots.block_length, canvas.length
+        last, masked = slots.state(LastForward), np.flatnonzero(canvas.masked[:length])
+        first = min([int(targets[0]), *masked[:1].tolist()])
+        finished = min(last.end, first // size * size)  # where another block is open
+        last.end = end = min((int(targets[-1]) // size + 1) * size, length)
+        return Plan(np.arange(finished, end), np.arange(end))
+
+
+@dataclass(slots=True)
+class LastMasks:
+    """The masks of the window when the last step began."""
+
+    masks: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
+
+
+@RELEASED_CACHES.register("released_d2")
+@dataclass(frozen=True)
+class ReleasedD2(D2Cache):
+    """Confidences stay those of the first step (they are assigned to a copy), the block is what was
+    undecided in it before the last commits (it is narrowed in place), also where its length
+    matters, and the prompt's last position is left out unless it scores a chosen mask."""
+
+    def _flowing(self, canvas: Canvas, slots: Slots, rows: IntArray, flow: FloatArray) -> IntArray:
+        if not slots.shift:
+            return super()._flowing(canvas, slots, rows, flow)
+        last = canvas.start - 1  # competes, and is then dropped
+        added = nucleus(flow, rows[rows != last], self.p)
+        return np.union1d(rows, added[added != last])
+
+    def _block(self, canvas: Canvas, slots: Slots) -> tuple[IntArray, int, int, int]:
+        block = slots.state(LastMasks).masks
+        return block, canvas.start, len(block), 0
+
+    def after_step(
+        self, canvas: Canvas, slots: Slots, positions: IntArray, logprob: FloatArray
+    ) -> None:
+        first = not slots.state(LastMasks).masks.size
+        slots.state(LastMasks).masks = canvas.masks()
+        if first:
+            super().after_step(canvas, slots, positions, logprob)
+
+
+@RELEASED_CACHES.register("released_dcd")
+@dataclass(frozen=True)
+class ReleasedDCD(Forgetful, DCDCache):
+    """A decided token or padding outside the range is not computed before the next refresh."""
+
+
+@RELEASED_CACHES.register("released_delayed")
+@dataclass(frozen=True)
+class ReleasedDelayed(DelayedCache):
+    """Of what is computed the first position is predicted from its own row."""
+
+    def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
+        plan = super().plan(canvas, slots, targets)
+        return plan if plan.refresh else replace(plan, floor=int(plan.compute[0]))
+
+
+@RELEASED_CACHES.register("released_dkv")
+@dataclass(frozen=True)
+class ReleasedDKV(DKVDecode):
+    """dKV-Cache for LLaDA: starts over when a block opens, and computes all in its second step."""
+
+    by_block = True
+
+    def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
+        plan = super().plan(canvas, slots, targets)
+        return full_plan(canvas) if canvas.block_step == 1 else plan
+
+
+@dataclass(slots=True)
+class PreviousMasks:
+    """What was undecided when the previous step began; None before the first."""
+
+    masked: BoolArray | None = None
+
+
+@RELEASED_CACHES.register("shifted_dkv")
+@dataclass(frozen=True)
+class ShiftedDKV(Forgetful, DKVDecode):
+    """dKV-Cache for Dream: a position may rest once its right neighbour is decided, which freezes
+    positions that still hold [MASK], or once ``both`` are."""
+
+    both: bool = False
+
+    def undecided(self, canvas: Canvas) -> IntArray:
+        before = canvas.state(PreviousMasks)
+        masked = canvas.masked[: canvas.length] if before.masked is None else before.masked
+        before.masked = canvas.masked.copy()
+        busy = np.append(masked[1:], canvas.step == 1)  # row p scores position p + 1
+        if self.both:
+            busy |= masked
+            busy[-1] = busy[-2]
+        return np.flatnonzero(busy[: canvas.length])
+
+
+@RELEASED_CACHES.register("shifted_dkv_pd")
+@dataclass(frozen=True)
+class ShiftedDKVPD(ShiftedDKV, DKVPD):
+    """The same of dKV-Cache-PD."""
+
+    refresh_every: float | None = 4
+
+
+@RELEASED_CACHES.register("released_window_diffusion")
+@dataclass(frozen=True)
+class ReleasedWindowDiffusion(WindowDiffusion):
+    """Window-Diffusion for LLaDA: a phase goes on when the active masks have left its window."""
+
+    def _left(self, active: IntArray, window: IntArray | None) -> bool:
+        return False
+
+
+@dataclass(slots=True)
+class Span:
+    """First, last and kept position of a phase."""
+
+    range: tuple[int, int, int] = (0, 0, 0)
+
+
+@RELEASED_CACHES.register("released_window_dream")
+@dataclass(frozen=True)
+class ReleasedWindowDream(WindowDiffusion):
+    """Window-Diffusion for Dream: computes from the first mask to the one after the ``active``-th,
+    an end that stays, or with ``sliding`` moves, during the phase, and never what lies beyond
+    ``window`` - 1 masks.  A refresh commits the first mask."""
+
+    sliding: bool = False
+
+    def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
+        masks, phase = np.flatnonzero(canvas.masked[: canvas.length]), slots.state(Span)
+        after = int(masks[self.active]) if len(masks) > self.active else canvas.length
+        assert self.window is not None, "compose sets open fields"
+        if self.due(canvas, slots):
+            kept = canvas.length - len(masks[self.window - 1 :])
+            phase.range = int(masks[0]), after, kept
+            return Plan(np.arange(kept), np.arange(kept), answers=masks[: self.active])
+        start, end, kept = phase.range
+        end = after if self.sliding else end
+        return Plan(np.arange(start, end), np.arange(kept), answers=masks[masks < end])

@@ -9,7 +9,7 @@ import numpy as np
 from dllm.core.canvas import UniformNoise
 
 from .call import Call
-from .quirks import parts
+from .quirks import cache_of, parts
 from .replay_samplers import SAMPLERS
 
 # Replays decode everything and keep the mask token proposable, as the official loops do.
@@ -34,11 +34,11 @@ def _fast_dllm_llada(case: dict[str, Any]) -> Call:
     sampler = {
         "fixed": "llada",
         "threshold": "threshold(tau={threshold})",
-        "factor": "factor(factor={factor}, official=True)",
+        "factor": "released_factor(factor={factor})",
     }[case["policy"]]
     if case["policy"] == "fixed":
         arguments["steps"] = case["num_steps"]
-    return Call(sampler.format(**case), case["cache"], arguments)
+    return Call(parts(sampler.format(**case)), case["cache"], arguments)
 
 
 def _dream(case: dict[str, Any]) -> Call:
@@ -58,7 +58,7 @@ def _fast_dllm_dream(case: dict[str, Any]) -> Call:
     if case["alg"] == "confidence_threshold":
         return Call(parts("threshold(tau={threshold})".format(**case) + blocks), cache, filters)
     arguments = {"steps": case["num_steps"], **filters}
-    return Call(parts("dream(alg=entropy)" + blocks), cache, arguments)
+    return Call(parts("dream(alg=entropy)+awake" + blocks), cache, arguments)
 
 
 def _dparallel(case: dict[str, Any]) -> Call:
@@ -92,11 +92,11 @@ def _r2(case: dict[str, Any]) -> Call:
          "temporal_steps")
     )  # fmt: skip
     rules |= case["r2"]
-    base = "factor(factor={factor}, official=True)" if case["policy"] == "factor" else (
+    base = "released_factor(factor={factor})" if case["policy"] == "factor" else (
         "threshold(tau={threshold})"
     )  # fmt: skip
     sampler = base.format(**case) + f"+r2({', '.join(f'{k}={v!r}' for k, v in rules.items())})"
-    return Call(sampler, "dual", {"block_length": case["block_length"]})
+    return Call(parts(sampler), "dual", {"block_length": case["block_length"]})
 
 
 def _dinfer(case: dict[str, Any]) -> Call:
@@ -122,22 +122,21 @@ def _d3llm(case: dict[str, Any]) -> Call:
     if not cached and case.get("cache_delay_iter", 10_000) >= 10_000:
         return Call(sampler.format(**case), "none", {})
     every = case["refresh_interval"] if case["refresh_interval"] < 10_000 else None
-    cache = f"delayed(delay={case['cache_delay_iter']}, refresh_every={every}, official=True)"
-    return Call(sampler.format(**case), cache, {})
+    cache = f"released_delayed(delay={case['cache_delay_iter']}, refresh_every={every})"
+    return Call(sampler.format(**case), cache_of(cache), {})
 
 
 def _dkv_dream(case: dict[str, Any]) -> Call:
-    names = {"decoded": "dkv", "pd": "dkv_pd", "prefill": "dkv_prefill"}
-    how = "(refresh_every={cache_steps}, official={shift_type})"
+    names = {"decoded": "shifted_dkv", "pd": "shifted_dkv_pd", "prefill": "dkv_prefill"}
     cache = names[case["cache_type"]]
     if cache != "dkv_prefill":
-        cache += how.format(**case)
+        cache += f"(refresh_every={case['cache_steps']}, both={case['shift_type'] == 'un_right'})"
     # This code, too, keeps transformers' default of top_k=50.
-    return _dream({**case, "top_k": 50})._replace(cache=cache)
+    return _dream({**case, "top_k": 50})._replace(cache=cache_of(cache))
 
 
 def _dkv_llada(case: dict[str, Any]) -> Call:
-    cache = "dkv(refresh_every={cache_reloading_step}, official=llada)".format(**case)
+    cache = cache_of("released_dkv(refresh_every={cache_reloading_step})".format(**case))
     arguments = {"steps": case["num_steps"], "block_length": case["block_length"]}
     return Call("llada", cache, arguments)
 
@@ -161,22 +160,24 @@ def drawn(case: dict[str, Any]) -> UniformNoise | None:
 
 def _window_llada(case: dict[str, Any]) -> Call:
     cache = (
-        "window_diffusion(refresh_every={refresh_cycle}, active={active_tokens}, "
-        "window={window_tokens}, official=llada)"
+        "released_window_diffusion(refresh_every={refresh_cycle}, active={active_tokens}, "
+        "window={window_tokens})"
     ).format(**case)
-    return Call("llada", cache, {"steps": case["num_steps"], "block_length": case["gen_length"]})
+    return Call(
+        "llada", cache_of(cache), {"steps": case["num_steps"], "block_length": case["gen_length"]}
+    )
 
 
 def _window_dream(case: dict[str, Any]) -> Call:
-    form = "dream_sliding" if case["slide_window"] else "dream"
     cache = (
-        "window_diffusion(refresh_every={refresh_cycle}, active={i_win_size}, "
-        "window={o_win_size}, official={form})"
-    ).format(**case, form=form)
+        "released_window_dream(refresh_every={refresh_cycle}, active={i_win_size}, "
+        "window={o_win_size}, sliding={slide_window})"
+    ).format(**case)
     sampler = "dream(eps={eps})+awake({refresh_cycle})+whole+force_first({refresh_cycle})".format(
         **case
     )
-    return Call(parts(sampler), cache, {"steps": case["num_steps"], "top_k": 50})
+    arguments = {"steps": case["num_steps"], "top_k": 50}
+    return Call(parts(sampler), cache_of(cache), arguments)
 
 
 def _dllm_cache(case: dict[str, Any]) -> Call:

@@ -9,12 +9,12 @@ from typing import Any
 
 from dllm.cache import Slots
 from dllm.cache.base import Layer
-from dllm.cache.d2 import D2Cache
 from dllm.core.canvas import Canvas
 from dllm.samplers import compose
 from dllm.samplers.certainty_prior import CertaintyPrior
 
 from .conftest import goldens_dir
+from .quirks import ReleasedD2, cache_of, parts
 
 Pairs = list[list[tuple[int, int]]]
 Built = tuple[Any, Any, dict[str, Any]]
@@ -28,9 +28,9 @@ def dcd(case: dict[str, Any]) -> Built:
     }[case["decode_algo"]].format(case["decode_param"], -case["decode_param"])
     mode, _, delay = case["cache_type"].partition("-delay")
     arguments: dict[str, Any] = {"suppress_mask": True}
-    cache = mode if mode == "none" else (
-        f"dcd(refresh_after={case['refresh_count']}, mode={mode}, delay={delay or 0}, "
-        f"official=True, lookahead={bool(case.get('lookahead', True))})"
+    cache = mode if mode == "none" else cache_of(
+        f"released_dcd(refresh_after={case['refresh_count']}, mode={mode}, delay={delay or 0}, "
+        f"lookahead={bool(case.get('lookahead', True))})"
     )  # fmt: skip
     if case["window_type"] == "static":
         arguments |= {"block_length": case["block_size"], "eos_policy": "block_contains"}
@@ -57,20 +57,20 @@ def left_of_padding(case: dict[str, Any], steps: Pairs) -> Pairs:
 def dsb(case: dict[str, Any]) -> Built:
     selector = {
         "threshold": "threshold(tau={threshold})",
-        "factor": "factor(factor={factor}, official=True)",
+        "factor": "released_factor(factor={factor})",
         "fixed": "fixed(n={quota})",
     }[case["policy"]].format(quota=case["gen_length"] // case["num_steps"], **case)
     width = case["max_block_length"] if case["max_block_length"] > 0 else None
     if case["cache"] == "none":
-        return f"{selector}+dsb({case['block_length']}, k_max={width})", "none", {}
+        return parts(f"{selector}+dsb({case['block_length']}, k_max={width})"), "none", {}
     window = (
-        "dsb({block_length}, {width}, official=True, before={prefix_window}, after={after})"
+        "released_dsb({block_length}, {width}, before={prefix_window}, after={after})"
     ).format(width=width, after=case.get("suffix_window", 0), **case)
-    return f"{selector}+{window}", "dsb(official=True)", {}
+    return parts(f"{selector}+{window}"), cache_of("released_dsb"), {}
 
 
 @dataclass(frozen=True)
-class WatchedD2(D2Cache):
+class WatchedD2(ReleasedD2):
     """Remembers which positions reached the first layer."""
 
     fed: list[list[int]] = field(default_factory=list)
@@ -83,23 +83,23 @@ class WatchedD2(D2Cache):
 
 def d2(case: dict[str, Any]) -> Built:
     selector = "fixed" if case["threshold"] is None else f"threshold(tau={case['threshold']})"
-    parts = compose(selector).selectors
+    selectors = compose(selector).selectors
     if case["sigma"]:
-        parts += (CertaintyPrior(sigma=case["sigma"]),)
+        selectors += (CertaintyPrior(sigma=case["sigma"]),)
     cache = WatchedD2(
         k=case["current_k"], p=case["rollout_p"], sigma=case["cache_sigma"],
-        inflate=case["inflate_w"], official=True,
+        inflate=case["inflate_w"],
     )  # fmt: skip
-    return parts, cache, {"block_length": case["block_length"]}
+    return selectors, cache, {"block_length": case["block_length"]}
 
 
 def dawn(case: dict[str, Any]) -> Built:
     model = json.loads((goldens_dir() / case["model"] / "config.json").read_text())
     count = model.get("n_layers") or model["num_hidden_layers"]
     sampler = (
-        "dawn(0.9, {tau_sink}, {tau_edge}, {tau_induce}, {tau_low}, layers={layers}, official=True)"
+        "released_dawn(0.9, {tau_sink}, {tau_edge}, {tau_induce}, {tau_low}, layers={layers})"
     ).format(layers=count - case["attention_from_layer"], **case)
-    return sampler, "none", {"block_length": case["block_length"]}
+    return parts(sampler), "none", {"block_length": case["block_length"]}
 
 
 BUILDERS: dict[str, Callable[[dict[str, Any]], Built]] = {

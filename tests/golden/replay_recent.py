@@ -9,7 +9,7 @@ import numpy as np
 from dllm.core.canvas import FloatArray, IntArray, UniformNoise
 
 from .call import Call
-from .quirks import parts
+from .quirks import cache_of, parts
 
 
 def _draft(case: dict[str, Any]) -> str:
@@ -33,7 +33,7 @@ def t2m(case: dict[str, Any]) -> Call:
         "+edit(tau={remask_threshold}, mode={remask_strategy}, post_steps={max_post_steps}, "
         "per_position={max_remask_per_pos}, share={max_remask_ratio})"
     ).format(**case)
-    return Call(_draft(case) + sampler, "block(official=True)", _canvas(case))
+    return Call(_draft(case) + sampler, cache_of("released_block"), _canvas(case))
 
 
 def remdm(case: dict[str, Any]) -> Call:

@@ -43,13 +43,13 @@ def _sparse_dllm(case: dict[str, Any]) -> Call:
 
 def _klass(case: dict[str, Any]) -> Call:
     sampler = (
-        "klass(tau={conf_threshold}, kappa={kl_threshold}, history={kl_history_length}, "
+        "{name}(tau={conf_threshold}, kappa={kl_threshold}, history={kl_history_length}, "
         "unmask_strategy={unmask_strategy}"
-    ).format(**case)
+    )
     if case["algorithm"] == "klass_dream":  # no blocks, one position where nothing is ready
-        return Call(f"{sampler}, top_k=50)", "none", {})
+        return Call(sampler.format(name="klass", **case) + ", top_k=50)", "none", {})
     arguments = {"steps": case["num_steps"], "block_length": case["block_length"]}
-    return Call(f"{sampler}, official=True)", "none", arguments)
+    return Call(parts(sampler.format(name="released_klass", **case) + ")"), "none", arguments)
 
 
 def _freedave(case: dict[str, Any]) -> Call:

@@ -14,6 +14,7 @@ from dllm.runtime.trace import TraceStep
 from ..thin import some
 from .call import Call
 from .conftest import goldens_dir
+from .quirks import parts
 from .replay import OFFICIAL
 from .together import model_of
 
@@ -22,15 +23,15 @@ CASES = [
     for case in json.loads((goldens_dir() / "traces/daedal_llada.json").read_text())["cases"]
 ]
 RULE = (
-    "threshold({high_conf_threshold})+daedal(initial={initial_gen_length}, "
+    "threshold({high_conf_threshold})+released_daedal(initial={initial_gen_length}, "
     "expand={expansion_factor}, tokens={eos_check_tokens}, eos_token_id={eos_token_id}, "
     "enough={eos_confidence_threshold}, low={low_conf_threshold}, "
-    "insert_until={expand_eos_confidence_threshold}, official=True)"
+    "insert_until={expand_eos_confidence_threshold})"
 )
 
 
 def call_of(case: dict[str, Any]) -> Call:
-    return Call(RULE.format(**case), "none", {
+    return Call(parts(RULE.format(**case)), "none", {
         "max_new_tokens": case["max_gen_length"], "block_length": case["block_length"], **OFFICIAL,
     })  # fmt: skip
 
@@ -46,6 +47,8 @@ def verbs(step: TraceStep, size: int) -> list[list[Any]]:
             result.append(["eos_tail", added])
         elif at == size:
             result.append(["append", added])
+        elif added == 0 and at + removed == size:
+            result.append(["cut", removed])
         else:
             assert removed == 1
             result.append(["insert", at, added])

@@ -3,7 +3,7 @@
 The official code feeds branch after branch, the row as it stands last; here they share a forward
 and the row comes first.  Where logits are shifted, this library computes the row left of the open
 blocks again; the official code keeps its logits from when the block before was kept, which is the
-same where attention is block-causal.  Where it is not, `lopa(official=True)` replays it.
+same where attention is block-causal.  Where it is not, `ReleasedLoPA` replays it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from dllm.engine import Engine, MaskedRecipe
 from dllm.samplers import compose
 
 from .conftest import goldens_dir
+from .quirks import cache_of, parts
 from .together import model_of
 
 MASK = 255
@@ -34,24 +35,24 @@ CASES = [
 
 def lopa(case: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
     """Sampler and cache; no more arguments."""
+    full = case["use_full_attention"]
     k, competes = case["branching_factor"], True  # the row as it stands is not counted
     if not case["branch_verification_mode"]:
         competes = k == 1
     elif k > 1:
         k = k + 1 if case["base_branch_competition"] else 1
     spec = (
-        f"lopa(d2f(tau={case['skip_threshold']}), k={k}, base_competes={competes}, "
+        f"{'released_' * full}lopa(d2f(tau={case['skip_threshold']}), k={k}, "
+        f"base_competes={competes}, "
         f"alpha={case['selection_conf_alpha']}, branch_topp={case['branch_topp']}, "
-        f"confidence={'prob' if case['sampling_strategy'] == 'default' else 'neg_entropy'}, "
-        f"official={case['use_full_attention']})"
+        f"confidence={'prob' if case['sampling_strategy'] == 'default' else 'neg_entropy'})"
         f"+staged_blocks({case['block_size']}, "
         f"block_add_threshold={case['block_add_threshold']}, "
         f"decoded_token_threshold={case['decoded_token_threshold']})"
     )
     if case["sampling_strategy"] == "neg_entropy":
         spec += "+neg_entropy"
-    cache = "d2f(causal=False, official=True)" if case["use_full_attention"] else "d2f"
-    return spec, cache, {}
+    return parts(spec), cache_of("released_d2f(causal=False)" if full else "d2f"), {}
 
 
 BUILDERS = {"lopa_dream": lopa}

@@ -20,6 +20,7 @@ import dllm
 from ..thin import some
 from .call import Call
 from .conftest import goldens_dir
+from .quirks import parts
 from .together import model_of
 
 Step = list[tuple[int, int]]
@@ -38,8 +39,10 @@ def _stream(case: dict[str, Any]) -> Call:
 def _blocks(case: dict[str, Any]) -> Call:
     tau = case["confidence_threshold"]
     sampler = f"threshold(tau={tau})" if tau else "fixed"
-    sampler += f"+blocks({case['block_length']}, official=True)"
-    return Call(sampler, "none", {"max_new_tokens": case["gen_length"], "eos_policy": "none"})
+    sampler += f"+released_blocks({case['block_length']})"
+    return Call(
+        parts(sampler), "none", {"max_new_tokens": case["gen_length"], "eos_policy": "none"}
+    )
 
 
 BUILDERS: dict[str, Callable[[dict[str, Any]], Call]] = {

@@ -358,3 +358,14 @@ def test_wrong_options_are_refused(wrong: dict[str, Any]) -> None:
 def test_unknown_backend() -> None:
     with pytest.raises(UnknownNameError, match="did you mean"):
         logits_statistics(torch.randn(3, 5), backend="troch")
+
+
+def test_rows_that_are_not_finite_fail_with_classes_too() -> None:
+    """Their log-probabilities say so, and no other row is touched."""
+    logits = torch.randn(3, 40)
+    whole = logits_statistics(logits, classes=TokenClasses(np.arange(40) % 4, 4))
+    logits[1] = torch.nan
+    got = logits_statistics(logits, classes=TokenClasses(np.arange(40) % 4, 4))
+    assert got.logprob[1].isnan()
+    for column in ("class_token", "class_token_logprob", "class_logprob"):
+        assert torch.equal(getattr(got, column)[::2], getattr(whole, column)[::2])

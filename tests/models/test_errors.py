@@ -99,7 +99,10 @@ def test_config_files(copy: Copy) -> None:
     [
         ({"architectures": ["MysteryLM"]}, "needs remote code, which is never run"),
         ({"architectures": ["MysteryLM"], "auto_map": {}}, "needs remote code"),
-        ({"architectures": ["DiffusionGemmaForBlockDiffusion"]}, "uniformly from the vocabulary"),
+        (
+            {"architectures": ["DiffusionGemmaForBlockDiffusion"]},
+            "lacks text_config, canvas_length",
+        ),
         ({"architectures": ["BD3LM"]}, "adaptive norms"),
         ({"architectures": ["LLaDAMoEModel"]}, "lacks hidden_size"),
         ({"architectures": None}, "(none)"),

@@ -204,6 +204,7 @@ def test_facts_and_decoding(tmp_path: Path, case: Case) -> None:
     model = dllm.load(tmp_path, **dict(case.given))
     facts = model.facts
     kind = "bidirectional" if case.block is None else "block_causal"
+    kind = "causal_prefix" if case.family == "nemotron" else kind
     assert (facts.mask_kind, facts.block_length) == (kind, case.block)
     assert (facts.mask_token_id, facts.eos_token_id, facts.vocab_size) == (MASK, EOS, VOCAB)
     assert facts.logit_shift == (case.family == "fast_dllm_v2")
@@ -307,5 +308,5 @@ def test_a2d_answers_without_thinking_unless_asked(tmp_path: Path) -> None:
 
 def test_every_family_has_a_case() -> None:
     elsewhere = {"llada", "dream", "llada2", "autoregressive", "nemotron_causal", "wedlm",
-                 "wedlm_qwen2", "dreamon"}  # fmt: skip
+                 "wedlm_qwen2", "dreamon", "diffusion_gemma"}  # fmt: skip
     assert {case.family for case in CASES} | elsewhere >= set(families())

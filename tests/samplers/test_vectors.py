@@ -162,7 +162,6 @@ def test_transfer_rates_equal_those_of_a_float32_linspace() -> None:
         pytest.param("factor(1)", [0.99, 0.95, 0.9, 0.85], {0, 1, 2, 3}, id="T7"),
         pytest.param("factor(1)", [0.4, 0.3], {0}, id="T8"),
         pytest.param("factor(1)", [0.9, 0.7, 0.76, 0.9], {0, 2, 3}, id="T9"),
-        pytest.param("factor(1, official=True)", [0.99, 0.95, 0.9, 0.6], {0, 1, 2, 3}, id="T6off"),
         pytest.param("threshold(0)", [0.1, 0.2, 0.1], {0, 1, 2}, id="whole-block"),
         pytest.param("threshold(inf)", [1.0, 1.0, 0.9], {0}, id="one-per-step"),
         pytest.param("llada", [0.3, 0.5, 0.5], {1}, id="one-per-step-tie"),

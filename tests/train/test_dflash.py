@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, MuseGlimmerAssistantModel
+from transformers import Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, MuseGlimmerAssistantModel
 from transformers.cache_utils import DFlashCache
 
 import dllm
@@ -56,6 +56,16 @@ def shape(**more: Any) -> LlamaConfig:
         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256,
         "initializer_range": 0.3, "bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0,
     } | more)  # fmt: skip
+
+
+def test_the_rotation_is_that_of_the_layers_that_see_everything() -> None:
+    """Gemma 3 has one per kind of layer."""
+    verifier = Gemma3TextConfig(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=6, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16,
+    )  # fmt: skip
+    rope = drafter_config(verifier, layers=2, mask_token_id=3).rope_parameters
+    assert rope == verifier.rope_parameters["full_attention"]
 
 
 @pytest.mark.parametrize(

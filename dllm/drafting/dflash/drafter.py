@@ -100,6 +100,10 @@ class BlockDrafter(Drafter):
         kind = Distribution.POINT if self.search is None else self.search.distribution
         return frozenset({kind})
 
+    @property
+    def trees(self) -> bool:  # type: ignore[override]
+        return self.search is not None and bool(self.search.trees)
+
     def open(self, request: DraftRequest) -> Drafting:
         if request.verifier is None:
             raise ConfigError(

@@ -124,6 +124,11 @@ class DiffusionDrafter(Drafter):
                 f"{self.model.name} is autoregressive: it cannot draft by filling in masks; "
                 "load a diffusion model, or use a lookup drafter"
             )
+        if self.model.facts.uniform:
+            raise ConfigError(
+                f"{self.model.name} has no mask token to draft with: its noise is uniform; load a "
+                "masked diffusion model, or use a lookup drafter"
+            )
         if self.trim is not None:
             self.trim = kept_ids(self.trim, self.model.facts.vocab_size)
             self.head = TrimmedHead(self.model.head, self.trim)
@@ -152,6 +157,10 @@ class DiffusionDrafter(Drafter):
     @property
     def distributions(self) -> frozenset[Distribution]:  # type: ignore[override]
         return frozenset({self._search(0.0).distribution})
+
+    @property
+    def trees(self) -> bool:  # type: ignore[override]
+        return self._search(0.0).trees
 
     def _search(self, temperature: float) -> Search:
         if self.search is not None:
@@ -211,6 +220,8 @@ class DiffusionDrafter(Drafter):
         name = self.cache
         if name == "reuse" and self.model.facts.mask_kind == "decided_first":
             name = "wedlm"  # which keeps the committed text, and never has to refresh it
+        if name == "reuse" and self.model.facts.mask_kind == "causal_prefix":
+            name = "block"  # likewise
         if name == "reuse":
             return Reuse()
         return caches.compose(name, self.model.family.name)

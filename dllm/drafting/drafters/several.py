@@ -39,6 +39,10 @@ class FirstOf(Drafter):
         return frozenset().union(*(drafter.distributions for drafter in self.drafters))
 
     @property
+    def trees(self) -> bool:  # type: ignore[override]
+        return any(drafter.trees for drafter in self.drafters)
+
+    @property
     def target_layer_ids(self) -> tuple[int, ...]:  # type: ignore[override]
         return tuple(dict.fromkeys(i for one in self.drafters for i in one.target_layer_ids))
 

@@ -25,6 +25,7 @@ class BestFirstTree(Search):
     `cps`; ``cap`` candidates per position; ``coupled`` as in `cps`.
     """
 
+    trees = True
     nodes: int = 16
     cap: int = 15
     weight: float = 1.0

@@ -40,9 +40,11 @@ class SearchContext:
 
 @dataclass
 class Search(DraftPart):
-    """Finds a draft in marginals.  ``distribution`` is that of its tokens."""
+    """Finds a draft in marginals.  ``distribution`` is that of its tokens; ``trees``: it finds
+    trees."""
 
     distribution: ClassVar[Distribution] = Distribution.POINT
+    trees: ClassVar[bool] = False
 
     def find(self, marginals: Marginals, length: int, context: SearchContext) -> Draft:
         """A chain of at most ``length`` tokens, or a tree of at most that depth."""

@@ -18,6 +18,7 @@ class SampleTree(Search):
     """Draw children without replacement: ``branching`` of them per node, level by level."""
 
     distribution = Distribution.MARGINALS
+    trees = True
     branching: tuple[int, ...] = (3, 2, 1, 1)
 
     def __post_init__(self) -> None:

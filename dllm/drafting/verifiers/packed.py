@@ -41,10 +41,12 @@ _PACKS_LOCK = threading.Lock()
 
 @dataclass(eq=False)
 class PackedText(Text):
-    """A text with ``size`` slots from ``base`` on."""
+    """A text with ``size`` slots from ``base`` on.  ``broken``: something that is not finite may
+    stand in them."""
 
     base: int = 0
     size: int = 0
+    broken: bool = False
 
 
 class PackedVerifier(Verifier):
@@ -74,9 +76,13 @@ class PackedVerifier(Verifier):
         return PackedText(prompt.tolist(), limit, base=self._allocate(size), size=size)
 
     def _release(self, text: Any) -> None:
+        if text.broken:
+            self.buffer.clear(text.base, text.size)
         self.buffer.free(text.base, text.size)
 
     def close(self, text: Any) -> None:
+        if text.broken:
+            text.weights = None  # not to be kept
         super().close(text)
         spare = text.size - max(1, text.cached)
         if any(one.text is text for one in self.prefixes.kept) and spare > 0:
@@ -93,16 +99,28 @@ class PackedVerifier(Verifier):
         return base
 
     def score(self, work: Work) -> list[Scored]:
+        """Texts attended together read, with weight 0, beyond their own keys; where that was not
+        finite, each is scored alone, so that only texts fail that are not finite themselves."""
+        scored = self._score(work)
+        whole = torch.stack([one.logits[:, 0].isfinite().all() for one in scored]).tolist()
+        if len(work) > 1 and not all(whole):
+            scored = [self._score([one], waste=0)[0] for one in work]
+            whole = [bool(one.logits[:, 0].isfinite().all()) for one in scored]
+        for (text, draft), finite in zip(work, whole, strict=True):
+            assert isinstance(text, PackedText)
+            text.broken |= not finite
+            text.forwards += 1
+            text.computed += len(text.fresh) + len(draft)
+        return scored
+
+    def _score(self, work: Work, waste: int = WASTE) -> list[Scored]:
         order = sorted(range(len(work)), key=lambda i: work[i][0].base)  # type: ignore[attr-defined]
         packing, shares = Packing(), []
         for text, draft in (work[i] for i in order):
             assert isinstance(text, PackedText)
             self._make_room(text, len(text.tokens) + len(draft))
             shares.append(self.feed(packing, text, draft))
-        logits, hidden = self._forward(packing)
-        for text, draft in work:  # not before: one that failed runs again
-            text.forwards += 1
-            text.computed += len(text.fresh) + len(draft)
+        logits, hidden = self._forward(packing, waste)
         scored: list[Scored] = [Scored(logits)] * len(work)
         at = 0
         for i, fed in zip(order, shares, strict=True):
@@ -126,13 +144,15 @@ class PackedVerifier(Verifier):
         packing.scored.append(np.arange(packing.size - nodes - 1, packing.size))
         return slice(at, packing.size)
 
-    def _forward(self, packing: Packing) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _forward(
+        self, packing: Packing, waste: int = WASTE
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Logits of the scored rows, and the hidden states behind the target layers of all."""
         missing = self.least - packing.size
         if missing > 0:  # rows that only fill up see nothing, and nobody sees them
             zeros = np.zeros(missing, np.int64)
             packing.feed(zeros, zeros, self.unread + np.arange(missing))
-        packed = packing.packed(self.model.device, WASTE, self.buffer.size)
+        packed = packing.packed(self.model.device, waste, self.buffer.size)
         with (
             torch.inference_mode(),
             running(self.hf, self.attention),

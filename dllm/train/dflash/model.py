@@ -79,13 +79,15 @@ def drafter_config(
         raise ConfigError("a drafter has at least one layer and blocks of at least 2 positions")
     kind = "full_attention" if sliding_window is None else "sliding_attention"
     heads = text.num_attention_heads
+    rope = getattr(text, "rope_parameters", None) or NO_ROTATION_KNOWN
+    rope = rope.get("full_attention", rope)  # some have one per kind of layer
     return MuseGlimmerAssistantConfig(
         hidden_size=text.hidden_size, intermediate_size=text.intermediate_size,
         num_hidden_layers=layers, num_attention_heads=heads,
         num_key_value_heads=getattr(text, "num_key_value_heads", None) or heads,
         head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
         rms_norm_eps=getattr(text, "rms_norm_eps", 1e-5),
-        rope_parameters=dict(getattr(text, "rope_parameters", None) or NO_ROTATION_KNOWN),
+        rope_parameters=dict(rope),
         max_position_embeddings=text.max_position_embeddings,
         sliding_window=sliding_window or 2048, layer_types=[kind] * layers, hidden_act="silu",
         bos_token_id=None, eos_token_id=None, pad_token_id=None, block_size=block_size,

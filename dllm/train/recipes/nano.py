@@ -1,8 +1,10 @@
-"""Recipe of the bundled models: ``nano`` (masked diffusion) and ``nano-ar`` (autoregressive).
+"""Recipe of the bundled models, and of an example: ``nano-uniform``.
 
-Both are Llama-shaped networks on the same tokenizer and the same generated tasks.  ``nano`` learns
-to fill in masked answer tokens (mean cross-entropy over them), ``nano-ar`` to continue.  A run is a
-pure function of the recipe, can be stopped at any time and resumed, and logs JSON lines.
+``nano`` (masked diffusion) and ``nano-ar`` (autoregressive) are Llama-shaped networks on the same
+tokenizer and the same generated tasks.  ``nano`` learns to fill in masked answer tokens (mean
+cross-entropy over them), ``nano-ar`` to continue.  ``nano-uniform`` is a small DiffusionGemma: it
+learns to correct canvases of random tokens.  A run is a pure function of the recipe, can be stopped
+at any time and resumed, and logs JSON lines.
 """
 
 from __future__ import annotations
@@ -18,7 +20,14 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
+from transformers import (
+    DiffusionGemmaConfig,
+    DiffusionGemmaForBlockDiffusion,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from ...api import generate
 from ...core.errors import ConfigError
@@ -38,7 +47,8 @@ from ..loop import (
     same_recipe,
 )
 from ..objectives.denoising import Denoising
-from ..tokenizer import build_tokenizer
+from ..objectives.uniform import UniformDenoising
+from ..tokenizer import CONTEXT, build_tokenizer
 
 TASK_WEIGHTS = {
     "fact": 6.0, "sum": 12.0, "story1": 6.0, "story2": 22.0, "copy": 2.0, "reverse": 4.0,
@@ -55,12 +65,13 @@ FIRST_PHASES = (
 )
 
 
+EXPERT = 64  # width of the one expert of nano-uniform
 DELIMITERS = ",:."  # where a unit of the tasks' answers ends, for adaptive blocks
 
 
 @dataclass(frozen=True)
 class NanoTraining:
-    """Everything that determines a run.  ``objective`` is "masked" or "causal"."""
+    """Everything that determines a run.  ``objective`` is "masked", "causal" or "uniform"."""
 
     objective: str = "masked"
     hidden_size: int = 192
@@ -81,8 +92,10 @@ class NanoTraining:
     phases: tuple[tuple[int, dict[str, float]], ...] = FIRST_PHASES
 
     def __post_init__(self) -> None:
-        if self.objective not in ("masked", "causal"):
-            raise ConfigError(f"objective is 'masked' or 'causal', not {self.objective!r}")
+        if self.objective not in ("masked", "causal", "uniform"):
+            raise ConfigError(
+                f"objective is 'masked', 'causal' or 'uniform', not {self.objective!r}"
+            )
         phases = tuple((int(until), dict(weights)) for until, weights in self.phases)
         object.__setattr__(self, "phases", phases)  # lists when read back from JSON
 
@@ -101,9 +114,11 @@ class NanoTraining:
         return self.weights
 
 
-def build_model(recipe: NanoTraining, tokenizer: PreTrainedTokenizerBase) -> LlamaForCausalLM:
+def build_model(recipe: NanoTraining, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
     """A freshly initialised network in float32."""
     torch.manual_seed(recipe.seed)
+    if recipe.objective == "uniform":
+        return _diffusion_gemma(recipe, tokenizer)
     config = LlamaConfig(
         vocab_size=8 * math.ceil(len(tokenizer) / 8),
         hidden_size=recipe.hidden_size,
@@ -111,7 +126,7 @@ def build_model(recipe: NanoTraining, tokenizer: PreTrainedTokenizerBase) -> Lla
         num_attention_heads=recipe.heads,
         num_key_value_heads=recipe.heads,
         intermediate_size=recipe.intermediate_size,
-        max_position_embeddings=128,
+        max_position_embeddings=CONTEXT,
         rms_norm_eps=1e-5,
         tie_word_embeddings=False,
         rope_parameters={"rope_type": "default", "rope_theta": recipe.rope_theta},
@@ -123,6 +138,45 @@ def build_model(recipe: NanoTraining, tokenizer: PreTrainedTokenizerBase) -> Lla
     model = LlamaForCausalLM(config)
     with torch.no_grad():  # a token starts out predicting itself: half of what copying needs
         model.lm_head.weight.copy_(model.model.embed_tokens.weight)
+    return model
+
+
+def _diffusion_gemma(
+    recipe: NanoTraining, tokenizer: PreTrainedTokenizerBase
+) -> DiffusionGemmaForBlockDiffusion:
+    """The smallest of its kind: one expert, whose work the MLP does mostly, and no images."""
+    head, theta = recipe.hidden_size // recipe.heads, {"rope_theta": recipe.rope_theta}
+    text = {
+        "vocab_size": 8 * math.ceil(len(tokenizer) / 8), "hidden_size": recipe.hidden_size,
+        "num_hidden_layers": recipe.layers, "num_attention_heads": recipe.heads,
+        "num_key_value_heads": recipe.heads, "head_dim": head, "global_head_dim": head,
+        "intermediate_size": recipe.intermediate_size - EXPERT, "moe_intermediate_size": EXPERT,
+        "num_experts": 1, "top_k_experts": 1, "max_position_embeddings": 128,
+        "layer_types": [*["sliding_attention"] * (recipe.layers - 1), "full_attention"],
+        "sliding_window": 128, "rms_norm_eps": 1e-5, "pad_token_id": tokenizer.pad_token_id,
+        "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", **theta},
+            "full_attention": {
+                "rope_type": "proportional", "partial_rotary_factor": 1.0, **theta
+            },
+        },
+    }  # fmt: skip
+    vision = {
+        "model_type": "gemma4_vision", "hidden_size": 8, "intermediate_size": 8,
+        "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 8,
+        "patch_size": 2, "pooling_kernel_size": 1, "position_embedding_size": 16,
+        "default_output_length": 4,
+    }  # fmt: skip
+    config = DiffusionGemmaConfig(
+        text_config=text, vision_config=vision, canvas_length=CANVAS // 2,
+        experts_implementation="eager",
+    )  # fmt: skip
+    model = DiffusionGemmaForBlockDiffusion(config)
+    with torch.no_grad():  # scores are not scaled by the head size: these begin as if they were
+        for layer in model.model.decoder.layers:
+            for norm in (layer.self_attn.q_norm, layer.self_attn.k_norm):
+                norm.weight.fill_(head**-0.25)
     return model
 
 
@@ -147,9 +201,10 @@ class Together(torch.optim.Optimizer):
         self.param_groups = [group for part in self.parts for group in part.param_groups]
 
 
-def optimizer_of(model: LlamaForCausalLM, recipe: NanoTraining) -> Together:
+def optimizer_of(model: Any, recipe: NanoTraining) -> Together:
     """Muon on the matrices of the layers, AdamW on embeddings, head and norms."""
-    hidden = [p for p in model.model.layers.parameters() if p.ndim == 2]
+    layers = model.layers if recipe.objective == "uniform" else model.model.layers
+    hidden = [p for p in layers.parameters() if p.ndim == 2]
     chosen = {id(p) for p in hidden}
     rest = [p for p in model.parameters() if id(p) not in chosen]
     return Together([
@@ -177,13 +232,17 @@ def train(
     same_recipe(folder, recipe, steps=recipe.steps)
     tokenizer = build_tokenizer()
     model = build_model(recipe, tokenizer).to(device)  # type: ignore[arg-type]
+    network = _trained(model)
     if weights_from is not None:
-        model.load_state_dict(last_weights(weights_from))
-    objective = Denoising(
-        model, int(tokenizer.mask_token_id), recipe.objective == "causal", recipe.tail_weight,
-        compile_model,
-    )  # fmt: skip
-    optimizer = optimizer_of(model, recipe)
+        network.load_state_dict(last_weights(weights_from))
+    if recipe.objective == "uniform":
+        objective: torch.nn.Module = UniformDenoising(network, recipe.tail_weight)
+    else:
+        objective = Denoising(
+            model, int(tokenizer.mask_token_id), recipe.objective == "causal", recipe.tail_weight,
+            compile_model,
+        )  # fmt: skip
+    optimizer = optimizer_of(network, recipe)
     warm = LambdaLR(optimizer, lambda step: rate(step, recipe))
 
     def measure(_: Any) -> Metrics:
@@ -199,6 +258,12 @@ def train(
     )  # fmt: skip
     resume(run)
     return run
+
+
+def _trained(model: Any) -> torch.nn.Module:
+    """What of a network is trained: of DiffusionGemma the decoder, which shares its weights."""
+    network: torch.nn.Module = getattr(model.base_model, "decoder", model)
+    return network
 
 
 def accuracy(
@@ -254,7 +319,7 @@ def export(folder: Path, destination: Path) -> None:
     recipe = NanoTraining(**json.loads((folder / "recipe.json").read_text()))
     tokenizer = build_tokenizer()
     model = build_model(recipe, tokenizer)
-    model.load_state_dict(last_weights(folder))
+    _trained(model).load_state_dict(last_weights(folder))
     loaded = snapshot(model, tokenizer)
     loaded.hf.to(dtype=torch.float16)  # type: ignore[call-arg]
     layout = "official" if recipe.objective == "masked" else "native"

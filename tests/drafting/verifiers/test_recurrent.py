@@ -48,7 +48,6 @@ SHAPES: dict[str, dict[str, Any]] = {
               "num_experts": 2, "mamba_d_state": 4, "use_mamba_kernels": False},
 }  # fmt: skip
 STEPPED = [kind for kind in SHAPES if kind != "jamba"]
-CASES = [(kind, rollback) for kind in STEPPED for rollback in ("states", "replay")]
 SLOW = pytest.param("nemotron_h", marks=pytest.mark.slow)
 PROMPT = [5, 9, 33, 7, 9, 33, 50, 51]
 
@@ -78,16 +77,15 @@ def states(cache: Any) -> list[torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize(("kind", "rollback"), CASES)
+@pytest.mark.parametrize("kind", STEPPED)
 def test_states_and_logits_after_drafts_are_those_of_plain_decoding(
-    models: dict[str, dllm.DiffusionModel], kind: str, rollback: str
+    models: dict[str, dllm.DiffusionModel], kind: str
 ) -> None:
     """Rounds that accept nothing, some and all of a draft, and rounds without one between them."""
     model = models[kind]
-    plain, drafted = RecurrentVerifier(model), RecurrentVerifier(model, rollback=rollback)
+    plain, drafted = RecurrentVerifier(model), RecurrentVerifier(model)
     assert isinstance(open_verifier(model), RecurrentVerifier)
-    bound = 1e-4 if rollback == "states" else 3e-2  # a replay adds up in another order
-    close = {"atol": bound, "rtol": bound}
+    close = {"atol": 1e-4, "rtol": 1e-4}
     want = plain.open(np.array(PROMPT), 64)
     got = drafted.open(np.array(PROMPT), 64)
     rng = np.random.default_rng(0)
@@ -110,8 +108,7 @@ def test_states_and_logits_after_drafts_are_those_of_plain_decoding(
         assert len(mine) == len(theirs) > 2
         for one, other in zip(mine, theirs, strict=True):
             torch.testing.assert_close(one, other, **close)
-    if rollback == "states":
-        assert got.forwards == 8  # never a second forward
+    assert got.forwards == 8  # never a second forward
 
 
 @pytest.mark.parametrize(("kind", "temperature"), covering(STEPPED, [0.0, 0.8]))
@@ -185,10 +182,20 @@ def test_what_cannot_be_taken_back_is_refused(models: dict[str, dllm.DiffusionMo
     assert plain.tokens == tokens[len(PROMPT) :]
     with pytest.raises(dllm.ConfigError, match="several tokens only at the start"):
         dllm.speculate(model, Scripted(), PROMPT, controller="full", max_new_tokens=8)
-    with pytest.raises(dllm.ConfigError, match="rolls back by replay"):
-        RecurrentVerifier(model, rollback="states")
+    with pytest.raises(dllm.ConfigError, match="several tokens only at the start"):
+        dllm.Session(model, drafter="prompt_lookup")
     trees = dllm.speculate(hybrid, "token_recycling", PROMPT, max_new_tokens=12)  # makes chains
     assert trees.tokens == dllm.speculate(hybrid, None, PROMPT, max_new_tokens=12).tokens
+
+
+def test_a_session_refuses_at_its_start_what_every_request_would_be(
+    models: dict[str, dllm.DiffusionModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(dllm.ConfigError, match="several tokens only at the start"):
+        dllm.Session(models["jamba"], drafter="prompt_lookup")
+    monkeypatch.setattr(Scripted, "trees", True)
+    with pytest.raises(dllm.ConfigError, match="use a search that returns a chain"):
+        dllm.Session(models["qwen3_5_text"], drafter=Scripted())
 
 
 @pytest.mark.parametrize("kind", ["gqa", "qwen3_5_text", SLOW])

@@ -1,0 +1,152 @@
+"""DiffusionGemma beside transformers: recorded forwards, and random shapes of the class itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import dllm
+from dllm import cache as caches
+from dllm import samplers
+from dllm.core.canvas import Canvas, IntArray
+from dllm.engine import Engine
+from dllm.engine.recipe import MaskedRecipe
+from dllm.engine.rows import Soft
+
+from ..golden.conftest import goldens_dir
+
+TOLERANCE = 5e-5  # transformers differs from itself by up to 2e-5
+RECORDED = load_file(goldens_dir() / "forward" / "dgemma_forward.safetensors")
+NAMES = sorted({key.rpartition(".")[0] for key in RECORDED})
+
+
+def logits(
+    model: dllm.DiffusionModel, prompts: list[IntArray], finished: IntArray, canvases: IntArray,
+    soft: torch.Tensor | None, kept: str,
+) -> list[torch.Tensor]:  # fmt: skip
+    """Of the canvas of each row, decoded together: what the engine's forward gives."""
+    recipe = MaskedRecipe(samplers.compose("threshold", facts={"block_length": 8}))
+    engine, rows = Engine(model, caches.compose(kept)), []
+    for row, (prompt, ids) in enumerate(zip(prompts, canvases, strict=True)):
+        begun = np.concatenate([prompt, *([finished] if len(finished) else [])])
+        canvas = Canvas.for_prompt(begun, len(ids), mask_id=-1, pad_id=0)
+        canvas.prompt_length = len(prompt)
+        canvas.hold(np.arange(canvas.start, canvas.end), ids)
+        canvas.open_window(canvas.start, canvas.end)
+        admitted = engine.admit(canvas, recipe)
+        assert admitted is not None
+        if soft is not None:
+            admitted.soft = Soft(np.arange(canvas.start, canvas.end), soft[row])
+        rows.append(admitted)
+    return engine.scores(rows)
+
+
+@pytest.mark.parametrize("kept", ["block", "none"])
+@pytest.mark.parametrize("name", NAMES)
+def test_recorded_forwards(name: str, kept: str) -> None:
+    own = {k.removeprefix(f"{name}."): v for k, v in RECORDED.items() if k.startswith(f"{name}.")}
+    model = dllm.load(goldens_dir() / name.partition(".")[0])
+    valid = own.get("attention_mask", torch.ones_like(own["prompt_ids"])).bool()
+    prompts = [ids[seen].numpy() for ids, seen in zip(own["prompt_ids"], valid, strict=True)]
+    soft: Any = own.get("self_conditioning_logits")
+    if soft is not None:
+        embedding = model.embedding.weight.detach()
+        soft = soft.softmax(-1) @ embedding
+    finished = own.get("finished_ids", torch.zeros(1, 0, dtype=torch.int64))[0].numpy()
+    found = logits(model, prompts, finished, own["canvas_ids"].numpy(), soft, kept)
+    for mine, theirs in zip(found, own["logits"], strict=True):
+        torch.testing.assert_close(mine, theirs, atol=TOLERANCE, rtol=0)
+    # the same rows one by one
+    for row, prompt in enumerate(prompts):
+        part = None if soft is None else soft[row : row + 1]
+        (alone,) = logits(
+            model, [prompt], finished, own["canvas_ids"][row : row + 1].numpy(), part, kept
+        )
+        torch.testing.assert_close(alone, found[row], atol=TOLERANCE, rtol=0)
+
+
+def config(seed: int) -> Any:
+    from transformers import DiffusionGemmaConfig
+
+    rng = np.random.default_rng(seed)
+    layers, heads = int(rng.integers(2, 5)), int(rng.choice([2, 4]))
+    kinds = rng.choice(["sliding_attention", "full_attention"], layers).tolist()
+    text = {
+        "vocab_size": 64, "hidden_size": 16, "num_hidden_layers": layers, "head_dim": 8,
+        "layer_types": [*kinds[:-1], "full_attention"], "num_attention_heads": heads,
+        "num_key_value_heads": int(rng.choice([1, 2])), "global_head_dim": int(rng.choice([8, 16])),
+        "intermediate_size": 24, "moe_intermediate_size": 8, "num_experts": int(rng.integers(1, 5)),
+        "top_k_experts": 1, "sliding_window": int(rng.integers(4, 9)), "pad_token_id": 0,
+        "max_position_embeddings": 128, "initializer_range": 0.3,
+    }  # fmt: skip
+    vision = {
+        "model_type": "gemma4_vision", "hidden_size": 8, "intermediate_size": 8,
+        "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 8,
+        "patch_size": 2, "pooling_kernel_size": 1, "position_embedding_size": 16,
+        "default_output_length": 4,
+    }  # fmt: skip
+    return DiffusionGemmaConfig(text_config=text, vision_config=vision, canvas_length=6)
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(2), *(pytest.param(i, marks=pytest.mark.slow) for i in range(2, 12))]
+)
+def test_random_shapes_beside_transformers(seed: int, tmp_path: Path) -> None:
+    from transformers import DiffusionGemmaForBlockDiffusion
+
+    torch.manual_seed(seed)
+    network: Any = DiffusionGemmaForBlockDiffusion(config(seed)).eval()
+    for layer in (*network.model.decoder.layers, *network.model.encoder.language_model.layers):
+        layer.layer_scalar.fill_(float(torch.rand(()) + 0.5))
+    network.save_pretrained(tmp_path)
+    model = dllm.load(tmp_path)
+    window = network.config.text_config.sliding_window
+    for length in range(window - 2, window + 3):
+        prompt, canvas = torch.randint(64, (1, length)), torch.randint(64, (1, 6))
+        guess = torch.randn(1, 6, 64)
+        with torch.no_grad():
+            theirs = network(
+                input_ids=prompt, decoder_input_ids=canvas, self_conditioning_logits=guess
+            ).logits[0]
+        soft = guess.softmax(-1) @ model.embedding.weight.detach()
+        (mine,) = logits(
+            model, [prompt[0].numpy()], np.zeros(0, np.int64), canvas.numpy(), soft, "block"
+        )
+        torch.testing.assert_close(mine, theirs, atol=TOLERANCE, rtol=0)
+
+
+def test_saved_and_loaded(tmp_path: Path) -> None:
+    model = dllm.load(goldens_dir() / "dgemma-tiny")
+    model.save_pretrained(tmp_path)
+    again = dllm.load(tmp_path)
+    assert again.facts == model.facts
+    assert dict(again.generation_defaults) == dict(model.generation_defaults)
+    before, after = model.hf.state_dict(), again.hf.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_the_text_is_read_alone(tmp_path: Path) -> None:
+    """The vision tower is left in the files; a prompt with an image has nothing to read it."""
+    model = dllm.load(goldens_dir() / "dgemma-tiny")
+    assert not any("vision" in name for name in model.hf.state_dict())
+    with pytest.raises(dllm.PromptError, match="image"):
+        dllm.generate(model, [5, 6, 190, 7])
+
+
+def test_a_checkpoint_with_a_weight_missing(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    folder = goldens_dir() / "dgemma-tiny"
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.encoder.language_model.layers.1.layer_scalar"]
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    for name in ("config.json", "generation_config.json"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    with pytest.raises(dllm.CheckpointError, match="layer_scalar"):
+        dllm.load(tmp_path)
