@@ -443,7 +443,8 @@ def _completed(
             )
             continue
         token, logprob = answer[0].token.copy(), answer[0].logprob.copy()
-        for at, classes, sure in found:
+        for at, classes, sure, exact in found:
+            jobs[i].row.inexact |= not exact
             token[at] = numbers["class_token"][at, classes]
             logprob[at] = numbers["class_token_logprob"][at, classes]
             if jobs[i].row.recipe.config.confidence != "model":

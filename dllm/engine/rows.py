@@ -113,6 +113,7 @@ class Row(AnyRow):
         self.feed, self.previous, self.jobs, self.soft = THE_ROW, None, [], None
         self.drop_plan()
         self.restarts += 1
+        self.inexact = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
