@@ -141,6 +141,26 @@ class Awake(Selector):
         return np.zeros(len(view.positions), np.bool_)
 
 
+@dataclass(frozen=True)
+class RecordedDraws(Transform):
+    """Proposes what a recorded run drew: (position, token) pairs of every forward."""
+
+    name = "recorded_draws"
+
+    draws: tuple[tuple[tuple[int, int], ...], ...] = ()
+
+    def reads(self, canvas: Canvas) -> Reads:
+        ids = np.zeros((len(canvas.tokens), 1), np.int64)
+        for position, token in self.draws[canvas.nfe]:
+            ids[position] = token
+        return Reads(ids=ids)
+
+    def apply(self, canvas: Canvas, prediction: Prediction) -> Prediction:
+        drawn = dict(self.draws[canvas.nfe])
+        token = np.array([drawn[p] for p in prediction.positions.tolist()], np.int64)
+        return replace(prediction, token=token, logprob=prediction.asked[self.name][:, 0])
+
+
 @PARTS.register("released_factor")
 @dataclass(frozen=True)
 class ReleasedFactor(Factor):

@@ -9,7 +9,7 @@ import numpy as np
 from dllm.core.canvas import FloatArray, IntArray, UniformNoise
 
 from .call import Call
-from .quirks import cache_of, parts
+from .quirks import RecordedDraws, cache_of, parts
 
 
 def _draft(case: dict[str, Any]) -> str:
@@ -41,7 +41,11 @@ def remdm(case: dict[str, Any]) -> Call:
         "max_new_tokens": case["gen_length"], "block_length": case["block_length"],
         "steps": case["num_steps"], "eos_policy": "block_contains", "suppress_mask": False,
     }  # fmt: skip
-    return Call("remdm(n={remdm_number})".format(**case), "none", arguments)
+    sampler = parts("remdm(n={remdm_number})".format(**case))
+    if case["sampling"] == "categorical":
+        draws = tuple(tuple(map(tuple, step)) for step in case["samples"])
+        sampler = (*sampler, RecordedDraws(draws))
+    return Call(sampler, "none", arguments)
 
 
 def dpad(case: dict[str, Any]) -> Call:
@@ -56,11 +60,10 @@ def dpad(case: dict[str, Any]) -> Call:
         arguments["top_k"] = 50  # transformers' own default
         if case["cache"] != "none":  # the cached code cannot predict a block's first position later
             sampler += "+force_first"
-    cache = (
-        "dpad(base={cache}, dropout={dropout}, sigma={sigma}, scale={scale}, window={window}, "
-        "number={preserved_tokens})"
-    )
-    return Call(parts(sampler), cache.format(**case), arguments)
+    cache = "dpad(base={cache}, dropout={dropout}, window={window}, number={preserved_tokens}"
+    if case["dropout"] == "gaussian":
+        cache += ", sigma={sigma}, scale={scale}"
+    return Call(parts(sampler), cache.format(**case) + ")", arguments)
 
 
 def s2d2(case: dict[str, Any]) -> Call:
@@ -108,6 +111,8 @@ def drawn(case: dict[str, Any]) -> UniformNoise | None:
     def noise(stream: int, step: int, positions: IntArray) -> FloatArray:
         block = (int(positions[0]) - start) // size - 1
         numbers = np.array(case["draws"][block], np.float32)
+        if case["dropout"] == "uniform":  # a permutation: the first so many of it are kept
+            numbers = np.argsort(numbers).astype(np.float32) / len(numbers)
         return numbers[positions - (start + (block + 1) * size)]
 
     return noise
