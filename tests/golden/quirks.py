@@ -36,6 +36,7 @@ from dllm.samplers.klass import KLASS, Divergences
 from dllm.samplers.llada import Quota, schedule
 from dllm.samplers.lopa import LoPA
 from dllm.samplers.scorers import Probability
+from dllm.samplers.threshold import Threshold
 from dllm.samplers.turn import Turn
 from dllm.samplers.windows import StaticBlocks, WholeRegion
 
@@ -139,6 +140,20 @@ class Awake(Selector):
 
     def select(self, view: View) -> BoolArray:
         return np.zeros(len(view.positions), np.bool_)
+
+
+@PARTS.register("sequential")
+@dataclass(frozen=True)
+class Sequential(Threshold):
+    """S2D2's fallback of the same name: the leftmost ``n`` masks; where it always looks for ``sure``
+    ones, what is committed beside accepted drafts, which score infinity, goes by confidence."""
+
+    sure: bool = False
+
+    def select(self, view: View) -> BoolArray:
+        if self.sure and np.isinf(view.score).any():
+            return super().select(view)
+        return np.arange(len(view.score)) < self.n
 
 
 @dataclass(frozen=True)

@@ -96,9 +96,11 @@ def s2d2(case: dict[str, Any]) -> Call:
         selector = f"threshold(tau={case['threshold']}, n={least})"
         if case["remasking_strategy"] == "low_confidence_static":
             selector = f"fixed({least})"
+        if case["remasking_strategy"] == "sequential":
+            selector = f"sequential(tau={case['threshold']}, n={least}, sure={options['sure']})"
     options["n"] = least
     given = ", ".join(f"{name}={value}" for name, value in options.items())
-    return Call(f"{selector}+s2d2({given})", "block", arguments)
+    return Call(parts(f"{selector}+s2d2({given})"), "block", arguments)
 
 
 def drawn(case: dict[str, Any]) -> UniformNoise | None:

@@ -29,10 +29,7 @@ from .together import model_of
 def _cases() -> Iterator[Any]:
     for name in ("s2d2_llada21", "s2d2_sdar"):
         for case in json.loads((goldens_dir() / "traces" / f"{name}.json").read_text())["cases"]:
-            # What official code falls back to from left to right has no counterpart.
-            left_to_right = case.get("remasking_strategy") == "sequential"
-            if not left_to_right or case["always_check_high_confidence"]:
-                yield pytest.param(case, id=case["id"])
+            yield pytest.param(case, id=case["id"])
 
 
 CASES = list(_cases())
