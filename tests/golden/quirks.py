@@ -145,7 +145,7 @@ class Awake(Selector):
 @PARTS.register("sequential")
 @dataclass(frozen=True)
 class Sequential(Threshold):
-    """S2D2's fallback of the same name: the leftmost ``n`` masks; where it always looks for ``sure``
+    """S2D2's fallback of the same name: the leftmost ``n`` masks; where it looks for ``sure``
     ones, what is committed beside accepted drafts, which score infinity, goes by confidence."""
 
     sure: bool = False
