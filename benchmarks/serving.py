@@ -4,7 +4,7 @@
     python benchmarks/serving.py --model 135M --rates 0.7 1.5 3 --requests 24
     python benchmarks/serving.py engine              # the same without HTTP, see below
     python benchmarks/serving.py overhead            # HTTP and queue at one client, 135M shape
-    python benchmarks/readme.py                      # then: the tables of its page
+    python benchmarks/pages.py                       # then: the tables of its page
 
 The client is open: requests arrive as a Poisson process, whatever became of those before.  The
 modes share the server, the engine and its cache:

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from .runtime.trace import Trace
     from .session import Session, StepReport
 
-__version__ = "0.1.0"
+__version__ = "1.0.0rc1"
 
 # Imported on first use: `import dllm` stays cheap and `dllm --help` needs no torch.
 _ROOMS = {

@@ -173,6 +173,11 @@ class Part:
         has one of its own."""
         return None
 
+    def signal(self, canvas: Canvas) -> float | None:
+        """The share of positions that are not noise, where this step reads each position without
+        what it holds (leave-one-out), and draws from that with noise for the rest."""
+        return None
+
     def begin_block(self, canvas: Canvas) -> None:
         """Before a forward, when the window has just been opened: set up what belongs to a block,
         e.g. a schedule.  What is asked before a forward (`reads`, `Selector.rests`, ...) changes

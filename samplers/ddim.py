@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from ..core.canvas import SELECTION, Canvas, IntArray
+from ..core.canvas import SELECTION, Canvas, FloatArray, IntArray
 from ..core.capabilities import UNIFORM_NOISE
-from ..core.limits import COUNT, NOT_NEGATIVE, bounds
+from ..core.limits import COUNT, NOT_NEGATIVE, POSITIVE, bounds, one_of
+from .base import Prediction, top
 from .compose import register
 from .entropy_bound import Settled
-from .turn import Reviser
+from .turn import THE_ROW, Feed, Reviser, Turn
+
+SELECTIONS = ("lowest_log_margin", "lowest_maxprob", "lowest_current_prob", "random")
 
 
 @register(
@@ -27,47 +30,112 @@ class DDIM(Reviser):
     takes every prediction.  ``temperature`` draws predictions.  The canvas ends early when the
     likeliest tokens are those of the last ``stability_threshold`` (1) steps and their mean entropy
     is below ``confidence_threshold`` (0: never).
+
+    With ``corrector_steps`` sweeps behind a step, ``corrector_k`` positions are drawn anew in each
+    from what the model says without what they hold (arXiv 2605.22765): those that are least sure by
+    ``corrector_selection`` ("lowest_log_margin", "lowest_maxprob", "lowest_current_prob"), with
+    noise of scale ``corrector_selection_tau``, or at "random".  Sweeps count as steps.
     """
 
     needs = frozenset({UNIFORM_NOISE})
-    statistics: ClassVar = {"entropy": 1, "top_token": 1, "top_logprob": 1}
     limits = bounds(
-        num_inference_steps=COUNT, stability_threshold=COUNT, confidence_threshold=NOT_NEGATIVE
-    )
+        num_inference_steps=COUNT, stability_threshold=COUNT, confidence_threshold=NOT_NEGATIVE,
+        corrector_steps=NOT_NEGATIVE, corrector_k=COUNT, corrector_selection_tau=POSITIVE,
+        corrector_selection=one_of(SELECTIONS),
+    )  # fmt: skip
+    statistics: ClassVar = {"entropy": 1, "top_token": 2, "top_logprob": 2}
 
     num_inference_steps: int = 16
     stability_threshold: int = 1
     confidence_threshold: float = 0.0
+    corrector_steps: int = 0
+    corrector_k: int = 1
+    corrector_selection: str = "lowest_log_margin"
+    corrector_selection_tau: float = 1.0
     vocab_size: int | None = None  # the model's
 
     def begin_block(self, canvas: Canvas) -> None:
         canvas.states[Settled] = Settled()
 
-    def decide(self, turn: Any) -> None:
+    @property
+    def _corrected(self) -> int:
+        """Steps that have sweeps behind them: the first ones."""
+        sweeps = self.corrector_steps
+        return (self.num_inference_steps - 1) // (1 + sweeps) if sweeps else 0
+
+    @property
+    def _steps(self) -> int:
+        """Steps that are no sweeps."""
+        return self.num_inference_steps - self.corrector_steps * self._corrected
+
+    def _place(self, canvas: Canvas) -> tuple[int, int]:
+        """Which step this is, and which sweep behind it, from 1 on; 0: the step itself."""
+        each = 1 + self.corrector_steps
+        k, sweep = divmod(canvas.block_step, each)
+        if k < self._corrected:
+            return k, sweep
+        return canvas.block_step - self.corrector_steps * self._corrected, 0
+
+    def feeds(self, canvas: Canvas) -> Feed:
+        return Feed(soft=False) if self._place(canvas)[1] else THE_ROW
+
+    def signal(self, canvas: Canvas) -> float | None:
+        k, sweep = self._place(canvas)
+        return (k + 1) / self._steps if sweep else None
+
+    def decide(self, turn: Turn) -> None:
         canvas, p = turn.canvas, turn.view.prediction
-        k, steps, ids = canvas.block_step, self.num_inference_steps, self.vocab_size or 1
-        likeliest = p.top_token[:, 0]
-        everything = np.ones(len(likeliest), np.bool_)
-        if canvas.state(Settled).settled(
-            likeliest, p.entropy, self.stability_threshold, self.confidence_threshold
+        k, sweep = self._place(canvas)
+        everything = np.ones(len(p.positions), np.bool_)
+        assert p.top_token is not None and p.top_logprob is not None and p.entropy is not None
+        if sweep:
+            canvas.hold(p.positions, self._redrawn(canvas, p, (k + 1) / self._steps))
+            turn.choose_these(~everything)
+        elif canvas.state(Settled).settled(
+            p.top_token[:, 0], p.entropy, self.stability_threshold, self.confidence_threshold
         ):
-            turn.choose_these(everything, likeliest, p.top_logprob[:, 0])
-        elif k + 1 >= steps:
+            turn.choose_these(everything, p.top_token[:, 0], p.top_logprob[:, 0])
+        elif k + 1 >= self._steps:
             turn.choose_these(everything)
         else:
-            here = fed(canvas, p.positions, ids)
-            kept, after = k / (k + 1), (k + 1) / steps
-            same = kept * after * (here == p.token)
-            takes = after * (1 - kept) / ids + same
-            stays, leaves = kept * (1 - after) / ids, (1 - kept) * (1 - after) / ids
-            drawn = canvas.uniform(SELECTION, p.positions) * (takes + stays + leaves)
-            moved = np.where(drawn < takes, p.token, np.where(drawn < takes + stays, here, -1))
-            canvas.hold(p.positions, moved)
+            canvas.hold(p.positions, self._moved(canvas, p, k))
             turn.choose_these(~everything)
         turn.go_on()
 
+    def _moved(self, canvas: Canvas, p: Prediction, k: int) -> IntArray:
+        """(n,) what positions become in a step, -1 for noise."""
+        ids, here = self.vocab_size or 1, held(canvas, p.positions, self.vocab_size or 1)
+        kept, after = k / (k + 1), (k + 1) / self._steps
+        takes = after * (1 - kept) / ids + kept * after * (here == p.token)
+        stays, leaves = kept * (1 - after) / ids, (1 - kept) * (1 - after) / ids
+        drawn = canvas.uniform(SELECTION, p.positions) * (takes + stays + leaves)
+        return np.where(drawn < takes, p.token, np.where(drawn < takes + stays, here, -1))
 
-def fed(canvas: Canvas, positions: IntArray, ids: int) -> IntArray:
+    def _redrawn(self, canvas: Canvas, p: Prediction, signal: float) -> IntArray:
+        """(n,) what positions become in a sweep."""
+        ids = self.vocab_size or 1
+        here, drawn = held(canvas, p.positions, ids), canvas.uniform(SELECTION, p.positions)
+        assert p.top_token is not None and p.top_logprob is not None
+
+        def mixed(logprob: FloatArray) -> FloatArray:
+            noisy = signal * np.exp(logprob.astype(np.float64)) + (1 - signal) / ids
+            return np.log(noisy)  # type: ignore[no-any-return]
+
+        own, best = mixed(p.asked["held"][:, 0]), mixed(p.top_logprob[:, 0])
+        if self.corrector_selection == "random":
+            keys = drawn.astype(np.float64)
+        else:
+            other = np.where(p.top_token[:, 0] == here, mixed(p.top_logprob[:, 1]), best)
+            doubt = {"lowest_maxprob": -best, "lowest_current_prob": -own}.get(
+                self.corrector_selection, other - own
+            )
+            keys = doubt / self.corrector_selection_tau - np.log(-np.log(drawn.astype(np.float64)))
+        chosen = top(keys.astype(np.float32), self.corrector_k)
+        here[chosen] = p.token[chosen]
+        return here
+
+
+def held(canvas: Canvas, positions: IntArray, ids: int) -> IntArray:
     """(n,) tokens that undecided ``positions`` were fed as in this step."""
     tokens = canvas.tokens[positions]
     return np.where(tokens < 0, canvas.random_ids(positions, ids), tokens)

@@ -31,7 +31,7 @@ class Settled:
         return bool(same and len(entropy) and float(entropy.mean()) < bound)
 
 
-@register("entropy_bound", paper="DiffusionGemma")
+@register("entropy_bound", paper="DiffusionGemma; Entropy Bounded Unmasking", arxiv="2505.24857")
 class EntropyBound(Reviser):
     """Accept draws of low entropy, put new noise elsewhere, and decide the canvas when it settles.
 

@@ -171,7 +171,7 @@ class Length(Course, role="length"):
 
     def decide(self, turn: Turn) -> None:
         turn.go_on()
-        if turn.goes_on:
+        if turn.goes_on and turn.canvas.stop_position is None:
             turn.edits = self.resize(turn.view, turn.committed)
 
     def resize(self, view: View, committed: IntArray) -> tuple[Edit, ...]:
@@ -224,8 +224,8 @@ class Turn:
 
     @property
     def goes_on(self) -> bool:
-        """Whether the text has not ended with this step."""
-        return not (self._stopped or self.canvas.finished or self.canvas.stop_position is not None)
+        """Whether something is left to decide after this step."""
+        return not (self._stopped or self.canvas.finished)
 
     # -- what a step may do ---------------------------------------------------------------------
 

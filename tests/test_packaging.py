@@ -78,7 +78,7 @@ def test_one_version() -> None:
     cited = re.search(r'^version: "?([^"\n]+)"?$', citation, re.MULTILINE)
     assert cited is not None
     assert PROJECT["version"] == dllm.__version__ == cited[1]
-    assert f"## [{dllm.__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert f"## {dllm.__version__} " in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
 def test_entry_points_resolve() -> None:

@@ -22,12 +22,13 @@ if TYPE_CHECKING:
 
 DECIDES = {
     "selector": "which now",
-    "scorer": "how sure",
+    "course": "which now, in several steps of its own",
+    "scorer": "how confident",
     "window": "where",
     "stop": "when to stop",
     "eos": "what an end token does",
     "transform": "what becomes of predictions",
-    "reviser": "what to take back",
+    "reviser": "what to remask or replace",
     "explorer": "what to try first",
     "length": "how long the canvas is",
 }

@@ -238,7 +238,7 @@ class Measured(Ways):
         return samplers_with_curves() if "all" in (self.curve or ()) else self.curve or []
 
 
-EVERY = GenerationConfig.fields().keys() - {"suppress_mask", "top_candidates"}
+EVERY = GenerationConfig.fields().keys() - {"suppress_mask", "top_candidates", "cache_salt"}
 ANSWERS = GenerationConfig.fields().keys() - GenerationConfig.fields(HOLES, MACHINE) | {
     "stop_strings", "logit_bias", "length"
 }  # fmt: skip
@@ -253,11 +253,12 @@ TEXTS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "json_schema": (str, str),
     "caches": (list[str], tuple),
     "drafters": (list[str], tuple),
-    **dict.fromkeys(("sampler", "metrics_names"), (str, str)),
+    "sampler": (str, str),
+    "cors": (list[str], tuple),
 }
 PANELS = {
     "top_candidates": OUTPUT,
-    **dict.fromkeys(("name", "page", "tool_parser", "metrics_names"), "Network"),
+    **dict.fromkeys(("name", "page", "tool_parser", "cors"), "Network"),
     **dict.fromkeys(
         ("max_waiting", "deadline", "drain", "max_body", "max_prompt_tokens"), "Limits"
     ),

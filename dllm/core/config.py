@@ -19,7 +19,6 @@ FORMATS = ("regex", "choice", "json_schema")
 NOT_WITH_FORMATS = {
     **dict.fromkeys(FILTERS, "what it leaves may hold no text of the form"),
     "min_new_tokens": "the form says how long the answer is",
-    "stop_strings": "they may cut it before its end",
 }
 
 # What other libraries call it, and what to write here.
@@ -231,6 +230,10 @@ class GenerationConfig(Machine):
         "position and step.", *EVERY,
     )] = 0  # fmt: skip
     top_candidates: Annotated[Number, about("Candidates per position in the trace.", wire=None)] = 0
+    cache_salt: Annotated[str | None, about(
+        "Kept prefixes are shared among texts with the same one.", *EVERY,
+        kind="a text", wire=None, flag="",
+    )] = None  # fmt: skip
     suppress_mask: Annotated[bool, about(
         "False lets the model propose [MASK].  Most official code does: only for exact "
         "reproduction of its probabilities.", wire=None, flag="",
@@ -371,6 +374,7 @@ class GenerationArguments(TypedDict, total=False):
     stop_strings: str | Iterable[str]
     seed: int
     top_candidates: int
+    cache_salt: str | None
     suppress_mask: bool
     constraints: Mapping[int, int | str]
     initial_text: Any

@@ -84,7 +84,7 @@ class DraftedRow(Row):
         self.noise = KeyedNoise(recipe.config.seed, canvas.row)
         self.sampling = recipe.sampling(model, prompt, limit)
         self.controller = recipe.controller.fresh()
-        self.verifier, self.text = verifier, verifier.open(prompt, limit)
+        self.verifier, self.text = verifier, verifier.open(prompt, limit, recipe.config.cache_salt)
         try:
             if recipe.drafter is not None:
                 self.drafting = recipe.drafter.open(self._request(prompt, limit))

@@ -6,6 +6,7 @@ It knows nothing of how positions are chosen.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
@@ -18,6 +19,7 @@ from ..cache import Cache
 from ..core.canvas import PROPOSAL, FloatArray, IntArray
 from ..core.errors import NumericError
 from ..kernels.divergence import divergence, drawn_from, log_probabilities, residual
+from ..kernels.linear import check_packed
 from ..kernels.statistics import (
     COLDEST,
     Biased,
@@ -30,7 +32,6 @@ from ..kernels.statistics import (
     token_statistics,
 )
 from ..models import DiffusionModel
-from ..models.linears import check_linears
 from ..samplers import Prediction
 from ..structured.format import Question, complete
 from .graphs import Static, check_static
@@ -74,7 +75,8 @@ class Forward:
         self.count = 0
         self._last: Packed | None = None  # the forward before
         self.seconds = 0.0  # of all forwards with their statistics
-        check_linears(self.backbone, model.head)
+        check_packed(self.backbone)
+        check_packed(model.head)
         self.buffer: KVBuffer | None = None
         self.hook: LayerHook | None = None
         self.static: Static | None = None
@@ -313,6 +315,12 @@ class Forward:
             drawn["uniforms"] = torch.from_numpy(shares).to(hidden.device)
         elif options.filters.temperature:
             drawn["noise_keys"] = noise_keys(jobs).to(hidden.device)
+        if options.signal is not None:
+            held = np.concatenate([self._held(job) for job in jobs])
+            ids = torch.from_numpy(held).to(hidden.device)
+            odds = self.uniform * options.signal / (1 - options.signal)
+            drawn |= {"select": ids, "lowered": (ids, math.log1p(odds)),
+                      "floor": 1 - options.signal}  # fmt: skip
         result = token_statistics(
             hidden,
             self._head(options),
@@ -333,6 +341,11 @@ class Forward:
                 at += len(job.asked)
                 job.soft = Soft(job.targets, result.soft[here])
         return result
+
+    def _held(self, job: Job) -> IntArray:
+        """The ids that a job fed at the positions that it asks about."""
+        ids = job.canvas.tokens[job.asked]
+        return np.where(ids < 0, job.canvas.random_ids(job.asked, self.uniform), ids)
 
     def _embeddings(self, low: int, high: int) -> torch.Tensor:
         """Rows of the embedding, not scaled."""
@@ -369,7 +382,7 @@ class Forward:
 
 def _shared_alone(jobs: Sequence[Job], options: RowOptions) -> bool:
     """Whether no job has numbers of its own."""
-    if options.needs & {"kl", "residual"} or options.classes is not None:
+    if options.needs & {"kl", "residual"} or options.classes is not None or options.signal:
         return False
     return not any(job.masks.size or job.ids or job.verifies for job in jobs)
 
@@ -435,6 +448,8 @@ def _prediction(positions: IntArray, numbers: Mapping[str, Any]) -> Prediction:
         for name, array in numbers.items()
         if name.startswith("asked.")
     }
+    if "select_logprob" in numbers:
+        asked["held"] = numbers["select_logprob"][:, None]
     return Prediction(
         positions, numbers["token"], numbers["logprob"], get("margin"), get("gap"),
         get("entropy"), get("max_logprob"), get("kl"), get("top_token"), get("top_logprob"),

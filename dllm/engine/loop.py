@@ -203,7 +203,7 @@ class Engine(Work[Row, Step]):
         """Give a row the keys and values of what its prompt has in common with a kept text."""
         if not self.prefixes.budget or row.lanes > 1:
             return
-        row.weights, row.reused = weights_of(self.model.hf), 0
+        row.weights, row.reused = self._weights(row), 0
         begin = row.canvas.tokens[: row.canvas.start + 1]
         prefix = row.slots.prefix >= 0
         size = 1 if prefix else row.slots.block_length or 1
@@ -217,10 +217,13 @@ class Engine(Work[Row, Step]):
             if prefix:
                 row.slots.prefix = row.reused
 
+    def _weights(self, row: Row) -> object:
+        return weights_of(self.model.hf, row.recipe.config.cache_salt)
+
     def _kept(self, row: Row) -> int:
         """How many of the slots of a row that leaves are kept for texts that begin like it."""
         whole = row.canvas.finished and row.error is None and not row.planned
-        if row.weights is None or not whole or row.weights != weights_of(self.model.hf):
+        if row.weights is None or not whole or row.weights != self._weights(row):
             return 0
         count = row.slots.final(row.canvas)
         assert row.base is not None

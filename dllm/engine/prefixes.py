@@ -104,9 +104,10 @@ class Prefixes(Generic[T]):
         self.release(one.text)
 
 
-def weights_of(hf: Any) -> object:
+def weights_of(hf: Any, salt: str | None = None) -> object:
     """What tells the weights of a network apart from those it has at another time: which adapters
-    are active, and how often its parameters were changed in place."""
+    are active, and how often its parameters were changed in place.  ``salt``: of those who share
+    kept texts; others do not learn from a hit what somebody asked."""
     changes, adapters = [], []
     for module in hf.modules():
         active = getattr(module, "active_adapters", None)
@@ -124,4 +125,4 @@ def weights_of(hf: Any) -> object:
         changes.append(
             (parameter.data_ptr(), 0 if parameter.is_inference() else parameter._version)
         )
-    return tuple(adapters), hash(tuple(changes))
+    return salt, tuple(adapters), hash(tuple(changes))

@@ -170,7 +170,8 @@ class RowOptions:
     positions, which the row says in each step.  ``maps``: the layers whose attention is wanted.
     ``classes``: those of the row's format; ``bias``: what is added to the logits of tokens.
     ``inverse``: draw by the cumulative sum; ``soft``: the expected embedding is wanted; ``scale``:
-    what logits are multiplied by before all else."""
+    what logits are multiplied by before all else; ``signal``: the share of positions that are not
+    noise, where what each of them holds is not to be taken for evidence."""
 
     banned: tuple[int, ...]
     conditional: int
@@ -183,12 +184,15 @@ class RowOptions:
     inverse: bool = False
     soft: bool = False
     scale: float = 1.0
+    signal: float | None = None
 
-    def at(self, heat: float | None) -> RowOptions:
-        """Those of a step that reads, and draws from, the distribution at a temperature."""
-        if heat is None:
+    def at(self, heat: float | None, signal: float | None) -> RowOptions:
+        """Those of a step that reads, and draws from, the distribution at a temperature, or what is
+        left of it without what the positions hold."""
+        if heat is None and signal is None:
             return self
-        return replace(self, filters=self.filters._replace(temperature=1.0), scale=1 / heat)
+        drawn = self.filters._replace(temperature=1.0)
+        return replace(self, filters=drawn, scale=1 / (heat or 1.0), signal=signal)
 
     @classmethod
     def of(cls, recipe: MaskedRecipe, model: DiffusionModel) -> RowOptions:

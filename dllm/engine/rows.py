@@ -169,8 +169,8 @@ class Job:
 
     def __post_init__(self) -> None:
         self.size = len(self.plan.compute) * self.lanes + len(self.masks)
-        self.extent = self.canvas.length, self.canvas.window
-        self.options = self.row.options.at(self.row.recipe.sampler.heat(self.canvas))
+        self.extent, sampler = (self.canvas.length, self.canvas.window), self.row.recipe.sampler
+        self.options = self.row.options.at(sampler.heat(self.canvas), sampler.signal(self.canvas))
 
     @classmethod
     def of(

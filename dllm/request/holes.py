@@ -87,9 +87,13 @@ class Measured:
     bounds: tuple[tuple[int, int], ...] = ()
 
 
-def measured(model: DiffusionModel, text: Any, before: IntArray, rule: str = "sure") -> Measured:
+def measured(
+    model: DiffusionModel, text: Any, before: IntArray, rule: str = "sure",
+    before_forward: Callable[[], None] = lambda: None,
+) -> Measured:  # fmt: skip
     """The text with every hole as long as it says, or as it seems to be by ``rule``.  ``before``
-    (P,): the prompt.  Raises `PromptError` for holes that are none."""
+    (P,): the prompt.  ``before_forward`` is called before every forward; what it raises ends the
+    call.  Raises `PromptError` for holes that are none."""
     if isinstance(text, Measured):
         return text
     known = [*RULES, *length_rules(fills=True)]
@@ -125,7 +129,7 @@ def measured(model: DiffusionModel, text: Any, before: IntArray, rule: str = "su
             raise PromptError(
                 f"[[{piece}]]: the context has room for {most} tokens there: lower it"
             )
-    probe, bounds = _Probe(model, before, given, rule), list[tuple[int, int]]()
+    probe, bounds = _Probe(model, before, given, rule, before_forward), list[tuple[int, int]]()
     for i, (low, high) in enumerate(ranges):
         taken = bounds if name not in RULES else [(n, n) for n in lengths[:i]]
         later = sum(low for low, _ in ranges[i + 1 :])
@@ -181,13 +185,15 @@ class _Probe:
     """Forwards of texts that differ in the length of a hole."""
 
     def __init__(
-        self, model: DiffusionModel, before: IntArray, given: Sequence[list[int]], rule: str
-    ) -> None:
+        self, model: DiffusionModel, before: IntArray, given: Sequence[list[int]], rule: str,
+        before_forward: Callable[[], None],
+    ) -> None:  # fmt: skip
         sampler = samplers.compose("neg_entropy+fixed+whole", stop_ids=model.facts.stop_token_ids)
         self.recipe = MaskedRecipe(sampler, ban_stops=True)
         self.options = RowOptions.of(self.recipe, model)
         self.forward = Forward(model, caches.compose("none"))
         self.before, self.given, self.rule = before, given, rule
+        self.go_on = before_forward
         self.count = self.computed = 0
         self._known: dict[tuple[int, ...], float] = {}
 
@@ -213,6 +219,7 @@ class _Probe:
         jobs = [self._job(text, which) for text in texts]
         self.count += bool(jobs)
         while jobs:
+            self.go_on()
             size = np.cumsum([job.size for job in jobs])
             count = max(1, int(np.searchsorted(size, BATCH, "right")))
             for text, answer in zip(texts, self.forward.predict(jobs[:count]), strict=False):

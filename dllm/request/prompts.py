@@ -27,9 +27,10 @@ Message = Mapping[str, Any]
 TEMPLATE_ARGUMENTS = ("messages", "add_generation_prompt", "continue_final_message", "tokenize")
 KINDS = "a prompt is a string, chat messages or token ids"
 MARK = "\ue000"  # stands for what is said
-HOLE = re.compile(r"\[\[(\d+)(?::(.+?))?\]\](?!\])")
-UNSIZED = re.compile(r"\[\[(?:\*|\d+\.\.\d+):.+?\]\](?!\])")
-ODD_HOLE = re.compile(r"\[\[(?:(?:\*|\d+\.\.\d+)(?::.+?)?|\d+:.+?)\]\](?!\])")
+FORM = ".{1,4096}?"  # of a hole; without a bound many holes that never end take quadratic time
+HOLE = re.compile(rf"\[\[(\d+)(?::({FORM}))?\]\](?!\])")
+UNSIZED = re.compile(rf"\[\[(?:\*|\d+\.\.\d+):{FORM}\]\](?!\])")
+ODD_HOLE = re.compile(rf"\[\[(?:(?:\*|\d+\.\.\d+)(?::{FORM})?|\d+:{FORM})\]\](?!\])")
 LOCKS: WeakKeyDictionary[PreTrainedTokenizerBase, threading.Lock] = WeakKeyDictionary()
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
 OnePrompt = str | Sequence[Message] | Sequence[int] | IntArray | torch.Tensor
@@ -59,7 +60,7 @@ def encode(
 
     ``chat``: wrap a string in the model's chat template as a user message; None (default) does
     so when there is a template.  ``template``: variables that a chat template reads, such as
-    ``tools`` or Qwen's ``enable_thinking``.
+    ``tools`` or Qwen's ``enable_thinking``; others change nothing.
     """
     ids = _encoded(model, checked(prompt), chat, template)
     image = model.facts.image_token_id
@@ -250,11 +251,13 @@ def encode_continuation(tokenizer: PreTrainedTokenizerBase, text: str) -> list[i
 
 
 def encode_chat(
-    model: DiffusionModel, messages: Sequence[Message], continued: bool = False
-) -> IntArray:
-    """Ids (P,) of a conversation, ready for the answer, or with ``continued`` for the rest of its
-    last message, which is the answer's beginning."""
-    return _template(tokenizer_of(model), _messages(list(messages)), continued)
+    model: DiffusionModel, messages: Sequence[Message], continued: bool = False,
+    ready: bool = True, variables: Mapping[str, Any] = MappingProxyType({}),
+) -> IntArray:  # fmt: skip
+    """Ids (P,) of a conversation, ``ready`` for the answer, or with ``continued`` for the rest of
+    its last message, which is the answer's beginning.  ``variables``: of the chat template."""
+    messages = _messages(list(messages))
+    return _template(tokenizer_of(model), messages, continued, ready and not continued, variables)
 
 
 def chat_openings(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
@@ -272,17 +275,17 @@ def chat_openings(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
 
 def _template(
     tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], continued: bool = False,
-    variables: Mapping[str, Any] = MappingProxyType({}),
+    ready: bool = True, variables: Mapping[str, Any] = MappingProxyType({}),
 ) -> IntArray:  # fmt: skip
     """Ids of a conversation in the model's template.  Special tokens are meant where the template
     writes them: spelled in a content they are text, elsewhere in a message they are refused."""
     if not tokenizer.chat_template:
         raise PromptError("this model has no chat template: pass a string or token ids")
     for name in variables:
-        if name in TEMPLATE_ARGUMENTS or not re.search(
-            rf"\b{re.escape(name)}\b", str(tokenizer.chat_template)
-        ):
-            raise PromptError(f"the chat template of this model reads no {short(name)}: drop it")
+        if name in TEMPLATE_ARGUMENTS:
+            raise PromptError(f"{name} is no variable of a chat template: drop it")
+    template = str(tokenizer.chat_template)
+    variables = {k: v for k, v in variables.items() if re.search(rf"\b{re.escape(k)}\b", template)}
     specials = [token for token in tokenizer.all_special_tokens if token]
     marks = [f"\ue000{i}\ue001" for i in range(len(messages))]
     unsafe = any(token in str(m["content"]) for token in specials for m in messages)
@@ -296,7 +299,7 @@ def _template(
     ]
     try:
         text = tokenizer.apply_chat_template(
-            shown, tokenize=False, add_generation_prompt=not continued,
+            shown, tokenize=False, add_generation_prompt=ready,
             continue_final_message=continued, **variables,
         )  # fmt: skip
     except Exception as error:  # templates are programs, which refuse in ways of their own

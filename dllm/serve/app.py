@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from .. import __version__
-from .http import Path, as_json, check_key, refusal
+from .http import Path, as_json, client_of, refusal
 from .openapi import document
 from .page import page
 from .problems import CLOSED, Problem
@@ -28,6 +31,7 @@ ICON = (
     '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 8 8"><path d="M0 0h3v3H0zM5 0h3v3H5z'
     'M0 5h3v3H0z"/><path d="M5 5h3v3H5z" opacity=".35"/></svg>'
 )
+LOOPBACK = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
 # What other servers have and this one has not.
 ELSEWHERE = {
     "/v1/embeddings": "a diffusion model that writes has no embeddings: use a model made for them",
@@ -55,10 +59,21 @@ def create_app(serving: Service) -> Starlette:
     app = Starlette(
         routes=[Route(one.path, guarded(serving, one.answer), methods=[one.verb]) for one in paths],
         exception_handlers={HTTPException: _http_problem},
+        middleware=[Middleware(CORSMiddleware, **_origins(serving.settings.cors))],
         lifespan=lifespan,
     )
+    app.router.redirect_slashes = False
     app.state.serving = serving
     return app
+
+
+def _origins(given: Sequence[str]) -> dict[str, Any]:
+    """Which web pages may ask: those of this machine, and those of the origins that are
+    ``given``."""
+    return {
+        "allow_origins": given, "allow_origin_regex": LOOPBACK, "allow_methods": ["GET", "POST"],
+        "allow_headers": ["*"], "expose_headers": ["x-request-id", "retry-after"],
+    }  # fmt: skip
 
 
 def paths_of(serving: Service) -> list[Path]:
@@ -79,7 +94,7 @@ def guarded(
 
     async def handle(request: Request) -> Response:
         try:
-            check_key(request, serving.settings.api_key)
+            request.state.client = client_of(request, serving.settings.api_key)
             response = await work(request)
         except (ClientDisconnect, asyncio.CancelledError) as error:
             serving.failed(asyncio.CancelledError())
@@ -91,9 +106,8 @@ def guarded(
             response = refusal(problem)
             ACCESS.info("%s %s %d: %s", request.method, request.scope["path"][:80], problem.status,
                         problem.message[:200])  # fmt: skip
-        request_id = request.headers.get("x-request-id")
-        if request_id is not None:
-            response.headers["x-request-id"] = request_id[:128].strip()
+        name = request.headers.get("x-request-id", "")[:128].strip()
+        response.headers["x-request-id"] = name or f"req_{secrets.token_hex(12)}"
         return response
 
     return handle
@@ -150,6 +164,10 @@ async def _http_problem(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.scope["path"]
     about = next((text for start, text in ELSEWHERE.items() if path.startswith(start)), None)
+    known = {route.path for route in request.app.routes}
+    right = next((p for p in (path.rstrip("/"), f"/v1{path}", path[3:]) if p in known), None)
+    if error.status_code == 404 and about is None and right is not None:
+        about = f"it is at {right}: the base URL of clients is http://HOST:PORT/v1"
     text = f"{request.method} {path[:80]}: {about or error.detail}"
     response = refusal(Problem(error.status_code, text))
     with suppress(TypeError):

@@ -23,12 +23,11 @@ from typing import IO, Any
 from ..core.config import MOST
 from ..core.errors import ConfigError, DllmError, PromptError, QueueFullError
 from ..core.json_lines import check_same
-from ..runtime.handle import Handle
 from .body import is_unicode
 from .problems import Problem
 from .requests import GenerateRequest, read_chat, read_infill, read_text
 from .responses import read_response, reply_to
-from .service import Service
+from .service import Service, Started
 from .settings import Settings
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
@@ -235,11 +234,11 @@ async def answer(service: Service, line: Line) -> dict[str, Any]:
         ask = read(line.body)
         if ask.stream:
             raise Problem(400, "results of a batch are not streamed: drop stream", "stream")
-        handles = await admitted(service, ask)
+        started = await admitted(service, ask)
         try:
-            answers = [await handle for handle in handles]
+            answers = [await handle for handle in started.handles]
         finally:
-            for handle in handles:
+            for handle in started.handles:
                 handle.cancel()
         service.answered(line.id, answers, arrived)
     except Exception as error:
@@ -247,12 +246,12 @@ async def answer(service: Service, line: Line) -> dict[str, Any]:
         if service.broken:  # no answer to this request, nor to those behind it
             raise DllmError(f"{problem}: the same command goes on") from error
         return _response(problem.status, problem.body())
-    reply = reply_to(ask, service.name, service.fingerprint(ask), service.piece)
-    return _response(200, reply.body([service.choice(ask, one) for one in answers]))
+    choices = [service.choice(ask, one, started.of(i)) for i, one in enumerate(answers)]
+    return _response(200, reply_to(ask, service).body(choices))
 
 
-async def admitted(service: Service, ask: GenerateRequest) -> list[Handle]:
-    """The handles of a request, as soon as the queues have room for it: nothing is refused."""
+async def admitted(service: Service, ask: GenerateRequest) -> Started:
+    """A request at work, as soon as the queues have room for it: nothing is refused."""
     while True:
         try:
             return await service.start(ask)

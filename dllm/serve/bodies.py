@@ -1,8 +1,8 @@
 """The bodies of requests: which fields are honoured, which change nothing, which are refused.
 
-Fields that are annotated with `Only` are accepted where they change nothing, such as
-``frequency_penalty`` 0, and refused elsewhere with the reason.  A field that no class here has is
-refused as well: nothing is ignored silently.
+The fields of `REFUSED` are accepted at the values that change nothing, and refused elsewhere with
+the reason.  A parameter that no class here has is refused as well: none is ignored silently.  What
+clients echo of other servers (messages, calls, tools) may hold more than is read here.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import json
 from collections.abc import Collection
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field
 
 from ..core.config import FILTERS, Count, GenerationConfig, Number
 from ..core.declared import ANSWER, HOLES
-from .body import Body, Must, Only
+from .body import Body, Must, Refusals
 from .problems import Problem
 from .wire import LONGEST_STOP, MOST_HOLES, SPEC, is_spec
 
@@ -25,6 +25,7 @@ MOST_CHOICES_OF_TEXT = 1024
 MOST_TEXTS = 64
 SYSTEM = {"developer": "system"}  # what OpenAI calls it now -> what chat templates know
 MOST_TOOLS = 128
+MOST_IDS = 64  # whose log-probabilities are wanted
 
 STRING = {"type": "string"}
 
@@ -48,7 +49,26 @@ def _is_response_format(value: Any) -> bool:
     return isinstance(given, dict) and _is_schema(given.get("schema"))
 
 
+def _is_ids(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
+
+
+def _is_prompt(value: Any) -> bool:
+    if isinstance(value, str) or _is_ids(value):
+        return True
+    return isinstance(value, list) and 0 < len(value) <= MOST_TEXTS and (
+        all(isinstance(item, str) for item in value) or all(map(_is_ids, value))
+    )  # fmt: skip
+
+
 def _is_tool_choice(value: Any) -> bool:
+    if isinstance(value, dict) and value.get("type") == "allowed_tools":
+        allowed = value.get("allowed_tools", value)  # of chats, of responses
+        tools = allowed.get("tools") if isinstance(allowed, dict) else None
+        return isinstance(tools, list) and 0 < len(tools) <= MOST_TOOLS and (
+            allowed.get("mode") in ("auto", "required")
+            and all(isinstance(tool, dict) and _is_tool_choice(tool) for tool in tools)
+        )  # fmt: skip
     if isinstance(value, dict):
         function = value.get("function", value)
         return value.get("type") == "function" and isinstance(function, dict) and (
@@ -60,7 +80,7 @@ def _is_tool_choice(value: Any) -> bool:
 Seconds = Annotated[float, Field(gt=0)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Alternatives = Annotated[int, Field(ge=0, le=20)]
-Ids = Annotated[list[int], Field(min_length=1)]
+Ids = Annotated[list[int], Field(fail_fast=True)]
 Text = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
 Digits = Annotated[str, Field(pattern="^[0-9]{1,7}$")]
 Sampler = Annotated[
@@ -68,26 +88,28 @@ Sampler = Annotated[
     Must(SPEC.kind, is_spec, STRING),
 ]  # fmt: skip
 Prompt = Annotated[
-    str | Ids | Annotated[list[str] | list[Ids], Field(min_length=1, max_length=MOST_TEXTS)],
-    Field(description=f"a string, token ids, or a list of at most {MOST_TEXTS} of either"),
-]
+    Any,
+    Must(f"a string, token ids, or a list of at most {MOST_TEXTS} of either", _is_prompt,
+         {"anyOf": [STRING, {"type": "array"}]}),
+]  # fmt: skip
 Holed = Annotated[
     str,
     Must(f"a string with at most {MOST_HOLES} holes such as [[8]]",
          lambda v: isinstance(v, str) and v.count("[[") <= MOST_HOLES, STRING),
 ]  # fmt: skip
 Continuation = Annotated[
-    str | Annotated[list[str], Field(min_length=1, max_length=MOST_TEXTS)],
+    str | Annotated[list[str], Field(min_length=1, max_length=MOST_TEXTS, fail_fast=True)],
     Field(description=f"a string or 1 to {MOST_TEXTS} strings"),
 ]
 Content = Annotated[
-    str | list[Part], Field(description="a string or text parts: this model reads text only")
+    str | Annotated[list[Part], Field(fail_fast=True)],
+    Field(description="a string or text parts: this model reads text only"),
 ]
 Drafts = Annotated[bool | Literal["text"], Field(description="true, false or 'text'")]
 Choice = Annotated[
     list[Text],
     Field(min_length=1, max_length=MOST_CHOICES_OF_TEXT,
-          description=f"a list of 1 to {MOST_CHOICES_OF_TEXT} strings"),
+          description=f"a list of 1 to {MOST_CHOICES_OF_TEXT} strings", fail_fast=True),
 ]  # fmt: skip
 Schema = Annotated[
     dict[str, Any],
@@ -101,7 +123,8 @@ ResponseFormat = Annotated[
 ]  # fmt: skip
 ToolChoice = Annotated[
     Any,
-    Must('"none", "auto", "required" or {"type": "function", "function": {"name": ...}}',
+    Must('"none", "auto", "required", {"type": "function", "function": {"name": ...}} or '
+         '{"type": "allowed_tools", "allowed_tools": {"mode": ..., "tools": [...]}}',
          _is_tool_choice, {"anyOf": [STRING, {"type": "object"}]}),
 ]  # fmt: skip
 Role = Literal["system", "developer", "user", "assistant", "tool"]
@@ -110,12 +133,16 @@ Role = Literal["system", "developer", "user", "assistant", "tool"]
 class CalledFunction(Body):
     """Which tool was called; ``arguments`` is JSON."""
 
+    STRICT = False
+
     name: str
     arguments: str
 
 
 class ToolCall(Body):
     """A call that an answer made."""
+
+    STRICT = False
 
     id: str = ""
     type: Literal["function"] = "function"
@@ -127,27 +154,20 @@ class Message(Body):
     """What somebody says.  ``tool_calls`` and ``reasoning_content`` are of answers,
     ``tool_call_id`` of what a tool returned."""
 
+    STRICT = False
+
     role: Role
     content: Content | None = None
     name: str = ""
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
     tool_call_id: str = ""
     reasoning_content: str = ""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_empty(cls, data: Any) -> Any:
-        """Clients that repeat an answer send its empty fields along."""
-        if not isinstance(data, dict):
-            return data
-        kept = ("role", "content")
-        return {k: v for k, v in data.items() if k in kept or v not in (None, [], "")}
 
     def shown(self, where: str) -> dict[str, Any]:
         """The message as chat templates know it, which want arguments as an object."""
         content = self.content
         if content is None:
-            if not self.tool_calls:
+            if self.role != "assistant":
                 raise Problem(400, f"{where}.content must be a string or text parts",
                               f"{where}.content", "invalid_value")  # fmt: skip
             content = ""
@@ -173,11 +193,13 @@ def parsed(text: str) -> Any:
         return text
 
 
-Messages = Annotated[list[Message], Field(min_length=1)]
+Messages = Annotated[list[Message], Field(min_length=1, fail_fast=True)]
 
 
 class Function(Body):
     """A tool; ``parameters`` is a JSON schema."""
+
+    STRICT = False
 
     name: Annotated[
         str,
@@ -198,15 +220,16 @@ FunctionOnly = Annotated[
 class Tool(Body):
     """What an answer may call."""
 
+    STRICT = False
+
     type: FunctionOnly = "function"
     function: Function
 
 
 class StreamOptions(Body):
-    """What a stream brings beside the text."""
+    """What a stream brings beside the text.  Nothing is padded."""
 
-    include_obfuscation: Annotated[Any, Only("nothing is padded", False)] = None
-
+    include_obfuscation: Literal[False] = False
     include_usage: bool = False
     include_drafts: Drafts = False
     continuous_usage_stats: bool = False
@@ -232,10 +255,36 @@ class Decoding(Body):
 GUIDED = "use structured_outputs, with regex, choice or json"
 TOOLS = "describe them as tools"
 OTHER = "it has no meaning for a text model"
-OTHER_FILTERS = f"use one of {', '.join(FILTERS)}"
-COMPLETE = "the last message is complete: use /v1/completions"
 ENCODED = "a prompt is encoded as the model expects"
 SPECIAL = "special tokens are not text"
+CHATS = "tools belong to /v1/chat/completions"
+
+# What clients send and no text can heed: the reason, and the values that change nothing.
+REFUSED: Refusals = {
+    "length_penalty": ("there are no beams", (1,)),
+    "use_beam_search": ("there are no beams", (False,)),
+    "best_of": ("use n", (1,)),
+    "bad_words": ("words cannot be forbidden", ([],)),
+    "stop_token_ids": ("stop ids are the model's own: use stop", ([],)),
+    "typical_p": (f"use one of {', '.join(FILTERS)}", (1,)),
+    "include_stop_str_in_output": ("a stop string is never part of the text", (False,)),
+    "skip_special_tokens": (SPECIAL, (True,)),
+    "spaces_between_special_tokens": (SPECIAL, (True,)),
+    "add_special_tokens": (ENCODED, (True,)),
+    "detokenize": ("answers are text: return_token_ids adds the ids", (True,)),
+    "guided_json": (GUIDED, ()),
+    "guided_regex": (GUIDED, ()),
+    "guided_choice": (GUIDED, ()),
+    "guided_grammar": (GUIDED, ()),
+    "functions": (TOOLS, ([],)),
+    "function_call": (TOOLS, ("none", "auto")),
+    "web_search_options": (TOOLS, ()),
+    "modalities": (OTHER, (["text"],)),
+    "audio": (OTHER, ()),
+    "moderation": (OTHER, ()),
+    "prediction": ("begin with a draft, initial_text, or fix parts with constraints", ()),
+    "priority": ("requests are served in the order they come", (0,)),
+}
 
 
 class StructuredOutputs(Body):
@@ -250,46 +299,22 @@ class Writing(Decoding):
     """Answers of a length that is asked for, and what OpenAI's and vLLM's clients send beside."""
 
     TAKES = GenerationConfig.fields(ANSWER)
+    REFUSED = REFUSED
 
     ignore_eos: bool = False
     diffusing: bool = False
-
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
+    prompt_logprobs: Alternatives | None = None
+    logprob_token_ids: Annotated[Ids, Field(min_length=1, max_length=MOST_IDS)] | None = None
+    return_tokens_as_token_ids: bool = False
+    cache_salt: Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)] | None = None
     frequency_penalty: Penalty = 0.0
     presence_penalty: Penalty = 0.0
     repetition_penalty: Annotated[float, Field(gt=0, le=100)] = 1.0
-    length_penalty: Annotated[Any, Only("there are no beams", 1, 1.0)] = None
-    bad_words: Annotated[Any, Only("words cannot be forbidden", [])] = None
-    stop_token_ids: Annotated[Any, Only("stop ids are the model's own: use stop", [])] = None
-    typical_p: Annotated[Any, Only(OTHER_FILTERS, 1, 1.0)] = None
-    best_of: Annotated[Any, Only("use n", 1)] = None
-    use_beam_search: Annotated[Any, Only("there are no beams", False)] = None
-    include_stop_str_in_output: Annotated[
-        Any, Only("a stop string is never part of the text", False)
-    ] = None
-    skip_special_tokens: Annotated[Any, Only(SPECIAL, True)] = None
-    spaces_between_special_tokens: Annotated[Any, Only(SPECIAL, True)] = None
-    add_special_tokens: Annotated[Any, Only(ENCODED, True)] = None
-    add_generation_prompt: Annotated[Any, Only(COMPLETE, True)] = None
-    continue_final_message: Annotated[Any, Only(COMPLETE, False)] = None
-    detokenize: Annotated[Any, Only("answers are text: return_token_ids adds the ids", True)] = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    guided_json: Annotated[Any, Only(GUIDED)] = None
-    guided_regex: Annotated[Any, Only(GUIDED)] = None
-    guided_choice: Annotated[Any, Only(GUIDED)] = None
-    guided_grammar: Annotated[Any, Only(GUIDED)] = None
-    functions: Annotated[Any, Only(TOOLS, [])] = None
-    function_call: Annotated[Any, Only(TOOLS, "none", "auto")] = None
-    web_search_options: Annotated[Any, Only(TOOLS)] = None
-    store: Annotated[Any, Only("nothing is stored", False)] = None
-    modalities: Annotated[Any, Only(OTHER, ["text"])] = None
-    audio: Annotated[Any, Only(OTHER)] = None
-    prediction: Annotated[
-        Any, Only("begin with a draft, initial_text, or fix parts with constraints")
-    ] = None
-    moderation: Annotated[Any, Only(OTHER)] = None
-    priority: Annotated[Any, Only("requests are served in the order they come", 0)] = None
     user: str | None = None
+    store: bool | None = None  # answers say that they are not kept
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
@@ -307,7 +332,10 @@ class Spoken(Writing):
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool = True
     chat_template_kwargs: dict[str, Any] | None = None
-    echo: Annotated[Any, Only("an answer does not repeat the messages", False)] = None
+    enable_thinking: bool | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    REFUSED = REFUSED | {"echo": ("an answer does not repeat the messages", (False,))}
 
 
 class ChatBody(Spoken):
@@ -317,7 +345,7 @@ class ChatBody(Spoken):
     max_completion_tokens: Count | None = None
     logprobs: bool = False
     top_logprobs: Alternatives | None = None
-    tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS, fail_fast=True)] | None = None
 
 
 class TextBody(Writing):
@@ -327,9 +355,8 @@ class TextBody(Writing):
     suffix: str = ""
     logprobs: Alternatives | None = None
     echo: bool = False
-    tools: Annotated[Any, Only("tools belong to /v1/chat/completions", [])] = None
-    tool_choice: Annotated[Any, Only("tools belong to /v1/chat/completions", "none", "auto")] = None
     parallel_tool_calls: bool | None = None
+    REFUSED = REFUSED | {"tools": (CHATS, ([],)), "tool_choice": (CHATS, ("none", "auto"))}
 
 
 class InfillBody(Decoding):
@@ -361,7 +388,7 @@ class StepBody(Body):
 
     model: str | None = None
     text: Holed | None = None
-    tokens: list[int] | None = None
+    tokens: Ids | None = None
     prompt: str | None = None
     messages: Messages | None = None
     top: Annotated[int, Field(ge=1, le=100)] = 5
@@ -375,8 +402,10 @@ class TokenizeBody(Body):
     model: str | None = None
     prompt: str | None = None
     messages: Messages | None = None
-    add_special_tokens: Annotated[Any, Only(ENCODED, True)] = None
-    add_generation_prompt: Annotated[Any, Only(COMPLETE, True)] = None
+    tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS, fail_fast=True)] | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
     return_token_strs: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
 
@@ -385,7 +414,7 @@ class DetokenizeBody(Body):
     """``POST /detokenize``."""
 
     model: str | None = None
-    tokens: list[Number]
+    tokens: Annotated[list[Number], Field(fail_fast=True)]
 
 
 class DeviceBody(Body):

@@ -15,10 +15,12 @@ from pydantic_core import PydanticCustomError, core_schema
 
 from ..core.errors import UnknownNameError
 from .problems import Problem, shortened
-from .wire import parameters, wire_names
+from .wire import parameters
+from .words import elsewhere, wire_names
 
 LONGEST_PATH = 80  # characters of the name of a field
-UNFIT, UNSUPPORTED = "unfit", "unsupported_value"
+UNFIT, UNKNOWN, UNSUPPORTED = "unfit", "unknown", "unsupported_value"
+Refusals = Mapping[str, tuple[str, tuple[Any, ...]]]  # field: the reason, harmless values
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +30,6 @@ class Must:
     text: str
     will_do: Callable[[Any], bool]
     schema: Mapping[str, Any] = field(default_factory=dict)
-    kind = UNFIT
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
         return core_schema.no_info_plain_validator_function(self._check)
@@ -38,29 +39,18 @@ class Must:
 
     def _check(self, value: Any) -> Any:
         if not self.will_do(value):
-            raise PydanticCustomError(self.kind, "{text}", {"text": self.text})
+            raise PydanticCustomError(UNFIT, "{text}", {"text": self.text})
         return value
 
 
-class Only(Must):
-    """Annotation of a field that clients send and whose ``values`` change nothing; others are
-    refused, with the reason."""
-
-    kind = UNSUPPORTED
-
-    def __init__(self, reason: str, *values: Any) -> None:
-        def will_do(value: Any) -> bool:
-            return any(type(v) is type(value) and v == value for v in values)
-
-        super().__init__(reason, will_do, {"enum": list(values)})
-
-
 class Body(BaseModel):
-    """A body or a part of one: values have the types of JSON, null is not given, and there are no
-    other fields."""
+    """A body or a part of one: values have the types of JSON, and null is not given.  Other fields
+    are refused, or ignored where the part is not ``STRICT``."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
+    STRICT: ClassVar[bool] = True
     TAKES: ClassVar[Collection[str]] = ()  # parameters of `GenerationConfig` beside the fields
+    REFUSED: ClassVar[Refusals] = {}
     _how: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="before")
@@ -68,8 +58,18 @@ class Body(BaseModel):
     def _without_null(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        known = {field.alias or name for name, field in cls.model_fields.items()}
-        return {k: v for k, v in data.items() if v is not None or k not in known}
+        known = cls.own()
+        given = {k: v for k, v in data.items() if v is not None}
+        unknown = next((k for k in given if k not in known), None) if cls.STRICT else None
+        if unknown is not None:  # the first one: there may be a hundred thousand
+            raise PydanticCustomError(UNKNOWN, "{name}", {"name": unknown})
+        return given
+
+    @classmethod
+    @cache
+    def own(cls) -> frozenset[str]:
+        """Names of the fields in a body."""
+        return frozenset(field.alias or name for name, field in cls.model_fields.items())
 
     @classmethod
     def read(cls, data: Any) -> Self:
@@ -83,8 +83,14 @@ class Body(BaseModel):
                     name.encode(errors="replace").decode()[:80], "invalid_value",
                 )  # fmt: skip
         names = cls.taken()
+        for name in data.keys() & cls.REFUSED.keys():
+            reason, harmless = cls.REFUSED[name]
+            if not _is_among(data[name], (None, *harmless)):
+                text = f"{name}={shortened(data[name])} is not supported: {reason}"
+                raise Problem(400, text, name, UNSUPPORTED)
+        fields = {k: v for k, v in data.items() if k not in names and k not in cls.REFUSED}
         try:
-            body = cls.model_validate({k: v for k, v in data.items() if k not in names})
+            body = cls.model_validate(fields)
         except ValidationError as error:
             raise _problem(cls, error, data) from None
         sent = {k: v for k, v in data.items() if k in names and v is not None}
@@ -95,8 +101,7 @@ class Body(BaseModel):
     @cache
     def taken(cls) -> dict[str, str]:
         """Name in the body -> parameter, of those that are no fields."""
-        own = {field.alias or name for name, field in cls.model_fields.items()}
-        every = wire_names(tuple(cls.TAKES))
+        every, own = wire_names(tuple(cls.TAKES)), cls.own() | cls.REFUSED.keys()
         return {there: name for there, name in every.items() if there not in own}
 
     @property
@@ -115,6 +120,13 @@ class Body(BaseModel):
         return {name: getattr(self, name) for name in self.model_fields_set}
 
 
+def _is_among(value: Any, harmless: Collection[Any]) -> bool:
+    """Whether a JSON value is one of some: 1.0 is 1, and true is not."""
+    return any(
+        value == one and isinstance(value, bool) == isinstance(one, bool) for one in harmless
+    )
+
+
 def is_unicode(value: Any) -> bool:
     """Whether all texts in a JSON value can be encoded."""
     try:
@@ -128,19 +140,12 @@ def _problem(body: type[Body], error: ValidationError, data: Any) -> Problem:
     """The first thing that is wrong."""
     found = error.errors(include_url=False)
     typed = (e for e in found if e["loc"][-1:] == ("type",))  # it says what else there may be
-    first = next((e for e in found if e["type"] == "extra_forbidden"), found[0])
+    first = next((e for e in found if e["type"] == UNKNOWN), found[0])
     first = next(typed, first)
     kind, path, value = first["type"], first["loc"], first["input"]
-    where = _where(path)
-    if kind == "extra_forbidden":
-        above = _where(path[:-1])
-        known = [f"{above}.{k}" if above else k for k in _schema_at(body, path[:-1])["properties"]]
-        known += () if above else body.taken()
-        return Problem(400, str(UnknownNameError("field", where, known)), where, "unknown_field")
-    if kind == UNSUPPORTED:
-        text = f"{where}={shortened(value)} is not supported: {first['ctx']['text']}"
-        return Problem(400, text, where, UNSUPPORTED)
-    known_path = _known(body, path)
+    if kind == UNKNOWN:
+        return _unknown(body, path, first["ctx"]["name"])
+    where, known_path = _where(path), _known(body, path)
     if kind == "missing" and known_path == path:
         return Problem(400, f"{where} is missing", where, "missing_field")
     if known_path != path:  # it may have several types, and none of them fits
@@ -148,6 +153,20 @@ def _problem(body: type[Body], error: ValidationError, data: Any) -> Problem:
         value = reduce(lambda part, key: part[key], path, data)
     text = f"{where} must be {expected(_schema_at(body, path))}, not {shortened(value)}"
     return Problem(400, text, where, "invalid_value")
+
+
+def _unknown(body: type[Body], path: tuple[int | str, ...], name: str) -> Problem:
+    """The problem of a field that the part at ``path`` has not."""
+    above, known = _where(path), list(_schema_at(body, path)["properties"])
+    where = _where((*path, name))
+    instead = None
+    if above:
+        known = [f"{above}.{k}" for k in known]
+    else:
+        known = sorted((body.own() | body.taken().keys()) - body.REFUSED.keys())
+        instead = elsewhere(name, body.taken())
+    text = str(UnknownNameError("field", where, known, instead))
+    return Problem(400, text, where, "unknown_field")
 
 
 def _known(body: type[Body], path: tuple[int | str, ...]) -> tuple[int | str, ...]:

@@ -2,8 +2,8 @@
 
 How long a tokenizer takes is not known from the size of its input: a word of combining marks takes
 hundreds of times longer than prose.  So what cannot fit the context is refused unread, long prompts
-have a thread and a copy of the tokenizer of their own, and the rest of a request whose client has
-left, or whose deadline has passed, is not read.
+have threads and copies of the tokenizer of their own, in which clients take turns, and the rest of
+a request whose client has left, or whose deadline has passed, is not read.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from __future__ import annotations
 import copy
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..core.errors import CancelledError, DeadlineError, PromptError, QueueFullError
@@ -26,7 +27,70 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 CHARACTERS_PER_TOKEN = 16  # prose has 4, indented code up to 8
 LONG = 20_000  # characters from which on a request waits in the other line
-MOST_LONG = 8  # long requests that may wait
+THREADS = 2  # of that line
+MOST_LONG = 16  # requests that may be in it
+SHARE = 4  # of them of one client
+
+
+class Line:
+    """Work that may take long, in threads of its own: clients take turns, one at a time each."""
+
+    def __init__(self, name: str) -> None:
+        self._pool = ThreadPoolExecutor(THREADS, name)
+        self._lock = threading.Lock()
+        self._waiting: dict[str, deque[tuple[Future[Any], Callable[[], Any]]]] = {}
+        self._working: set[str] = set()
+
+    def submit(self, client: str, work: Callable[[], T]) -> Future[T]:
+        """Begin ``work`` when it is the client's turn."""
+        future: Future[T] = Future()
+        with self._lock:
+            mine = self._count(client)
+            every = sum(map(self._count, self._waiting.keys() | self._working))
+            if mine >= SHARE or every >= MOST_LONG:
+                whose = f"{mine} of yours" if mine >= SHARE else f"{every}"
+                raise QueueFullError(
+                    "long prompts, new forms of answers and holes without a length are prepared "
+                    f"one after the other, and {whose} wait already: send fewer at a time"
+                )
+            self._waiting.setdefault(client, deque()).append((future, work))
+        self._pool.submit(self._next)
+        return future
+
+    def _count(self, client: str) -> int:
+        """What a client has at work and waiting."""
+        waiting = self._waiting.get(client, ())
+        return (client in self._working) + sum(not future.cancelled() for future, _ in waiting)
+
+    def _next(self) -> None:
+        """What the client waits for whose turn it is; who is at work already has none."""
+        with self._lock:
+            client = next((one for one in self._waiting if one not in self._working), None)
+            if client is None:
+                return
+            mine = self._waiting.pop(client)
+            future, work = mine.popleft()
+            if mine:
+                self._waiting[client] = mine  # goes to the end
+            self._working.add(client)
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(work())
+            except BaseException as error:
+                future.set_exception(error)
+        with self._lock:
+            self._working.remove(client)
+            again = bool(self._waiting)
+        if again:
+            with suppress(RuntimeError):  # the pool is closed
+                self._pool.submit(self._next)
+
+    def close(self) -> None:
+        with self._lock:
+            left = [future for mine in self._waiting.values() for future, _ in mine]
+        for future in left:
+            future.cancel()
+        self._pool.shutdown(wait=True, cancel_futures=True)
 
 
 class Encoder:
@@ -36,12 +100,15 @@ class Encoder:
     def __init__(self, model: DiffusionModel, limit: int | None = None) -> None:
         self.model, self.limit = model, limit or model.facts.context_length
         self._short = ThreadPoolExecutor(1, "dllm-encode")
-        self._long = ThreadPoolExecutor(1, "dllm-encode-long")
-        self._room = threading.BoundedSemaphore(MOST_LONG)
+        self._long = Line("dllm-encode-long")
+        self._own = threading.local()
 
-    @cached_property
     def _twin(self) -> DiffusionModel:
-        return with_own_tokenizer(self.model)
+        """The model with a tokenizer of this thread."""
+        if not hasattr(self._own, "model"):
+            self._own.model = with_own_tokenizer(self.model)
+        model: DiffusionModel = self._own.model
+        return model
 
     def check(self, texts: Sequence[Any]) -> int:
         """Characters of all ``texts`` (strings, messages or ids); `PromptError` for one that cannot
@@ -61,13 +128,14 @@ class Encoder:
     async def run(
         self, work: Callable[[DiffusionModel, Callable[[], None]], T], texts: Sequence[Any],
         until: float, undo: Callable[[T], None] = lambda _: None, slow: bool = False,
+        client: str = "",
     ) -> T:  # fmt: skip
         """What ``work(model, go_on)`` returns in one of the threads.
 
         ``work`` encodes ``texts`` (strings, messages or ids) with the tokenizer of ``model`` and
         calls ``go_on`` between them, which raises when the client has left or ``until`` (of
         `time.monotonic`) has passed.  ``undo`` gets a result that nobody waits for any more.
-        ``slow``: that it may take long for other reasons than its length.
+        ``slow``: that it may take long for other reasons than its length; ``client``: who asks.
         """
         characters = self.check(texts)
         left = threading.Event()
@@ -84,11 +152,8 @@ class Encoder:
 
         if characters <= LONG and not slow:
             future = self._short.submit(begin, lambda: self.model)
-        elif self._room.acquire(blocking=False):
-            future = self._long.submit(begin, lambda: self._twin)
-            future.add_done_callback(lambda _: self._room.release())
         else:
-            raise QueueFullError(f"{MOST_LONG} long prompts wait already")
+            future = self._long.submit(client, lambda: begin(self._twin))
         try:
             return await outcome(future)
         except BaseException:
@@ -98,8 +163,8 @@ class Encoder:
             raise
 
     def close(self) -> None:
-        for pool in (self._short, self._long):
-            pool.shutdown(wait=True, cancel_futures=True)
+        self._short.shutdown(wait=True, cancel_futures=True)
+        self._long.close()
 
 
 def _undone(future: Future[T], undo: Callable[[T], None]) -> None:

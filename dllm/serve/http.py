@@ -86,7 +86,9 @@ async def read_json(request: Request, most: int) -> Any:
     except TimeoutError:
         raise Problem(408, f"the body did not arrive in {BODY_PATIENCE:g} seconds") from None
     try:
-        return json.loads(body, parse_constant=_no_constant)
+        value = json.loads(body, parse_constant=_no_constant)
+        json.dumps(value, allow_nan=False)  # 1e999 is infinite
+        return value
     except (ValueError, RecursionError) as error:
         raise Problem(400, f"the body is not JSON: {error}", code="invalid_json") from None
 
@@ -95,14 +97,28 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON number")
 
 
-def check_key(request: Request, key: str | None) -> None:
-    """`Problem` without the right key.  The path is that of the request line: ``request.url`` is
-    made from the Host header as well, which the client writes."""
-    if key is None or request.scope["path"] in OPEN:
-        return
+class Client(NamedTuple):
+    """Who asks: the key, "" without one, and where from."""
+
+    key: str = ""
+    host: str = ""
+
+
+NOBODY = Client()
+
+
+def client_of(request: Request, keys: str | None) -> Client:
+    """Who asks; `Problem` without one of the ``keys``.  The path is that of the request line:
+    ``request.url`` is made from the Host header as well, which the client writes."""
+    host = request.client.host if request.client else ""
+    if keys is None or request.scope["path"] in OPEN:
+        return Client("", host)
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
-    if scheme.lower() != "bearer" or not hmac.compare_digest(given.encode(), key.encode()):
+    own = given if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
+    right = [hmac.compare_digest(own.encode(), key.encode()) for key in keys.split(",") if key]
+    if not any(right):
         raise Problem(401, "the API key is missing or wrong", code="invalid_api_key")
+    return Client(own, host)
 
 
 def as_json(value: Any, status: int = 200) -> Response:

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..core.errors import CancelledError, QueueFullError
 from ..likelihood.api import score
+from ..likelihood.scoring import Scoring
 from ..likelihood.step import Guesses, step
+from ..likelihood.tokens import TokenScores, token_scores
 from .encoding import Encoder, with_own_tokenizer
 from .http import outcome
 
@@ -49,6 +51,15 @@ class Likelihoods:
             return step(self._model, text, prompt=prompt, **how)
 
         return await self._in_turn([prompt, text], work)
+
+    async def tokens(self, prompts: Sequence[Any], top: int) -> list[TokenScores]:
+        """How likely the tokens of ``prompts`` (ids) are, and ``top`` others beside each."""
+
+        def work(go_on: Callable[[], None]) -> list[TokenScores]:
+            how = Scoring(before_forward=go_on)
+            return [token_scores(self._model, ids, top, how) for ids in prompts]
+
+        return await self._in_turn([ids.tolist() for ids in prompts], work)
 
     async def _in_turn(self, texts: Sequence[Any], work: Callable[[Callable[[], None]], T]) -> T:
         """What ``work(go_on)`` on ``texts`` returns; ``go_on`` raises once nobody waits for it."""

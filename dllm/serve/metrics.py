@@ -18,7 +18,6 @@ COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 POSITIONS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536)
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1)
 RATES = (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 32, 64)
-NAMES = ("dllm", "vllm")
 T = TypeVar("T", Counter, Gauge, Histogram)
 GAUGES = {
     "requests_running": "Rows that are being written.",
@@ -26,44 +25,17 @@ GAUGES = {
     "cache_positions_used_ratio": "Share of the positions for keys and values in use.",
 }
 
-# Ours -> what vLLM calls the same thing.
-VLLM = {
-    "requests_running": "num_requests_running",
-    "requests_waiting": "num_requests_waiting",
-    "cache_positions_used_ratio": "kv_cache_usage_perc",
-    "requests": "request_success",
-    "prompt_tokens": "prompt_tokens",
-    "cached_prompt_tokens": "prefix_cache_hits",
-    "generation_tokens": "generation_tokens",
-    "forwards": "diffusion_num_denoising_steps",
-    "computed_positions": "diffusion_num_canvas_positions",
-    "committed_tokens": "diffusion_num_committed_tokens",
-    "drafts": "spec_decode_num_drafts",
-    "drafted_tokens": "spec_decode_num_draft_tokens",
-    "accepted_tokens": "spec_decode_num_accepted_tokens",
-    "first_text_seconds": "time_to_first_token_seconds",
-    "queue_seconds": "request_queue_time_seconds",
-    "e2e_seconds": "e2e_request_latency_seconds",
-    "request_prompt_tokens": "request_prompt_tokens",
-    "request_generation_tokens": "request_generation_tokens",
-}
-
 
 class Metrics:
-    """``names``: "dllm", or "vllm" for what has a name there, so that its dashboards work.
+    """``gauges``, by the names of `GAUGES`, are read when they are asked for."""
 
-    ``gauges``, by the names of `GAUGES`, are read when they are asked for.
-    """
-
-    def __init__(
-        self, model: str, gauges: Mapping[str, Callable[[], float]], names: str = "dllm"
-    ) -> None:
+    def __init__(self, model: str, gauges: Mapping[str, Callable[[], float]]) -> None:
         self.registry = CollectorRegistry()
-        self._model, self._names = model, names
+        self._model = model
         for name, read in gauges.items():
             self._made(Gauge, name, GAUGES[name]).set_function(read)
         self._requests = Counter(
-            self._name("requests"), "Requests that ended, by how they did.",
+            "dllm_requests", "Requests that ended, by how they did.",
             ["model_name", "finished_reason"], registry=self.registry,
         )  # fmt: skip
         counters = {
@@ -140,12 +112,7 @@ class Metrics:
         """The exposition."""
         return generate_latest(self.registry)
 
-    def _name(self, name: str) -> str:
-        if self._names == "vllm" and name in VLLM:
-            return f"vllm:{VLLM[name]}"
-        return f"dllm_{name}"
-
     def _made(self, kind: type[T], name: str, text: str, **more: Any) -> T:
         """A metric of this model."""
-        made = kind(self._name(name), text, ["model_name"], registry=self.registry, **more)
+        made = kind(f"dllm_{name}", text, ["model_name"], registry=self.registry, **more)
         return made.labels(self._model)

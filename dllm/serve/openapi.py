@@ -36,6 +36,8 @@ def document(paths: Sequence[Path], title: str) -> dict[str, Any]:
     for body in bodies:
         own = schemas["$defs"][body.__name__]["properties"]
         own |= {k: v for k, v in listed(body.TAKES).items() if k not in own}
+        for name, (reason, harmless) in body.REFUSED.items():
+            own[name] = {"description": reason, "enum": [None, *harmless]}
     operations: dict[str, dict[str, Any]] = {}
     for one in paths:
         place = one.path.replace("{name:path}", "{name}")

@@ -8,12 +8,14 @@ from typing import Any
 
 from ..core.errors import (
     CancelledError,
+    ConfigError,
     DeadlineError,
     DllmError,
     OutOfMemoryError,
     PromptError,
     QueueFullError,
 )
+from .words import in_http
 
 LONGEST = 2000  # characters of a message, names that would have been right included
 LONGEST_QUOTE = 200  # characters of a value
@@ -80,13 +82,14 @@ class Problem(Exception):
         return {"x-should-retry": "false"}
 
 
-def problem_of(error: BaseException, retry_after: float = 1.0) -> Problem:
-    """``error`` as an answer.  Only what this library raises on purpose is shown to clients."""
+def problem_of(error: BaseException, retry_after: float = 1.0, context: int = 0) -> Problem:
+    """``error`` as an answer.  Only what this library raises on purpose is shown to clients;
+    ``context``: tokens of the model's."""
     if isinstance(error, Problem):
         return error
     if isinstance(error, asyncio.CancelledError):
         return Problem(CLOSED, "the client has left")
-    text = str(error)
+    text = in_http(str(error))
     if isinstance(error, QueueFullError):
         return Problem(429, text, code="queue_full", retry_after=retry_after)
     if isinstance(error, DeadlineError):
@@ -98,7 +101,12 @@ def problem_of(error: BaseException, retry_after: float = 1.0) -> Problem:
         )  # fmt: skip
     if isinstance(error, OutOfMemoryError):
         return Problem(503, text, code="out_of_memory", retry_after=retry_after)
-    if isinstance(error, PromptError) and "context" in text:
+    if isinstance(error, PromptError | ConfigError) and "the context" in text:
+        # Clients look for these words, each for others.
+        text = (
+            f"The prompt is too long: this model's maximum context length is {context} tokens, "
+            f"the answer's max_tokens included ({text})"
+        )
         return Problem(400, text, code="context_length_exceeded")
     if isinstance(error, DllmError) and isinstance(error, ValueError):
         return Problem(400, text)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple, Protocol
 
+from ..likelihood.tokens import TokenScores
 from ..runtime.result import Result
 from .problems import Problem
 from .requests import GenerateRequest
@@ -21,7 +23,7 @@ CHUNKS = {"chat": "chat.completion.chunk", "text": "text_completion", "infill": 
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
 
-Piece = Callable[[int, bool], str]  # a token's text, in the middle of a text or as its first
+Name = Callable[[int, str | None], str]  # what a token is called that has a text, or stands alone
 
 
 def dumps(value: Any) -> bytes:
@@ -33,14 +35,25 @@ def event(value: Any) -> bytes:
     return b"data: " + dumps(value) + b"\n\n"
 
 
+class Spelling(Protocol):
+    """How tokens are written: alone, in a row; ``special`` ones are no text."""
+
+    special: Collection[int]
+
+    def piece(self, token: int) -> str: ...
+
+    def pieces(self, ids: Sequence[int]) -> list[str]: ...
+
+
 @dataclass(frozen=True)
 class Choice:
     """One finished answer.  ``text`` is what the client gets, of ``result``; ``said`` the calls and
-    thoughts in the text of a chat."""
+    thoughts in the text of a chat; ``given``: how likely the tokens of the prompt are."""
 
     result: Result
     text: str
     said: Said | None = None
+    given: TokenScores | None = None
 
 
 @dataclass(frozen=True)
@@ -50,7 +63,7 @@ class Reply:
     ask: GenerateRequest
     model: str
     fingerprint: str
-    piece: Piece
+    spelling: Spelling
     id: str = ""
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -72,10 +85,22 @@ class Reply:
             if ask.kind == "infill":
                 entry["holes"] = choice.result.holes
             listed.append(entry | self._ending(choice))
-        results = [choice.result for choice in choices]
+        results, first = [choice.result for choice in choices], choices[0]
+        extra: dict[str, Any] = {}
+        if ask.kind == "chat" and first.given is not None:
+            found = given_entries(first.given, ask, self.spelling)
+            extra["prompt_logprobs"] = prompt_logprobs(found, self.name)
+        if ask.token_ids and len(ask.prompts) == 1:
+            extra["prompt_token_ids"] = listed[0]["prompt_token_ids"]
         return self._head(OBJECTS[ask.kind]) | {
             "choices": listed, "usage": usage(ask, results), "dllm": figures(results)
-        }  # fmt: skip
+        } | extra  # fmt: skip
+
+    def name(self, token: int, text: str | None) -> str:
+        """What a token is called beside its log-probability; None: it stands alone."""
+        if self.ask.as_ids:
+            return f"token_id:{token}"
+        return self.spelling.piece(token) if text is None else text
 
     end: ClassVar[bytes] = DONE
 
@@ -133,15 +158,21 @@ class Reply:
         """What stands beside the text of a finished choice."""
         ask, result = self.ask, choice.result
         entry: dict[str, Any] = {"finish_reason": result.finish_reason, "logprobs": None}
-        hole = ask.suffix is not None
-        said = [i for i, step in enumerate(result.order) if step >= 0 or not hole]
         if choice.said is not None and choice.said.calls:
             named = ask.tool_choice not in ("auto", "required")
             entry["finish_reason"] = "stop" if named else "tool_calls"
         if ask.logprobs is not None:
-            shape = chat_logprobs if ask.kind == "chat" else text_logprobs
-            entry["logprobs"] = shape(result, self.piece, ask.logprobs, said)
+            found = entries(choice, ask, self.spelling)
+            if ask.kind == "chat":
+                entry["logprobs"] = {"content": chat_logprobs(found, self.name), "refusal": None}
+            else:
+                entry["logprobs"] = text_logprobs(found, self.name)
+        if choice.given is not None and ask.kind == "text":
+            found = given_entries(choice.given, ask, self.spelling)
+            entry["prompt_logprobs"] = prompt_logprobs(found, self.name)
         if ask.token_ids:
+            hole = ask.suffix is not None
+            said = [i for i, step in enumerate(result.order) if step >= 0 or not hole]
             entry["token_ids"] = [result.tokens[i] for i in said]
             before = result.prompt_length + (said[0] if hole else 0)
             entry["prompt_token_ids"] = result.sequences[:before].tolist()
@@ -203,40 +234,96 @@ def figures(results: Sequence[Result]) -> dict[str, Any]:
     }
 
 
-def chat_logprobs(result: Result, piece: Piece, top: int, said: Sequence[int]) -> dict[str, Any]:
-    """Log-probabilities at the commits of the positions ``said``, as the chat API shapes them."""
-    tops = _alternatives(result) if top else {}
-    content = []
-    for i in said:
-        others = tops.get(result.prompt_length + i, [])[:top]
-        content.append({
-            **_token(piece(result.tokens[i], i == 0), float(result.logprobs[i])),
-            "top_logprobs": [_token(piece(other, i == 0), q) for other, q in others],
-        })  # fmt: skip
-    return {"content": content, "refusal": None}
+class Entry(NamedTuple):
+    """A token with its text, its log-probability (None: it has none), and the most likely ones at
+    its place."""
+
+    token: int
+    text: str
+    logprob: float | None
+    top: list[tuple[int, float]]
 
 
-def text_logprobs(result: Result, piece: Piece, top: int, said: Sequence[int]) -> dict[str, Any]:
-    """Log-probabilities at the commits of the positions ``said``, as the completions API shapes
-    them."""
-    tops = _alternatives(result) if top else {}
-    pieces = [piece(result.tokens[i], i == 0) for i in said]
-    offsets = [0]
-    for text in pieces[:-1]:
-        offsets.append(offsets[-1] + len(text))
+def entries(choice: Choice, ask: GenerateRequest, spelling: Spelling) -> list[Entry]:
+    """The tokens of an answer, whose texts together are its text; their log-probabilities are those
+    of their commits.  Behind those of the prompt where it is repeated."""
+    result, hole = choice.result, ask.suffix is not None
+    said = [i for i, step in enumerate(result.order) if step >= 0 or not hole]
+    before = result.tokens[max(0, said[0] - 1) : said[0]] if hole else []  # the text goes on
+    texts = spelling.pieces([*before, *(result.tokens[i] for i in said)])[len(before) :]
+    left = len(result.text)
+    tops = _alternatives(result) if ask.logprobs or ask.logprob_ids else {}
+    found = given_entries(choice.given, ask, spelling) if ask.echo and choice.given else []
+    for i, text in zip(said, texts, strict=True):
+        if result.tokens[i] in spelling.special or (left <= 0 and not hole):
+            if not ask.echo:  # whose readers count on every token
+                continue
+            text = ""  # an end, or behind a stop string
+        others = tops.get(result.prompt_length + i, [])
+        if ask.logprob_ids:
+            others = [one for one in others if one[0] in ask.logprob_ids]
+        else:
+            others = others[: ask.logprobs]
+        text = text if hole else text[:left]
+        found.append(Entry(result.tokens[i], text, float(result.logprobs[i]), others))
+        left -= len(text)
+    return found
+
+
+def given_entries(given: TokenScores, ask: GenerateRequest, spelling: Spelling) -> list[Entry]:
+    """The tokens of a prompt.  The first one has nothing before it, and so no log-probability."""
+    ids, most = given.tokens.tolist(), ask.prompt_logprobs or 0
+    scores = given.logprobs.tolist()
+    tops = zip(given.top_tokens.tolist(), given.top_logprobs.tolist(), strict=True)
+    return [
+        Entry(token, text, score if at else None, [*zip(*top, strict=True)][:most] if at else [])
+        for at, (token, text, score, top) in enumerate(
+            zip(ids, spelling.pieces(ids), scores, tops, strict=True)
+        )
+    ]  # fmt: skip
+
+
+def chat_logprobs(found: Sequence[Entry], name: Name) -> list[dict[str, Any]]:
+    """Log-probabilities as the chat API shapes them."""
+    return [
+        _token(name(one.token, one.text), one.text, one.logprob) | {
+            "top_logprobs": [_token(name(other, None), None, q) for other, q in one.top]
+        } for one in found
+    ]  # fmt: skip
+
+
+def text_logprobs(found: Sequence[Entry], name: Name) -> dict[str, Any]:
+    """Log-probabilities as the completions API shapes them."""
+    offsets = itertools.accumulate((len(one.text) for one in found), initial=0)
     return {
-        "tokens": pieces,
-        "token_logprobs": [_finite(float(result.logprobs[i])) for i in said],
+        "tokens": [name(one.token, one.text) for one in found],
+        "token_logprobs": [None if one.logprob is None else _finite(one.logprob) for one in found],
         "top_logprobs": [
-            {piece(other, i == 0): _finite(q)
-             for other, q in tops.get(result.prompt_length + i, [])[:top]} for i in said
-        ] if top else None,
-        "text_offset": offsets[: len(pieces)],
+            None if one.logprob is None else
+            {name(other, None): _finite(q) for other, q in one.top}
+            | {name(one.token, one.text): _finite(one.logprob)} for one in found
+        ],
+        "text_offset": [*offsets][: len(found)],
     }  # fmt: skip
 
 
-def _token(text: str, logprob: float) -> dict[str, Any]:
-    return {"token": text, "logprob": _finite(logprob), "bytes": list(text.encode())}
+def prompt_logprobs(found: Sequence[Entry], name: Name) -> list[dict[str, Any] | None]:
+    """Log-probabilities of a prompt as vLLM shapes them."""
+
+    def shaped(one: Entry) -> dict[str, Any]:
+        ranks = {token: at for at, (token, _) in enumerate(one.top, 1)}
+        every = [*one.top, *([] if one.token in ranks else [(one.token, one.logprob or 0.0)])]
+        return {
+            str(token): {"logprob": _finite(q), "rank": ranks.get(token),
+                         "decoded_token": name(token, None)} for token, q in every
+        }  # fmt: skip
+
+    return [None if one.logprob is None else shaped(one) for one in found]
+
+
+def _token(name: str, text: str | None, logprob: float | None) -> dict[str, Any]:
+    said = name if text is None else text
+    return {"token": name, "logprob": _finite(logprob or 0.0), "bytes": list(said.encode())}
 
 
 def _finite(logprob: float) -> float:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..core.config import FILTERS, FORMATS
+from ..request.prompts import hole_forms
 from .bodies import (
     MOST_TEXTS,
     ChatBody,
@@ -44,6 +45,13 @@ class GenerateRequest:
     many, ``several`` that a required call may be a list of them.  ``penalties`` by name, those that
     change something.  ``endless``: a stop string may end an answer, and no stop id.
     ``response``: of ``/v1/responses``, what its answer repeats; None for all others.
+    ``truncate``: most tokens of a prompt, whose last ones stay (-1: what the answer leaves of the
+    context; 0: all of it), or "auto": whole turns of a chat go, the oldest first.
+    ``prompt_logprobs``: how many alternatives are wanted beside each token of the prompt; None: no
+    likelihoods of it.  ``logprob_ids``: tokens whose log-probabilities are wanted beside those
+    written; ``as_ids``: that these are named by their ids.  ``ready``: that a conversation ends
+    where the answer begins, ``continued``: in the middle of it.  ``user``, ``salt``: who asks, as
+    far as the body says, and with whom kept prefixes are shared.
     """
 
     kind: str
@@ -74,6 +82,14 @@ class GenerateRequest:
     most_calls: int = 1
     several: bool = False
     endless: bool = False
+    truncate: int | str = 0
+    prompt_logprobs: int | None = None
+    logprob_ids: Sequence[int] = ()
+    as_ids: bool = False
+    ready: bool = True
+    continued: bool = False
+    user: str = ""
+    salt: str = ""
 
     @property
     def forced(self) -> bool:
@@ -81,11 +97,18 @@ class GenerateRequest:
         return bool(self.tools) and self.tool_choice != "auto"
 
     @property
+    def either(self) -> bool:
+        """Whether the answer has to be a call or of a form."""
+        return bool(self.tools) and self.tool_choice == "auto" and "json_schema" in self.arguments
+
+    @property
     def form(self) -> str | None:
         """What names the form of the answer, for which an automaton may have to be built; None: it
         has none."""
         given = {name: self.arguments[name] for name in FORMATS if name in self.arguments}
-        if self.forced:
+        if self.text is not None and any(forms := hole_forms(self.text)):
+            given["holes"] = forms
+        if self.forced or self.either:
             given["tools"] = [*self.tools, self.tool_choice, self.most_calls, self.several]
         return json.dumps(given, default=str) if given else None
 
@@ -112,29 +135,46 @@ def read_chat(data: Any) -> GenerateRequest:
 
 def chat_request(
     body: Spoken, messages: list[dict[str, Any]], length: int | None,
-    tools: list[dict[str, Any]], **more: Any,
+    tools: list[dict[str, Any]], most_calls: int | None = None, **more: Any,
 ) -> GenerateRequest:  # fmt: skip
     """What is asked for by ``messages``, as chat templates know them."""
     names = [tool["function"]["name"] for tool in tools]
     if len(set(names)) < len(names):
         raise Problem(400, "two tools have the same name", "tools", "invalid_value")
-    choice = body.tool_choice or ("auto" if tools else "none")
-    wanted = choice.get("function", choice)["name"] if isinstance(choice, dict) else choice
-    if wanted not in ("none", "auto", *(["required", *names] if names else [])):
-        text = f"tool_choice {shortened(wanted)} is none of the tools: {', '.join(names) or 'none'}"
-        raise Problem(400, text, "tool_choice", "invalid_value")
-    if choice not in ("none", "auto") and _form(body):
+    wanted, allowed = _chosen(body.tool_choice, names)
+    for name in [*allowed, *([] if wanted in ("none", "auto") else [wanted])]:
+        if name not in names and not (name == "required" and names):
+            text = f"tool_choice {shortened(name)} is none of the tools: {', '.join(names)}"
+            raise Problem(400, text if names else f"tool_choice {shortened(name)} needs tools",
+                          "tool_choice", "invalid_value")  # fmt: skip
+    tools = [tool for tool in tools if tool["function"]["name"] in (allowed or names)]
+    if wanted not in ("none", "auto") and body.structured_outputs is not None:
         raise Problem(400, f"tool_choice {shortened(wanted)} makes the answer a call: it has no "
                       "other form", "tool_choice", "invalid_value")  # fmt: skip
     if body.diffusing and tools:
         raise Problem(400, "diffusing replaces the text with every chunk, which calls of tools are "
                       "not: drop one of them", "diffusing", "invalid_value")  # fmt: skip
+    thinking = {} if body.enable_thinking is None else {"enable_thinking": body.enable_thinking}
+    calls = MOST_CALLS if body.parallel_tool_calls else 1
     return _request(
         "chat", body, [messages], length, tools=[] if wanted == "none" else tools,
-        tool_choice=wanted, most_calls=MOST_CALLS if body.parallel_tool_calls else 1,
+        tool_choice=wanted, most_calls=min(calls, most_calls or calls),
         several=wanted == "required" and body.given.get("parallel_tool_calls", False),
-        template=body.chat_template_kwargs or {}, **more,
+        ready=body.add_generation_prompt, continued=body.continue_final_message,
+        template=thinking | (body.chat_template_kwargs or {}), **more,
     )  # fmt: skip
+
+
+def _chosen(choice: Any, names: list[str]) -> tuple[str, list[str]]:
+    """Whether a tool is called, or the name of the one that is; and the tools that may be, none:
+    all of them."""
+    if not isinstance(choice, dict):
+        return choice or ("auto" if names else "none"), []
+    if choice["type"] == "allowed_tools":
+        allowed = choice.get("allowed_tools", choice)
+        return allowed["mode"], [_chosen(tool, names)[0] for tool in allowed["tools"]]
+    name: str = choice.get("function", choice)["name"]
+    return name, []
 
 
 def read_text(data: Any) -> GenerateRequest:
@@ -145,12 +185,14 @@ def read_text(data: Any) -> GenerateRequest:
         if body.suffix and body.value(name):
             raise unsupported(name, f"{name} does not go with suffix: the hole has max_tokens "
                               "positions and all of them are written")  # fmt: skip
-    if body.echo and (body.logprobs is not None or body.suffix or body.diffusing):
+    if body.echo and (body.suffix or body.diffusing):
         raise unsupported("echo", "echo repeats the prompt before the text: it does not go with "
-                          "logprobs (/v1/score has likelihoods), suffix and diffusing")  # fmt: skip
+                          "suffix and diffusing")  # fmt: skip
+    echoed = body.echo and body.prompt_logprobs is None
+    wanted = {"prompt_logprobs": body.logprobs} if echoed else {}
     return _request(
         "text", body, body.prompt if several else [body.prompt], body.value("max_tokens"),
-        chat=False, suffix=body.suffix or None, logprobs=body.logprobs, echo=body.echo,
+        chat=False, suffix=body.suffix or None, logprobs=body.logprobs, echo=body.echo, **wanted,
     )  # fmt: skip
 
 
@@ -188,6 +230,16 @@ def _request(
         name: value for name, neutral in PENALTIES.items()
         if (value := getattr(body, name, neutral)) != neutral
     }  # fmt: skip
+    if isinstance(body, Writing):
+        ids = body.logprob_token_ids
+        if ids and more.get("logprobs") is None:
+            raise Problem(400, "logprob_token_ids needs logprobs", "logprob_token_ids",
+                          "invalid_value")  # fmt: skip
+        more = {
+            "truncate": body.truncate_prompt_tokens or 0, "prompt_logprobs": body.prompt_logprobs,
+            "logprob_ids": ids or (), "as_ids": body.return_tokens_as_token_ids,
+            "user": body.user or "", "salt": body.cache_salt or "", **more,
+        }  # fmt: skip
     return GenerateRequest(
         kind=kind, prompts=prompts, model=body.model, cache=body.cache, sampler=body.sampler,
         arguments=_arguments(body, length), penalties=penalties, n=body.n, stream=body.stream,

@@ -7,13 +7,14 @@ import itertools
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from ..core.config import Count
 from .bodies import (
     MOST_TOOLS,
+    Alternatives,
     Content,
     Function,
     FunctionOnly,
@@ -24,18 +25,27 @@ from .bodies import (
     Spoken,
     parsed,
 )
-from .body import Body, Only
+from .body import Body
 from .problems import Problem, unsupported
-from .replies import Choice, Piece, Reply, event, figures, message, usage
+from .replies import Choice, Reply, chat_logprobs, entries, event, figures, message, usage
 from .requests import GenerateRequest, chat_request
+
+if TYPE_CHECKING:
+    from .service import Service
 
 CHAT = "use /v1/chat/completions"
 UNKEPT = "answers are not kept: send the whole conversation as input"
 
 
+LIKELY = "message.output_text.logprobs"
+Included = Literal["reasoning.encrypted_content", "message.output_text.logprobs"]
+
+
 class Item(Body):
     """Of the input of ``/v1/responses``: a message, thoughts and calls of an answer before, and
     what a tool returned."""
+
+    STRICT = False
 
     type: Annotated[
         Literal["message", "reasoning", "function_call", "function_call_output"],
@@ -52,7 +62,6 @@ class Item(Body):
     status: str | None = None
     phase: str | None = None
     summary: list[Part] | None = None
-    encrypted_content: Annotated[Any, Only("no thoughts are encrypted here")] = None
 
 
 class FlatTool(Function):
@@ -82,29 +91,31 @@ class ResponseBody(Spoken):
     """``POST /v1/responses``: a text or items in, items out.  Nothing is kept: every request brings
     the whole conversation as ``input``."""
 
-    input: Annotated[list[Item], Field(min_length=1, description="a string, or items")]
+    input: Annotated[
+        list[Item], Field(min_length=1, description="a string, or items", fail_fast=True)
+    ]
     instructions: str = ""
     max_output_tokens: Count | None = None
-    tools: Annotated[list[FlatTool], Field(max_length=MOST_TOOLS)] | None = None
+    tools: Annotated[list[FlatTool], Field(max_length=MOST_TOOLS, fail_fast=True)] | None = None
     text: TextOptions | None = None
     reasoning: dict[str, Any] | None = None
-    include: Annotated[
-        Any, Only("an answer has all there is", [], ["reasoning.encrypted_content"])
-    ] = None
-    store: bool | None = None
-    previous_response_id: Annotated[Any, Only(UNKEPT)] = None
-    conversation: Annotated[Any, Only(UNKEPT)] = None
-    prompt: Annotated[Any, Only("prompts are not kept: send the text as input")] = None
-    background: Annotated[Any, Only(UNKEPT, False)] = None
-    truncation: Annotated[Any, Only("inputs are not cut: send what fits", "disabled")] = None
-    top_logprobs: Annotated[Any, Only(CHAT, 0)] = None
-    max_tool_calls: Annotated[Any, Only("tools do not run here")] = None
-    n: Annotated[Any, Only("there is one answer", 1)] = 1
-    diffusing: Annotated[Any, Only(CHAT, False)] = False
-    trace: Annotated[Any, Only(CHAT, False)] = False
-    return_token_ids: Annotated[Any, Only(CHAT, False)] = False
-    max_tokens: Annotated[Any, Only("here it is max_output_tokens")] = None
-    response_format: Annotated[Any, Only("here it is text.format")] = None
+    include: Annotated[list[Included], Field(fail_fast=True)] = Field(default_factory=list)
+    truncation: Literal["auto", "disabled"] = "disabled"
+    top_logprobs: Alternatives = 0
+    max_tool_calls: Count | None = None
+    REFUSED = Spoken.REFUSED | {
+        "previous_response_id": (UNKEPT, ()),
+        "conversation": (UNKEPT, ()),
+        "prompt": ("prompts are not kept: send the text as input", ()),
+        "background": (UNKEPT, (False,)),
+        "n": ("there is one answer", (1,)),
+        "diffusing": (CHAT, (False,)),
+        "trace": (CHAT, (False,)),
+        "return_token_ids": (CHAT, (False,)),
+        "prompt_logprobs": (CHAT, ()),
+        "max_tokens": ("here it is max_output_tokens", ()),
+        "response_format": ("here it is text.format", ()),
+    }
 
     @model_validator(mode="before")
     @classmethod
@@ -125,8 +136,10 @@ ANNOTATIONS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 NEEDED = {"message": ("content",), "function_call": ("call_id", "name", "arguments"),
           "function_call_output": ("call_id", "output")}  # fmt: skip
-REPEATED = ("instructions", "max_output_tokens", "metadata", "parallel_tool_calls", "reasoning",
-            "temperature", "top_p", "user")  # fmt: skip
+REPEATED = ("instructions", "max_output_tokens", "max_tool_calls", "metadata",
+            "parallel_tool_calls", "reasoning", "temperature", "top_logprobs", "top_p",
+            "truncation", "user")  # fmt: skip
+NAMES = {"message": "msg", "reasoning": "rs"}  # what ids of items begin with
 
 
 def said(items: list[Item]) -> list[dict[str, Any]]:
@@ -176,7 +189,11 @@ def read_response(data: Any) -> GenerateRequest:
     body.response_format = {"type": form.type, "json_schema": {"schema": form.schema_}}
     if form.type == "json_schema" and form.schema_ is None:
         raise Problem(400, "text.format.schema is missing", "text.format.schema", "missing_field")
-    ask = chat_request(body, before + said(body.input), body.max_output_tokens, tools)
+    wanted = body.top_logprobs if body.top_logprobs or LIKELY in body.include else None
+    ask = chat_request(
+        body, before + said(body.input), body.max_output_tokens, tools, body.max_tool_calls,
+        logprobs=wanted, truncate="auto" if body.truncation == "auto" else 0,
+    )  # fmt: skip
     shown = {name: body.value(name) for name in REPEATED}
     shown |= {"tools": flat, "tool_choice": body.tool_choice or "auto", "store": False,
               "text": {"format": form.model_dump(exclude_none=True, by_alias=True)}}  # fmt: skip
@@ -206,7 +223,7 @@ class ResponseReply(Reply):
         (choice,) = choices
         if not self.items:  # not streamed
             self.chunk(0, message(choice), True)
-            self._close(_status(choice))
+            self._close(_status(choice), choice)
         status = _status(choice)
         cut = {"incomplete_details": {"reason": "max_output_tokens"}}
         used = usage(self.ask, [choice.result])
@@ -250,7 +267,7 @@ class ResponseReply(Reply):
         return events
 
     def last(self, index: int, choice: Choice) -> list[dict[str, Any]]:
-        return self._close(_status(choice))
+        return self._close(_status(choice), choice)
 
     def totals(self, choices: Sequence[Choice]) -> list[dict[str, Any]]:
         body = self.body(choices)
@@ -262,12 +279,12 @@ class ResponseReply(Reply):
             "id": self.id, "object": "response", "created_at": self.created, "model": self.model,
             "status": "in_progress", "error": None, "incomplete_details": None,
             "output": [dict(item) for item in self.items], "previous_response_id": None,
-            "truncation": "disabled", "background": False, "usage": None, **self.ask.response,
+            "background": False, "usage": None, **self.ask.response,
         }  # fmt: skip
 
     def _open(self, kind: str, part: str) -> list[dict[str, Any]]:
         """Begin an item with text in it."""
-        item: dict[str, Any] = {"type": kind, "id": _name(kind[:3]), "status": "in_progress",
+        item: dict[str, Any] = {"type": kind, "id": _name(NAMES[kind]), "status": "in_progress",
                                 "content": []}  # fmt: skip
         more: dict[str, Any] = {"role": "assistant"} if kind == "message" else {"summary": []}
         item |= more
@@ -275,14 +292,21 @@ class ResponseReply(Reply):
         item["content"] = [{"type": part, "text": "", **ANNOTATIONS[part]}]
         return [*begun, self._inside("response.content_part.added", part=dict(item["content"][0]))]
 
-    def _close(self, status: str = "completed") -> list[dict[str, Any]]:
-        """The item at the end, if it is open, has come to its end."""
+    def _close(
+        self, status: str = "completed", choice: Choice | None = None
+    ) -> list[dict[str, Any]]:
+        """The item at the end, if it is open, has come to its end; ``choice``: so has the answer,
+        whose log-probabilities come together."""
         if not self.items or self.items[-1]["status"] != "in_progress":
             return []
         item, events = self.items[-1], []
         for part in item.get("content", ()):
             kind, text = part["type"], part["text"]
-            events.append(self._inside(f"response.{kind}.done", text=text, **LOGPROBS[kind]))
+            if choice is not None and self.ask.logprobs is not None and kind == "output_text":
+                found = entries(choice, self.ask, self.spelling)
+                part["logprobs"] = chat_logprobs(found, self.name)
+            likely = {name: part[name] for name in LOGPROBS[kind]}
+            events.append(self._inside(f"response.{kind}.done", text=text, **likely))
             events.append(self._inside("response.content_part.done", part=part))
         item["status"] = status
         place = {"output_index": len(self.items) - 1, "item": dict(item)}
@@ -307,11 +331,10 @@ def _name(kind: str) -> str:
     return f"{kind}_{secrets.token_hex(16)}"
 
 
-def reply_to(ask: GenerateRequest, model: str, fingerprint: str, piece: Piece) -> Reply:
+def reply_to(ask: GenerateRequest, service: Service) -> Reply:
     """The reply that ``ask`` wants."""
-    if ask.response is None:
-        return Reply(ask, model, fingerprint, piece)
-    return ResponseReply(ask, model, fingerprint, piece, id=_name("resp"))
+    told = ask, service.name, service.fingerprint(ask), service
+    return Reply(*told) if ask.response is None else ResponseReply(*told, id=_name("resp"))
 
 
 def _status(choice: Choice) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
@@ -11,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..core.errors import DllmError
+from ..core.errors import ConfigError, DllmError, PromptError
 from ..models.checkpoint import BUNDLED
-from ..request.prompts import check_ids
+from ..request.prompts import check_ids, encode_chat, encode_text, tokenizer_of
 from .bodies import (
     ChatBody,
     DetokenizeBody,
@@ -35,7 +36,10 @@ from .stream import Stream
 if TYPE_CHECKING:
     from starlette.types import Message, Receive, Scope, Send
 
+    from ..models import DiffusionModel
+
 log = logging.getLogger("dllm.serve")
+INFORMATION = (str, int, float, bool, type(None))
 
 
 class TextRoutes:
@@ -49,6 +53,7 @@ class TextRoutes:
             Path("POST", "/v1/chat/completions", self.chat, ChatBody),
             Path("POST", "/v1/completions", self.completions, TextBody),
             Path("POST", "/v1/responses", self.responses, ResponseBody),
+            Path("POST", "/v1/responses/input_tokens", self.input_tokens, ResponseBody),
             Path("POST", "/v1/infill", self.infill, InfillBody),
             Path("POST", "/v1/score", self.score, ScoreBody),
             Path("POST", "/v1/step", self.step, StepBody),
@@ -64,7 +69,23 @@ class TextRoutes:
 
     async def responses(self, request: Request) -> Response:
         """A text or items in, items out.  Nothing is kept between requests."""
-        return await self._write(request, read_response)
+        try:
+            return await self._write(request, read_response)
+        except (ConfigError, PromptError, Problem) as error:
+            problem = self.service.problem(error)
+            problem.message = re.sub(r"\bmax_tokens\b", "max_output_tokens", problem.message)
+            raise problem from error
+
+    async def input_tokens(self, request: Request) -> Response:
+        """How many tokens the input of a response has."""
+        service = self.service
+        ask = read_response(await read_json(request, service.settings.max_body))
+        service.check(ask)
+        (prompt,) = ask.prompts
+        ids = await unless_gone(
+            request, service.encoded([prompt], lambda model: service.prompt(ask, model, prompt))
+        )
+        return as_json({"object": "response.input_tokens", "input_tokens": len(ids)})
 
     async def infill(self, request: Request) -> Response:
         """A text with ``[[8]]`` for a hole of 8 tokens, ``[[*]]`` for one that is measured."""
@@ -73,10 +94,11 @@ class TextRoutes:
     async def _write(self, request: Request, read: Callable[[Any], GenerateRequest]) -> Response:
         arrived, service = time.monotonic(), self.service
         ask = read(await read_json(request, service.settings.max_body))
-        handles = await unless_gone(request, service.start(ask))
-        reply = reply_to(ask, service.name, service.fingerprint(ask), service.piece)
+        started = await unless_gone(request, service.start(ask, request.state.client))
+        handles = started.handles
+        reply = reply_to(ask, service)
         if ask.stream:
-            stream = Stream(service, ask, reply, handles, arrived)
+            stream = Stream(service, ask, reply, started, arrived)
             return await unless_gone(request, Streaming.begun(service, stream))
         try:
             results = await unless_gone(request, asyncio.gather(*handles))
@@ -84,7 +106,8 @@ class TextRoutes:
             for handle in handles:
                 handle.cancel()
         service.answered(reply.id, results, arrived)
-        return as_json(reply.body([service.choice(ask, result) for result in results]))
+        choices = [service.choice(ask, one, started.of(i)) for i, one in enumerate(results)]
+        return as_json(reply.body(choices))
 
     async def score(self, request: Request) -> Response:
         """How likely continuations are, with standard errors."""
@@ -139,6 +162,7 @@ class ModelRoutes:
             Path("GET", "/v1/models/{name:path}", self.model),
             Path("POST", "/tokenize", self.tokenize, TokenizeBody),
             Path("POST", "/detokenize", self.detokenize, DetokenizeBody),
+            Path("GET", "/tokenizer_info", self.tokenizer_info),
         ]
 
     async def models(self, request: Request) -> Response:
@@ -155,8 +179,17 @@ class ModelRoutes:
         service = self.service
         body = TokenizeBody.read(await read_json(request, service.settings.max_body))
         service.check_model(body.model)
-        prompt, template = question(body) or "", body.chat_template_kwargs or {}
-        ids = await unless_gone(request, service.encoded(prompt, template))
+        prompt, template = question(body) or "", dict(body.chat_template_kwargs or {})
+        if body.tools:
+            template["tools"] = [tool.model_dump(exclude_unset=True) for tool in body.tools]
+
+        def encoded(model: DiffusionModel) -> list[int]:
+            if isinstance(prompt, str):
+                return encode_text(tokenizer_of(model), prompt, body.add_special_tokens)
+            continued, ready = body.continue_final_message, body.add_generation_prompt
+            return encode_chat(model, prompt, continued, ready, template).tolist()
+
+        ids = await unless_gone(request, service.encoded([prompt], encoded))
         answer = {"count": len(ids), "max_model_len": service.model.facts.context_length,
                   "tokens": ids}  # fmt: skip
         if body.return_token_strs:
@@ -171,10 +204,20 @@ class ModelRoutes:
         check_ids(service.model, body.tokens)
         return as_json({"prompt": service.decode(body.tokens, special=True)})
 
+    async def tokenizer_info(self, request: Request) -> Response:
+        """What the tokenizer is told, as in its ``tokenizer_config.json``."""
+        tokenizer = tokenizer_of(self.service.model)
+        told = {k: v for k, v in tokenizer.init_kwargs.items() if isinstance(v, INFORMATION)}
+        return as_json(told | tokenizer.special_tokens_map | {
+            "tokenizer_class": type(tokenizer).__name__, "chat_template": tokenizer.chat_template,
+            "model_max_length": self.service.model.facts.context_length,
+        })  # fmt: skip
+
     def _card(self) -> dict[str, Any]:
         service = self.service
         return {
             "id": service.name, "object": "model", "created": service.started, "owned_by": "dllm",
+            "root": service.model.name, "parent": None,
             "max_model_len": service.model.facts.context_length,
             "dllm": {
                 "family": service.model.family.name,

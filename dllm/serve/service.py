@@ -9,21 +9,31 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 
 from .. import __version__
+from ..core.canvas import IntArray
 from ..core.config import MAX_TEMPERATURE
 from ..core.errors import CancelledError, ConfigError, DeadlineError, PromptError, QueueFullError
 from ..drafting.verifiers.base import is_causal_model
+from ..likelihood.tokens import TokenScores
 from ..request.holes import measured, open_holes
-from ..request.prompts import encode, encode_continuation, encode_markup, hole_forms, tokenizer_of
+from ..request.prompts import (
+    encode,
+    encode_chat,
+    encode_continuation,
+    encode_markup,
+    hole_forms,
+    tokenizer_of,
+)
 from ..request.requests import occurrences
 from ..runtime.handle import Handle
 from ..session import Session
 from .encoding import Encoder
+from .http import NOBODY, Client
 from .likelihoods import Likelihoods
 from .metrics import Metrics
 from .problems import Problem, problem_of, shortened, unsupported
@@ -43,9 +53,26 @@ CANVAS = {"steps", "block_length", "length", "cfg_scale", "eos_policy", "constra
 MOST_UNKNOWN = 16  # holes of a request that are measured
 MOST_FORMS = 32  # whose automata are known, half of what the library remembers
 SAMPLE = 64  # values of a weight that identify it
+LONG_ENOUGH = 256  # tokens of an object, where the request does not say
 DEFAULT_HOLE = 128  # tokens of a hole before a suffix, where the request does not say
+MOST_CANDIDATES = 2**22
 TAIL = 16  # tokens at the end of a prompt, where thoughts may be opened
+LONGEST_CHARACTER = 8  # tokens
+T = TypeVar("T")
 ANCHOR = "x"  # some text before a token whose text is wanted
+
+
+class Started(NamedTuple):
+    """A request at work: a handle per choice, the ids of its prompts, and what is ``given`` of
+    these to each choice where their likelihoods are wanted."""
+
+    handles: list[Handle]
+    prompts: list[Any]
+    given: list[TokenScores] | None = None
+
+    def of(self, index: int) -> TokenScores | None:
+        """What is given of the prompt of a choice."""
+        return None if self.given is None else self.given[index]
 
 
 class Service:
@@ -66,13 +93,13 @@ class Service:
                 "requests_waiting": lambda: self.waiting,
                 "cache_positions_used_ratio": lambda: self.used,
             },
-            self.settings.metrics_names,
         )
         self.sessions = {name: self._session(name) for name in self.settings.caches}
         self.encoder = Encoder(model, self.settings.max_prompt_tokens)
         self.likelihoods = Likelihoods(self.encoder)
         self._seconds = 1.0  # of a request, lately
         self._pieces: dict[int, str] = {}
+        self.special = frozenset(getattr(model.tokenizer, "all_special_ids", ()))
         self._weights = digest(model.hf)
         self._forms: deque[str] = deque(maxlen=MOST_FORMS)
         self.verifying = None
@@ -151,6 +178,11 @@ class Service:
             if drop := {*filter(ask.arguments.get, CANVAS)}:
                 raise unsupported(min(drop), f"{called} is autoregressive, and {min(drop)} is for "
                                   "diffusion models: drop it")  # fmt: skip
+        elif ask.logprob_ids and self._costs(ask) > MOST_CANDIDATES:
+            raise unsupported(
+                "logprob_token_ids", f"logprob_token_ids needs an answer of fewer tokens on "
+                f"{called}, whose vocabulary has {self.model.facts.vocab_size}: lower max_tokens"
+            )  # fmt: skip
         elif name := next(iter(ask.penalties), None):
             raise unsupported(
                 name, f"{name}={ask.penalties[name]} is not supported: tokens of a canvas are "
@@ -170,6 +202,11 @@ class Service:
                 "cache", f"cache {shortened(ask.cache)} is not served: choose one of {known}"
             )
 
+    def _costs(self, ask: GenerateRequest) -> float:
+        """Log-probabilities that are kept of an answer with all alternatives."""
+        length = ask.arguments.get("max_new_tokens", DEFAULT_HOLE)
+        return float(self.model.facts.vocab_size * length * length * ask.choices)
+
     def check_model(self, name: str | None) -> None:
         """Raises for a model that is not here, and while the server stops or is broken."""
         if self.broken:
@@ -182,43 +219,53 @@ class Service:
                 "model", "model_not_found",
             )  # fmt: skip
 
-    async def start(self, ask: GenerateRequest) -> list[Handle]:
+    async def start(self, ask: GenerateRequest, client: Client = NOBODY) -> Started:
         """Submit every choice of ``ask``: all of them or none."""
         self.check(ask)
         until = time.monotonic() + min(ask.deadline or math.inf, self.settings.deadline)
-        texts = [*ask.prompts, *([ask.text] if ask.text else []), ask.suffix]
+        texts = [*ask.prompts, *([ask.text] if ask.text else []), ask.suffix,
+                 ask.arguments.get("initial_text"),
+                 [*ask.arguments.get("constraints", {}).values()]]  # fmt: skip
         unknown = open_holes(ask.text)
         if unknown > MOST_UNKNOWN:
             raise unsupported(
                 "text", f"at most {MOST_UNKNOWN} holes of a text may have an unknown length"
             )
 
-        def submit(model: DiffusionModel, go_on: Callable[[], None]) -> list[Handle]:
+        def submit(model: DiffusionModel, go_on: Callable[[], None]) -> Started:
             encoded = []
             for prompt in ask.prompts:
                 go_on()
-                encoded.append(self._encoded(model, ask, prompt))
+                encoded.append(self._encoded(model, ask, prompt, go_on))
             go_on()
-            return self._submitted(ask, encoded, until)
+            salt = "\0".join((client.key, ask.user, ask.salt)).strip("\0")
+            return Started(self._submitted(ask, encoded, until, salt), [one[0] for one in encoded])
 
         form = ask.form
         slow = unknown > 0 or (form is not None and form not in self._forms)
-        handles = await self.encoder.run(submit, texts, until, cancel_all, slow)
+        started = await self.encoder.run(
+            submit, texts, until, lambda begun: cancel_all(begun.handles), slow, "\0".join(client)
+        )
         if slow and form is not None:
             self._forms.append(form)
-        return handles
+        if ask.prompt_logprobs is not None:
+            try:
+                top = max(1, ask.prompt_logprobs)
+                given = await self.likelihoods.tokens(started.prompts, top)
+            except BaseException:
+                cancel_all(started.handles)
+                raise
+            started = started._replace(given=[one for one in given for _ in range(ask.n)])
+        return started
 
-    def _encoded(self, model: DiffusionModel, ask: GenerateRequest, prompt: Any) -> tuple[Any, Any]:
+    def _encoded(
+        self, model: DiffusionModel, ask: GenerateRequest, prompt: Any, go_on: Callable[[], None]
+    ) -> tuple[Any, Any]:
         """The ids of a prompt (None: there is none), and of a text with holes, -1 at these."""
         limit = self.settings.max_prompt_tokens
-        template = dict(ask.template)
-        shown = ask.tools and shows_tools(self.template)
-        if shown:
-            template["tools"] = ask.tools
-        ids = None if prompt is None else encode(model, prompt, ask.chat, template)
-        if shown and ask.forced and self.syntax.opening:  # the call has begun
-            begun = encode_markup(tokenizer_of(model), f"{self.syntax.opening}\n")
-            ids = np.concatenate([ids, np.asarray(begun, np.int64)])
+        ids = None if prompt is None else self.prompt(ask, model, prompt)
+        if ids is not None and ask.truncate:
+            ids = self._shortened(model, ask, prompt, ids, go_on)
         if ids is not None and limit is not None and len(ids) > limit:
             raise PromptError(
                 f"the prompt has {len(ids)} tokens, this server takes {limit} of context"
@@ -227,7 +274,8 @@ class Service:
             if any(hole_forms(ask.text)):
                 return ids, ask.text
             before = np.zeros(0, np.int64) if ids is None else ids
-            return ids, measured(model, ask.text, before, ask.arguments.get("length", "sure"))
+            rule = ask.arguments.get("length", "sure")
+            return ids, measured(model, ask.text, before, rule, go_on)
         if ask.suffix is not None:
             length = ask.arguments.get("max_new_tokens", DEFAULT_HOLE)
             if length > (most := model.facts.context_length):
@@ -236,8 +284,41 @@ class Service:
             return None, np.concatenate([ids, np.full(length, -1), np.asarray(behind, np.int64)])
         return ids, None
 
+    def prompt(self, ask: GenerateRequest, model: DiffusionModel, prompt: Any) -> IntArray:
+        """The ids of a prompt."""
+        template = dict(ask.template)
+        shown = ask.tools and shows_tools(self.template)
+        if shown:
+            template["tools"] = ask.tools
+        if ask.continued or not ask.ready:
+            ids = encode_chat(model, prompt, ask.continued, ask.ready, template)
+        else:
+            ids = encode(model, prompt, ask.chat, template)
+        if shown and ask.forced and self.syntax.opening:  # the call has begun
+            begun = encode_markup(tokenizer_of(model), f"{self.syntax.opening}\n")
+            ids = np.concatenate([ids, np.asarray(begun, np.int64)])
+        return ids
+
+    def _shortened(
+        self, model: DiffusionModel, ask: GenerateRequest, prompt: Any, ids: IntArray,
+        go_on: Callable[[], None],
+    ) -> IntArray:  # fmt: skip
+        """The prompt cut to what fits: its last tokens, or of a chat its last turns."""
+        length = ask.arguments.get("max_new_tokens", 1)
+        room = max(1, model.facts.context_length - length)
+        if ask.truncate != "auto":
+            return ids[-(room if ask.truncate == -1 else int(ask.truncate)) :]
+        lead = 1 if prompt[0]["role"] == "system" else 0
+        turns = [i for i in range(lead + 1, len(prompt)) if prompt[i]["role"] == "user"]
+        for begin in turns:
+            if len(ids) <= room:
+                break
+            go_on()
+            ids = self.prompt(ask, model, [*prompt[:lead], *prompt[begin:]])
+        return ids
+
     def _submitted(
-        self, ask: GenerateRequest, encoded: Sequence[tuple[Any, Any]], until: float
+        self, ask: GenerateRequest, encoded: Sequence[tuple[Any, Any]], until: float, salt: str
     ) -> list[Handle]:
         handles: list[Handle] = []
         session, arguments = self.sessions[self.cache_of(ask)], dict(ask.arguments)
@@ -245,15 +326,21 @@ class Service:
             arguments.pop("max_new_tokens", None)
         if is_causal_model(self.model):
             arguments.pop("cfg_scale", None)  # 0: off
+        if salt:
+            arguments["cache_salt"] = salt
         if ask.forced:
             arguments["json_schema"] = self.syntax.schema(ask.tools, ask.tool_choice, ask.several)
-        if ask.logprobs:
-            arguments["top_candidates"] = ask.logprobs
+        elif ask.either:
+            instance = arguments["json_schema"]
+            arguments["json_schema"] = self.syntax.schema(ask.tools, "required", instance=instance)
+        top = self.model.facts.vocab_size if ask.logprob_ids else ask.logprobs
+        if top:
+            arguments["top_candidates"] = top
         if ask.endless:
             never = dict.fromkeys(self.model.facts.stop_token_ids, -MAX_TEMPERATURE)
             arguments["logit_bias"] = {**arguments.get("logit_bias", {}), **never}
         given: dict[str, Any] = {
-            "sampler": ask.sampler, "trace": ask.trace or bool(ask.logprobs), **arguments,
+            "sampler": ask.sampler, "trace": ask.trace or bool(top), **arguments,
         }  # fmt: skip
         try:
             before = occurrences([str(prompt) for prompt in ask.prompts])
@@ -261,6 +348,7 @@ class Service:
                 for given["repetition"] in range(ask.n * times, ask.n * (times + 1)):
                     given["deadline"] = round(until - time.monotonic(), 3)
                     if text is None:
+                        given |= self._length(arguments, len(prompt))
                         given |= penalties(ask.penalties, len(prompt))
                         handles.append(session.submit(prompt, **given))
                     else:
@@ -270,12 +358,19 @@ class Service:
             raise
         return handles
 
-    async def encoded(self, prompt: Any, template: Mapping[str, Any]) -> list[int]:
-        """The ids of a text as it is, or of messages."""
+    def _length(self, arguments: Mapping[str, Any], prompt: int) -> dict[str, Any]:
+        """Room for an object behind a prompt of so many tokens, where the request names none: what
+        checkpoints recommend is for prose, and too short for most calls of tools."""
+        facts, usual = self.model.facts, self.model.generation_defaults.get("max_new_tokens", 0)
+        named = "max_new_tokens" in arguments or "json_schema" not in arguments
+        if named or facts.block_length or usual >= LONG_ENOUGH:
+            return {}
+        return {"max_new_tokens": max(1, min(LONG_ENOUGH, facts.context_length - prompt))}
+
+    async def encoded(self, texts: Sequence[Any], work: Callable[[DiffusionModel], T]) -> T:
+        """What ``work`` makes of ``texts`` with the model that it is given."""
         until = time.monotonic() + self.settings.deadline
-        return await self.encoder.run(
-            lambda model, _: encode(model, prompt, False, template).tolist(), [prompt], until
-        )
+        return await self.encoder.run(lambda model, _: work(model), texts, until)
 
     def decode(self, ids: Sequence[int], special: bool = False) -> str:
         """Text of token ids; special tokens are none unless ``special``."""
@@ -284,11 +379,8 @@ class Service:
             return ""
         return str(tokenizer.decode(list(ids), skip_special_tokens=not special))
 
-    def piece(self, token: int, first: bool = False) -> str:
-        """Text of a token in the middle of a text or as its ``first``, where many tokenizers drop
-        a blank, so that pieces in a row are the text."""
-        if first:
-            return self.decode([token], special=True)
+    def piece(self, token: int) -> str:
+        """Text of a token in the middle of a text."""
         known = self._pieces.get(token)
         if known is None:
             known = self._pieces[token] = self._spell(token)
@@ -302,7 +394,23 @@ class Service:
         alone, after = (str(tokenizer.decode(ids)) for ids in (before, [*before, token]))
         return after[len(alone) :] if after.startswith(alone) else str(tokenizer.decode([token]))
 
-    def choice(self, ask: GenerateRequest, result: Result) -> Choice:
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """Texts of tokens in a row, which together are their text: where a character has several
+        tokens, the last one brings it."""
+        found, first, before = list[str](), 0, ""
+        for at in range(len(ids)):
+            text = self.decode(ids[first : at + 1], special=True)
+            whole = not text.endswith("\ufffd") or at - first > LONGEST_CHARACTER
+            found.append(text[len(before) :] if whole else "")
+            if whole:
+                first, before = at, self.decode(ids[at : at + 1], special=True)
+        if found and not whole:
+            found[-1] = text[len(before) :]
+        return found
+
+    def choice(
+        self, ask: GenerateRequest, result: Result, given: TokenScores | None = None
+    ) -> Choice:
         """What the client gets of a result."""
         if ask.suffix is not None:
             return Choice(result, "".join(result.holes))
@@ -312,7 +420,8 @@ class Service:
             parser.feed(result.text)
             parser.end()
         before = self.decode(prompt) if ask.echo else ""
-        return Choice(result, before + result.text, said=None if parser is None else parser.said)
+        said = None if parser is None else parser.said
+        return Choice(result, before + result.text, said, given)
 
     @property
     def template(self) -> str:
@@ -327,7 +436,7 @@ class Service:
     def parser(self, ask: GenerateRequest, prompt: Sequence[int]) -> Parser | None:
         """Who reads calls and thoughts out of an answer behind ``prompt``; None: it has neither."""
         names = [tool["function"]["name"] for tool in ask.tools]
-        if ask.forced:
+        if ask.forced or ask.either:
             return Bare(names, ask.most_calls)
         thinking = thinks(self.template)
         if ask.kind != "chat" or not (names or thinking):
@@ -349,9 +458,13 @@ class Service:
             max(r.queue_seconds for r in results),
         )  # fmt: skip
 
+    def problem(self, error: BaseException) -> Problem:
+        """``error`` as an answer."""
+        return problem_of(error, self.retry_after, self.model.facts.context_length)
+
     def failed(self, error: BaseException) -> Problem:
         """Count a request that ended without an answer; what its client is told."""
-        problem = problem_of(error, self.retry_after)
+        problem = self.problem(error)
         reasons = {QueueFullError: "rejected", DeadlineError: "deadline"}
         reasons |= {CancelledError: "cancelled", asyncio.CancelledError: "cancelled"}  # type: ignore[dict-item]
         kind = next((name for cls, name in reasons.items() if isinstance(error, cls)), "error")

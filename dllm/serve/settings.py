@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
@@ -35,10 +35,12 @@ class Settings(Serving):
     max_prompt_tokens: Annotated[Count | None, about("Maximum length of a prompt in tokens.")] = (
         None
     )
-    api_key: Annotated[str | None, about("API key that clients must send.")] = None
-    metrics_names: Annotated[
-        Literal["dllm", "vllm"], about("Names of the metrics at /metrics: dllm or vllm.")
-    ] = "dllm"
+    api_key: Annotated[
+        str | None, about("API key that clients must send; several are separated by commas.")
+    ] = None
+    cors: Annotated[tuple[str, ...], about(
+        "Origin whose web pages may send requests, or * for all.  Those of this machine may.",
+    )] = ()  # fmt: skip
     page: Annotated[bool, about("Serve the web UI at '/'.")] = True
     tool_parser: Annotated[str | None, about(
         "Syntax of the model's tool calls: hermes or llama (default: by its chat template).",

@@ -16,7 +16,7 @@ from .tools import Parser, Said
 if TYPE_CHECKING:
     from ..runtime.events import Event
     from ..runtime.handle import Handle
-    from .service import Service
+    from .service import Service, Started
 
 HEARTBEAT = 15.0  # seconds without a chunk after which a comment keeps the connection open
 
@@ -45,12 +45,16 @@ class Stream:
     service: Service
     ask: GenerateRequest
     reply: Reply
-    handles: list[Handle]
+    started: Started
     arrived: float
     shown: list[Shown] = field(default_factory=list)
     prefix: str = ""  # given text that the engine reports with the first event
     drafted: bool = False
     written: bool = False
+
+    @property
+    def handles(self) -> list[Handle]:
+        return self.started.handles
 
     def __post_init__(self) -> None:
         self.shown = [Shown() for _ in self.handles]
@@ -111,7 +115,7 @@ class Stream:
         shown.steps += 1
         shown.text += happened.text
         if happened.result is not None:
-            shown.choice = self.service.choice(ask, happened.result)
+            shown.choice = self.service.choice(ask, happened.result, self.started.of(index))
         chunks: list[dict[str, Any]] = []
         if ask.drafts:
             chunks += self._frames(index, happened)

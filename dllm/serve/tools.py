@@ -11,13 +11,14 @@ import json
 import re
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..core.errors import UnknownNameError
 
 THINK, THOUGHT = "<think>", "</think>"
+INSTANCE = "response.format"  # which no tool is called
 NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -194,10 +195,12 @@ class Syntax:
         return Tagged(names, most, self.opening, self.closing, thinks, thinking)
 
     def schema(
-        self, tools: Sequence[dict[str, Any]], choice: str, several: bool = False
-    ) -> dict[str, Any]:
+        self, tools: Sequence[dict[str, Any]], choice: str, several: bool = False,
+        instance: Any = None,
+    ) -> dict[str, Any]:  # fmt: skip
         """JSON schema of a call of one of ``tools``, or of the one that ``choice`` names;
-        ``several``: or of a list of calls, where the family's models can make more than one."""
+        ``several``: or of a list of calls, where the family's models can make more than one;
+        ``instance``: or of something else that has this schema."""
         calls = [
             {
                 "type": "object", "required": ["name", self.arguments],
@@ -213,10 +216,17 @@ class Syntax:
         if several and self.opening:
             call = {"anyOf": [call, {"type": "array", "items": call, "minItems": 2}]}
         named = [tool["function"] for tool in tools]
-        parts = {
-            one["name"]: _moved(one.get("parameters") or NOTHING, one["name"]) for one in named
-        }
+        parts = {one["name"]: _moved(parameters_of(one), one["name"]) for one in named}
+        if instance is not None:
+            parts[INSTANCE] = _moved(instance, INSTANCE)
+            call = {"anyOf": [{"$ref": f"#/$defs/{INSTANCE}"}, call]}
         return {"$defs": parts} | call
+
+
+def parameters_of(function: Mapping[str, Any]) -> Any:
+    """The schema of what a tool is called with; some clients write ``strict`` into it."""
+    given = function.get("parameters") or NOTHING
+    return {key: value for key, value in given.items() if key != "strict"}
 
 
 def _moved(schema: Any, name: str) -> Any:

@@ -5,15 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from ..core.config import GenerationConfig
 from ..core.declared import about_of
 from ..core.errors import DllmError
 from .problems import Problem, shortened
+from .words import in_http, wire_names
 
 MOST_ITEMS, MOST_STOPS, MOST_HOLES = 1024, 16, 1024
+MOST_GUIDANCE = 100
 LONGEST_SPEC, LONGEST_STOP = 400, 1000  # characters
 
 
@@ -71,6 +72,10 @@ SPEC = Sent(f"a name such as 'threshold(tau=0.8)', of at most {LONGEST_SPEC} cha
             "without files", is_spec)  # fmt: skip
 SENT = {
     "length": SPEC,
+    "seed": Sent("a whole number from -1 (draw one)", lambda v: type(v) is int and v >= -1,
+                 lambda v: None if v == -1 else v),
+    "cfg_scale": Sent(f"a number from 0 to {MOST_GUIDANCE}",
+                      lambda v: type(v) in (int, float) and 0 <= v <= MOST_GUIDANCE),
     "top_k": Sent("a whole number from -1", lambda v: type(v) is int and v >= -1,
                   lambda v: max(0, v)),  # vLLM's clients say -1 for none
     "stop_strings": Sent(f"a string or at most {MOST_STOPS} strings of 1 to {LONGEST_STOP} "
@@ -86,14 +91,6 @@ SENT = {
 }  # fmt: skip
 
 
-@cache
-def wire_names(names: tuple[str, ...]) -> dict[str, str]:
-    """Name in a body -> name here, of the parameters ``names`` that bodies may have."""
-    fields = GenerationConfig.fields()
-    told = {name: about_of(fields[name]).wire for name in names}
-    return {wire or name: name for name, wire in told.items() if wire is not None}
-
-
 def parameters(sent: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     """What was ``sent``, by its ``names`` in the body, as arguments of the library; `Problem` for
     what is wrong with it."""
@@ -103,13 +100,13 @@ def parameters(sent: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, A
         if rule is not None and not rule.will_do(value):
             text = f"{called} must be {rule.kind}, not {shortened(value)}"
             raise Problem(400, text, called, "invalid_value")
-        given[names[called]] = value if rule is None else rule.read(value)
+        if (read := value if rule is None else rule.read(value)) is not None:
+            given[names[called]] = read
     try:
         config = GenerationConfig(**given)
     except DllmError as error:
-        called = next((there for there, name in names.items() if name == error.field), "")
-        text = called + str(error).removeprefix(error.field or "") if called else str(error)
-        raise Problem(400, text, called or None, "invalid_value") from None
+        called = next((there for there, name in names.items() if name == error.field), None)
+        raise Problem(400, in_http(str(error)), called, "invalid_value") from None
     return {name: getattr(config, name) for name in given}
 
 

@@ -23,9 +23,28 @@ EOS, MASK, USER, ASSISTANT, SYSTEM = (
     "<|assistant|>",
     "<|system|>",
 )
+CONTEXT = 2048  # positions that the bundled diffusion model takes; trained are those of its tasks
+# Messages as before where there are no tools; with them a list of these and how they are called,
+# calls and their results between tags.
 CHAT_TEMPLATE = (
-    "{%- for message in messages -%}"
+    "{%- set ns = namespace(system='') -%}"
+    "{%- for message in messages if message['role'] == 'system' -%}"
+    "{%- set ns.system = ns.system + message['content'] | trim -%}"
+    "{%- endfor -%}"
+    "{%- if tools -%}"
+    "{{- '<|system|>' + ns.system + ' Tools:' -}}"
+    "{%- for tool in tools -%}{{- ' ' + tool['function'] | tojson -}}{%- endfor -%}"
+    """{{- ' Call: <tool_call>{"name": ..., "arguments": {...}}</tool_call>' -}}"""
+    "{%- endif -%}"
+    "{%- for message in messages if not (tools and message['role'] == 'system') -%}"
+    "{%- if message['role'] == 'tool' -%}"
+    "{{- '<|user|><tool_response>' + message['content'] | trim + '</tool_response>' -}}"
+    "{%- else -%}"
     "{{- '<|' + message['role'] + '|>' + message['content'] | trim -}}"
+    "{%- endif -%}"
+    "{%- for call in message['tool_calls'] or [] -%}"
+    "{{- '<tool_call>' + call['function'] | tojson + '</tool_call>' -}}"
+    "{%- endfor -%}"
     "{%- if message['role'] == 'assistant' -%}{{- '<|endoftext|>' -}}{%- endif -%}"
     "{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"
@@ -70,6 +89,6 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
         additional_special_tokens=[USER, ASSISTANT, SYSTEM],
         chat_template=CHAT_TEMPLATE,
         clean_up_tokenization_spaces=False,
-        model_max_length=128,
+        model_max_length=CONTEXT,
     )
     return wrapped

@@ -77,6 +77,8 @@ def token_statistics(
     noise_keys: _torch.Tensor | None = None,
     uniforms: _torch.Tensor | None = None,
     embeddings: _Callable[[int, int], _torch.Tensor] | None = None,
+    lowered: tuple[_torch.Tensor, float] | None = None,
+    floor: float = 0.0,
     top: int = 0,
     select: _torch.Tensor | None = None,
     needs: Iterable[str] | None = None,
@@ -104,6 +106,9 @@ def token_statistics(
     once.  ``embeddings``: rows [low, high) of the embedding (V, d); the result's ``soft`` is then
     its expectation, and no row of probabilities is held for it.
 
+    ``lowered``: an id per row (R,) whose logit is lowered by a number first.  ``floor``: draws by
+    ``uniforms`` are from a mixture that is uniform by this share.
+
     Log-probabilities, margin, entropy and top describe the clean distribution: after bans, before
     temperature and filters.  With ``tempered`` they describe the one after temperature (if > 0)
     and filters (also at temperature 0).  ``gap`` is of clean logits always.
@@ -121,11 +126,13 @@ def token_statistics(
     """
     wanted = OPTIONAL if needs is None else frozenset(needs)
     inverse = uniforms is not None and filters.temperature >= COLDEST
-    options = _options(filters, tempered, top, wanted, classes, inverse)
-    inputs = Inputs(banned, banned_rows, noise_keys, select, vocab_size, uniforms, embeddings)
+    options = _options(filters, tempered, top, wanted, classes, inverse, floor)
+    inputs = Inputs(
+        banned, banned_rows, noise_keys, select, vocab_size, uniforms, embeddings, lowered
+    )
     check(options, noise_keys, hidden.shape[0])
     module, share = _backend(backend, hidden.device), None if head is None else split_linear(head)
-    if (inverse or embeddings is not None) and module is not _naive:
+    if (inverse or embeddings is not None or lowered is not None) and module is not _naive:
         module, share = _fast, None  # what the fused kernels leave out
     result: TokenStatistics
     if share is not None and module is not _naive:
@@ -150,6 +157,7 @@ def _options(
     needs: frozenset[str],
     classes: TokenClasses | None,
     inverse: bool,
+    floor: float,
 ) -> Options:
     """The same few options come back at every step."""
     if 0 < filters.temperature < COLDEST:
@@ -158,7 +166,7 @@ def _options(
     # where that is at the temperature.
     options = Options(filters, tempered, top, needs, classes=classes)
     warm = inverse and options.scale != options.temperature
-    return _replace(options, warm=warm, inverse=inverse)
+    return _replace(options, warm=warm, inverse=inverse, floor=floor)
 
 
 def _backend(name: str, device: _torch.device) -> ModuleType:

@@ -38,6 +38,8 @@ def logits_statistics(
             if token < x.shape[1]:
                 rows = slice(None) if where is None else where[:, j].cpu().numpy()
                 x[rows, token] = -np.inf
+    if inputs.lowered is not None:
+        x[np.arange(len(x)), inputs.lowered[0].numpy()] -= inputs.lowered[1]
     chosen = None if inputs.select is None else inputs.select.tolist()
     shares = None if inputs.uniforms is None else inputs.uniforms.tolist()
     result = [
@@ -79,7 +81,8 @@ def _row(
         seed, stream, position, step = key
         token = int(np.argmax(filtered + noise.gumbel(seed, stream, position, step, ids)))
     if options.inverse and share is not None:
-        sums = np.exp(log_softmax(filtered)).cumsum()
+        p = np.exp(log_softmax(filtered))
+        sums = ((1 - options.floor) * p + options.floor / len(p)).cumsum()
         token = int((sums <= share * sums[-1]).sum())
     described = filtered if options.tempered else x
     logp = log_softmax(described)

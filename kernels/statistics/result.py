@@ -134,6 +134,7 @@ class Options:
     warm: bool = False  # also sum at the temperature, for candidates
     classes: TokenClasses | None = None
     inverse: bool = False  # draw by the cumulative sum and one number, not by noise per token
+    floor: float = 0.0  # how much of what draws are from is uniform
 
     @property
     def temperature(self) -> float:
@@ -161,6 +162,7 @@ class Inputs:
     vocab_size: int | None = None
     uniforms: torch.Tensor | None = None
     embeddings: Callable[[int, int], torch.Tensor] | None = None
+    lowered: tuple[torch.Tensor, float] | None = None
 
     def take(self, rows: torch.Tensor | slice) -> Inputs:
         """The same for some of the rows."""

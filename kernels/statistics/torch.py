@@ -42,6 +42,7 @@ class Call:
         )
         self.keys, self.select = inputs.noise_keys, inputs.select
         self.uniforms, self.embeddings = inputs.uniforms, inputs.embeddings
+        self.lowered = inputs.lowered
         self.shape: Callable[[torch.Tensor], torch.Tensor] | None = None  # see `Shaped`
         if options.inverse:
             self.keys = None
@@ -54,6 +55,14 @@ class Call:
         keys = None if self.keys is None else self.keys[first:last]
         select = None if self.select is None else self.select[first:last]
         return reduce(x, low, self.options, keys, select, self._room(x, 1))
+
+    def _lower(self, x: torch.Tensor, first: int, low: int) -> None:
+        """Lower one logit per row of ``x`` (r, n)."""
+        if self.lowered is not None:
+            ids, amount = self.lowered
+            at = ids[first : first + len(x), None].to(x.device) - low
+            here = (at >= 0) & (at < x.shape[1])
+            x.scatter_add_(1, at.clamp(0, x.shape[1] - 1), here.to(x.dtype) * -amount)
 
     def _ban(self, x: torch.Tensor, first: int, low: int) -> None:
         for j, token in enumerate(self.banned):
@@ -116,6 +125,9 @@ class Call:
                     mine = owned and logits.dtype == torch.float32
                     x = logits if mine else logits.to(torch.float32, copy=True)
                     logits, own = self.shape(x), True
+                if self.lowered is not None:
+                    logits = logits if own else logits.to(torch.float32, copy=True)
+                    self._lower(logits, first, low)
                 if self.embeddings is not None:
                     self._ban(logits, first, low)
                     walk.expect(logits, low)
@@ -131,8 +143,10 @@ class Call:
         """Logits (r, n) of any dtype as what draws are from: float32, bent, banned, filtered."""
         x, options = x.to(torch.float32, copy=True), self.options
         x = x if self.shape is None else self.shape(x)
-        some = Call(options, Inputs(self.banned, None if self.banned_rows is None
-                                    else self.banned_rows[rows]))  # fmt: skip
+        lowered = None if self.lowered is None else (self.lowered[0][rows], self.lowered[1])
+        banned_rows = None if self.banned_rows is None else self.banned_rows[rows]
+        some = Call(options, Inputs(self.banned, banned_rows, lowered=lowered))
+        some._lower(x, 0, low)
         some._ban(x, 0, low)
         if options.filtered:
             lost = dropped(x, options.filters)
@@ -193,10 +207,14 @@ class Walk:
             assert rest is not None
             there = ((part.best - total.best.clamp(min=LOWEST)) / options.temperature).double()
             weights.append(there.exp() * (1 + rest.double()))
-        sums = torch.cat(weights, 1).cumsum(1)
-        share = uniforms[self.first : self.last, None].to(sums)
-        tile = (sums <= share * sums[:, -1:]).sum(1).clamp(max=len(self.parts) - 1)
-        left = share * sums[:, -1:] - torch.nn.functional.pad(sums, (1, 0)).gather(1, tile[:, None])
+        share = uniforms[self.first : self.last, None].to(total.best.device).double()
+        whole, floor = torch.cat(weights, 1), options.floor
+        mass = whole.sum(1, keepdim=True)
+        lows = torch.tensor([low for low, _ in self.parts] + [size], device=share.device)
+        sums = ((1 - floor) * whole / mass + floor * lows.diff() / size).cumsum(1)
+        share = share * sums[:, -1:]
+        tile = (sums <= share).sum(1).clamp(max=len(self.parts) - 1)
+        left = share - torch.nn.functional.pad(sums, (1, 0)).gather(1, tile[:, None])
         total.drawn, total.drawn_logit = torch.zeros_like(total.index), total.best.clone()
         total.noisy = total.best
         for number in tile.unique().tolist():
@@ -207,10 +225,10 @@ class Walk:
             x = self.call.processed(each, rows + self.first, low)
             best = total.best[rows].clamp(min=LOWEST)
             p = ((x - best) / options.temperature).double().exp()
-            cumulative = p.cumsum(1)
+            # with one tile, of what filters leave
+            scale = p.sum(1, keepdim=True) if len(self.parts) == 1 else mass[rows]
+            cumulative = ((1 - floor) * p / scale + floor / size).cumsum(1)
             wanted = left[rows]
-            if len(self.parts) == 1:  # of what filters leave
-                wanted = share[rows] * cumulative[:, -1:]
             at = (cumulative <= wanted).sum(1, keepdim=True)
             last = x.shape[1] - 1 - (p > 0).flip(1).to(torch.int8).argmax(1, keepdim=True)
             at = torch.minimum(at, last)
@@ -250,7 +268,7 @@ def linear_partial(
 ) -> Partial:  # fmt: skip
     """What a weight (V, d), or the share of it that begins with id ``call.first_id``, says."""
     rows, size, options = hidden.shape[0], weight.shape[0], call.options
-    carries = options.inverse or call.embeddings is not None
+    carries = options.inverse or call.embeddings is not None or call.lowered is not None
     hidden = hidden.to(weight.dtype)
     parts = None if packed is None else packed.parts(weight)
     if parts is not None:

@@ -79,7 +79,10 @@ class Replay:
         own["random"] = own.get("random", own.get("renoise"))
         yield own | {"sweep": None}
         for sweep in step.get("corrector", []):
-            yield {k: v[row] for k, v in sweep.items()} | {"sweep": sweep}
+            own = {k: v[row] for k, v in sweep.items()}
+            drawn = np.full(len(own["in"]), 0.5)
+            drawn[own["positions"]] = own["u"]
+            yield own | {"u": drawn, "route_u": own["rand"], "sweep": sweep}
 
     def noise(self, stream: int, step: int, positions: Any) -> Any:
         """In place of keyed numbers."""
@@ -243,17 +246,21 @@ def ddim(case: Case) -> str:
     return (
         f"ddim(num_inference_steps={case['num_inference_steps']}, "
         f"stability_threshold={max(1, case['stability_threshold'])}, "
-        f"confidence_threshold={case['confidence_threshold'] or 0})"
+        f"confidence_threshold={case['confidence_threshold'] or 0}"
+        + "".join(f", {k}={v}" for k, v in case.items() if k.startswith("corrector_"))
+        + ")"
     )
 
 
 def proposes(recorded: Case, step: Any) -> None:
+    if recorded["sweep"] is not None:
+        return
     p = step.prediction
     low = len(recorded["in"]) * recorded["canvas"] + step.canvas.prompt_length
     assert p.token.tolist() == [recorded["drawn"][at - low] for at in p.positions]
 
 
-PIPELINE = [c for c in cases("dgemma_diffusers") if "corrector_steps" not in c.values[0]]
+PIPELINE = cases("dgemma_diffusers")
 
 
 @pytest.mark.parametrize("case", some(PIPELINE, 10))

@@ -56,7 +56,9 @@ def saying(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
 
     monkeypatch.setattr("dllm.runtime.events.Reader.read", read)
     monkeypatch.setattr(
-        Service, "choice", lambda self, ask, result: choice(self, ask, replace(result, text=text))
+        Service,
+        "choice",
+        lambda self, ask, result, given: choice(self, ask, replace(result, text=text), given),
     )
 
 
@@ -120,16 +122,36 @@ def test_tools_and_their_results_reach_the_template(talking: Served) -> None:
     assert text.startswith("add: a sum")
 
 
-def test_what_a_template_does_not_read_is_refused(talking: Served, served: Served) -> None:
-    for kwargs in ({"enable_thought": True}, {"messages": []}, {"tokenize": True}):
+def test_variables_of_a_template(talking: Served, served: Served) -> None:
+    """Those that it does not read change nothing; it cannot be replaced."""
+    body = {"messages": HELLO, "max_tokens": 4, "block_length": 4, "return_token_ids": True}
+    plain = served.post(CHAT, body).json()["choices"][0]
+    ways: list[Any] = [
+        {"enable_thinking": False},
+        {"chat_template_kwargs": {"other": 1}},
+        {"chat_template_kwargs": {"chat_template": "x", "padding": True}},
+    ]
+    for more in ways:
+        assert served.post(CHAT, body | more).json()["choices"][0] == plain
+    thought = talking.post(CHAT, body | {"enable_thinking": False}).json()["choices"][0]
+    assert thought["prompt_token_ids"] != plain["prompt_token_ids"]
+    for kwargs in ({"messages": []}, {"tokenize": True}):
         answer = talking.post(CHAT, {"messages": HELLO, "chat_template_kwargs": kwargs})
-        assert answer.status_code == 400 and "reads no" in answer.text
-    answer = served.post(CHAT, {"messages": HELLO, "tools": [ADD]})
-    assert answer.status_code == 400 and "shows no tools" in answer.text
+        assert answer.status_code == 400 and "no variable" in answer.text
     special = talking.service.model.tokenizer.all_special_tokens[0]  # type: ignore[union-attr]
     bad = {"type": "function", "function": {"name": "f", "description": f"a {special} b"}}
     answer = talking.post(CHAT, {"messages": HELLO, "tools": [bad]})
     assert answer.status_code == 400 and "cannot be text" in answer.text
+
+
+def test_a_template_that_shows_no_tools(start: Start, tiny: dllm.DiffusionModel) -> None:
+    tokenizer: Any = copy.deepcopy(tiny.tokenizer)
+    tokenizer.chat_template = "{{ messages[0]['content'] }}"
+    bare = start(replace(tiny, tokenizer=tokenizer))
+    answer = bare.post(CHAT, {"messages": HELLO, "tools": [ADD]})
+    assert answer.status_code == 400 and "shows no tools" in answer.text
+    forced = {"messages": HELLO, "tools": [ADD], "tool_choice": "required", "max_tokens": 64}
+    assert bare.post(CHAT, forced).json()["choices"][0]["message"]["tool_calls"]
 
 
 def test_tokens_of_a_text(served: Served, tiny: dllm.DiffusionModel) -> None:
@@ -156,7 +178,8 @@ def test_echo_repeats_the_prompt(served: Served) -> None:
     pieces = [json.loads(line[6:])["choices"][0]["text"] for line in streamed.splitlines()
               if line.startswith("data: {")]  # fmt: skip
     assert "".join(pieces) == "one two" + plain
-    assert served.post(TEXT, {**body, "echo": True, "logprobs": 1}).status_code == 400
+    whole = served.post(TEXT, {**body, "echo": True, "logprobs": 1}).json()["choices"][0]
+    assert "".join(whole["logprobs"]["tokens"]) == whole["text"] == "one two" + plain
 
 
 def test_the_document_describes_what_is_answered(served: Served) -> None:

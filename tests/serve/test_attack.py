@@ -9,6 +9,7 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -17,13 +18,17 @@ import numpy as np
 import pytest
 
 import dllm
-from dllm.core.errors import DeadlineError, PromptError
+from dllm.core.errors import DeadlineError, PromptError, QueueFullError
+from dllm.request.prompts import hole_forms
 from dllm.serve import service as serving
 from dllm.serve.batch import read_lines
 from dllm.serve.connections import CLOSED, Connection
-from dllm.serve.encoding import CHARACTERS_PER_TOKEN, LONG, Encoder
+from dllm.serve.encoding import CHARACTERS_PER_TOKEN, LONG, SHARE, THREADS, Encoder, Line
+from dllm.serve.problems import Problem
+from dllm.serve.requests import read_chat, read_score, read_text
+from dllm.serve.responses import read_response
 
-from .conftest import PATIENCE, Served, Start, idle, until
+from .conftest import PATIENCE, Served, Start, block_model, idle, until
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 MARKS = "e" + "\u0301" * 50_000
@@ -47,6 +52,10 @@ def hello(**more: Any) -> dict[str, Any]:
         ("/v1/score", {"prompt": "a", "continuation": MARKS * 3}),
         (CHAT, hello(constraints={str(i): "a" for i in range(200_000)})),
         (CHAT, hello(stop=["a" * 100_000])),
+        (CHAT, hello(initial_text=MARKS)),
+        (CHAT, hello(initial_text=[5] * 1_000_000)),
+        (CHAT, hello(constraints={"0": MARKS})),
+        ("/v1/step", {"tokens": [-1] * 1_000_000}),
     ],
 )
 def test_what_cannot_fit_is_not_read(
@@ -58,6 +67,152 @@ def test_what_cannot_fit_is_not_read(
     monkeypatch.setattr("dllm.request.prompts._ids_of", never)
     answer = served.post(path, body)
     assert answer.status_code == 400 and len(answer.content) < ANSWERED, answer.text[:500]
+
+
+WRONG: dict[str, Any] = {
+    "messages": (read_chat, {"messages": [{"role": 5}] * 200_000}),
+    "parts": (read_chat, hello(messages=[{"role": "user", "content": [5] * 300_000}])),
+    "calls": (read_chat, hello(messages=[{"role": "assistant", "tool_calls": [5] * 300_000}])),
+    "tools": (read_chat, hello(tools=[5] * 300_000)),
+    "biases": (read_chat, hello(logit_bias={str(i): "x" for i in range(300_000)})),
+    "fields": (read_chat, hello(**{f"x{i}": 1 for i in range(300_000)})),
+    "options": (read_chat, hello(stream=True, stream_options={f"x{i}": 1 for i in range(300_000)})),
+    "prompts": (read_text, {"prompt": [5] * 599_999 + ["a"]}),
+    "choices": (read_text, {"prompt": "a", "structured_outputs": {"choice": [5] * 300_000}}),
+    "items": (read_response, {"input": [{"type": 5}] * 200_000}),
+    "texts": (read_score, {"continuation": [5] * 300_000}),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_the_first_mistake_ends_the_reading(kind: str) -> None:
+    """A wrong body costs about what it takes to write it down, whatever its number of mistakes."""
+    read, body = WRONG[kind]
+
+    def seconds(work: Callable[[], Any]) -> float:
+        costs = []
+        for _ in range(3):
+            began = time.process_time()
+            work()
+            costs.append(time.process_time() - began)
+        return min(costs)
+
+    def refuse() -> None:
+        with pytest.raises(Problem) as caught:
+            read(body)
+        assert caught.value.status == 400 and len(caught.value.message) < ANSWERED
+
+    assert seconds(refuse) < 8 * seconds(lambda: json.dumps(body)) + 0.05
+
+
+def test_holes_that_never_end_take_linear_time() -> None:
+    def seconds(length: int) -> float:
+        text = "[[8:" * 500 + "a" * length
+        began = time.process_time()
+        assert hole_forms(text) == []
+        return time.process_time() - began
+
+    assert seconds(800_000) < 4 * seconds(200_000) + 0.2
+
+
+def test_clients_take_turns_where_work_takes_long() -> None:
+    """One who asks for much waits for itself, and is told why; others are at most behind what runs
+    already."""
+    line, go_on, order = Line("test"), threading.Event(), list[str]()
+
+    def work(name: str) -> Callable[[], str]:
+        def run() -> str:
+            assert go_on.wait(PATIENCE)
+            order.append(name)
+            return name
+
+        return run
+
+    try:
+        mine = [line.submit("greedy", work(f"greedy {i}")) for i in range(SHARE)]
+        with pytest.raises(QueueFullError, match=f"{SHARE} of yours wait already"):
+            line.submit("greedy", work("more"))
+        other = line.submit("other", work("other"))
+        left = line.submit("third", work("third"))
+        left.cancel()
+        again = line.submit("third", work("fourth"))
+        go_on.set()
+        assert other.result(PATIENCE) == "other" and again.result(PATIENCE) == "fourth"
+        assert [one.result(PATIENCE) for one in mine] == [f"greedy {i}" for i in range(SHARE)]
+        assert order.index("other") <= THREADS and "third" not in order
+        line.submit("greedy", work("later")).result(PATIENCE)
+    finally:
+        go_on.set()
+        line.close()
+    with pytest.raises(RuntimeError):
+        line.submit("greedy", work("late"))
+
+
+def test_forms_of_holes_are_built_where_nobody_waits(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While one is, others are answered; a known one is at once."""
+    body = {"text": "I have [[2:[1-9]{1,2}]] apples."}
+    building, go_on = threading.Event(), threading.Event()
+    submitted = serving.Service._submitted
+
+    def slowly(service: Any, ask: Any, *more: Any) -> Any:
+        if ask.text == body["text"]:
+            building.set()
+            assert go_on.wait(PATIENCE)
+        return submitted(service, ask, *more)
+
+    monkeypatch.setattr(serving.Service, "_submitted", slowly)
+    answers: list[httpx.Response] = []
+    first = threading.Thread(target=lambda: answers.append(served.post("/v1/infill", body)))
+    first.start()
+    try:
+        assert building.wait(PATIENCE)
+        assert served.post(CHAT, hello()).status_code == 200
+        assert served.post("/v1/infill", {"text": "I have [[2]] apples."}).status_code == 200
+    finally:
+        go_on.set()
+        first.join(PATIENCE)
+    assert answers[0].status_code == 200, answers[0].text
+    lines = []
+    run = served.service.encoder.run
+
+    async def watched(*how: Any, **more: Any) -> Any:
+        lines.append(how[4])
+        return await run(*how, **more)
+
+    monkeypatch.setattr(served.service.encoder, "run", watched)
+    assert served.post("/v1/infill", body).json()["choices"] == answers[0].json()["choices"]
+    assert lines == [False]
+
+
+def test_numbers_that_are_infinite(served: Served) -> None:
+    for schema in ('{"type": "array", "maxItems": 1e999}', '{"enum": [1e999]}',
+                   '{"type": "integer", "minimum": -1e999}'):  # fmt: skip
+        form = f'{{"structured_outputs": {{"json": {schema}}}, "prompt": "a"}}'
+        answer = httpx.post(served.url + TEXT, content=form, timeout=PATIENCE,
+                            headers={"content-type": "application/json"})  # fmt: skip
+        assert answer.status_code == 400 and answer.json()["error"]["code"] == "invalid_json"
+
+
+@pytest.mark.parametrize("name", ["nano-ar", "block"])
+def test_nobody_learns_what_others_asked(start: Start, name: str) -> None:
+    """What is kept of a prompt is found again by its key and user alone."""
+    model = dllm.load("nano-ar") if name == "nano-ar" else block_model()
+    served = start(model, api_key="one,two", prefix_cache_tokens=None,
+                   **({"caches": ("block",)} if name == "block" else {}))  # fmt: skip
+    turn = [{"role": "user", "content": "Tom has 12 apples and Anna has 30 apples.  How many?"}]
+
+    def cached(key: str, **more: Any) -> int:
+        answer = served.post(CHAT, {"messages": turn, "max_tokens": 4, "ignore_eos": True, **more},
+                             headers={"x-api-key": key})  # fmt: skip
+        found: int = answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+        return found
+
+    whole = [cached("one"), cached("one")]
+    assert whole[0] == 0 < whole[1]
+    assert cached("two") == 0 == cached("one", user="a") == cached("one", cache_salt="b")
+    assert cached("two") == cached("one", user="a") == cached("one", cache_salt="b") == whole[1]
 
 
 def test_a_long_prompt_holds_up_nobody(
@@ -189,7 +344,7 @@ BIG = "z" * 300_000
         {"stream": True, "stream_options": {BIG: True}}, {"tool_choice": BIG}, {"user": [BIG]},
         {"sampler": [BIG] * 3}, {"stop": {"a": [[BIG]] * 9}}, {"metadata": BIG},
         {"messages": [{"role": BIG, "content": "x"}]},
-        {"messages": [{"role": "user", "content": "x", BIG: 1}]},
+        {"messages": [{"role": "user", "content": "x", "name": [BIG]}]},
         {"messages": [{"role": "user", "content": [{"type": BIG}]}]},
     ],
 )  # fmt: skip

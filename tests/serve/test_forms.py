@@ -51,13 +51,21 @@ def test_expressions_and_choices(served: Served, tiny: dllm.DiffusionModel) -> N
 
 def test_what_cannot_be_is_refused(served: Served) -> None:
     for form, word in (
-        ({"regex": "("}, "not well formed"), ({"regex": "a{200}"}, "max_new_tokens"),
+        ({"regex": "("}, "not well formed"), ({"regex": "a{200}"}, "max_tokens"),
         ({"regex": r"(a)\1"}, "references"),
     ):  # fmt: skip
         answer = served.post(CHAT, {**HOW, "structured_outputs": form})
         assert answer.status_code == 400 and word in answer.json()["error"]["message"], answer.text
-    both = {**HOW, "structured_outputs": {"regex": "a"}, "stop": "b"}
-    assert "stop_strings does not go with regex" in served.post(CHAT, both).text
+    short = served.post(CHAT, {**HOW, "structured_outputs": {"regex": "a{200}"}})
+    assert "max_tokens is 24" in short.json()["error"]["message"]
+
+
+def test_a_stop_string_beside_a_form(served: Served) -> None:
+    """One that cannot occur changes nothing; one that does ends the text."""
+    form = {"structured_outputs": {"regex": "[0-9]{2}-[0-9]{2}"}}
+    plain = content(served, **form)
+    assert content(served, **form, stop=["Observation:", "\n\n"]) == plain
+    assert content(served, **form, stop="-") == plain[:2]
 
 
 def test_a_hostile_structure_holds_nobody_up(served: Served) -> None:

@@ -12,7 +12,7 @@ import torch
 import dllm
 from dllm.serve.service import digest
 
-from .conftest import Served, Start
+from .conftest import Served, Start, block_model
 
 pytestmark = pytest.mark.xdist_group("openai")  # one worker imports the client
 HELLO: Any = [{"role": "user", "content": "Reverse this list: Tom, Anna, Ben"}]
@@ -330,19 +330,7 @@ def test_a_second_turn_says_what_it_did_not_compute_again(start: Start) -> None:
 
 def test_a_second_turn_of_a_block_model(start: Start) -> None:
     """Cache `block` keeps the first turn: the same text, from fewer positions."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    from dllm.train.tokenizer import build_tokenizer
-
-    tokenizer = build_tokenizer()
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=8, initializer_range=0.6,
-        bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
-    )  # fmt: skip
-    model = dllm.load(Qwen3ForCausalLM(config), family="sdar", tokenizer=tokenizer, block_length=4,
-                      mask_token_id=tokenizer.mask_token_id)  # fmt: skip
+    model = block_model()
     said = {}
     for keep in (0, None):
         served = start(model, caches=("block",), prefix_cache_tokens=keep)

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from dllm.serve.bodies import REFUSED
 from dllm.serve.problems import Problem
 from dllm.serve.requests import GenerateRequest, read_chat, read_infill, read_score, read_text
+from dllm.serve.words import in_http
 
 HELLO = [{"role": "user", "content": "Hello"}]
 
@@ -71,7 +73,8 @@ def test_an_answer_that_is_sampled_without_a_seed_draws_one() -> None:
         {"logit_bias": {}, "logprobs": None, "stop": None, "seed": None, "tools": None},
         {"tools": [], "tool_choice": "none", "functions": [], "parallel_tool_calls": True},
         {"response_format": {"type": "text"}, "modalities": ["text"], "store": False},
-        {"user": "me", "metadata": {"a": "b"}, "service_tier": "auto", "verbosity": "low"},
+        {"metadata": {"a": "b"}, "service_tier": "auto", "verbosity": "low", "store": True},
+        {"plugins": None, "temprature": None, "seed": -1, "echo": False, "best_of": 1.0},
         {"reasoning_effort": "high", "prompt_cache_key": "k", "safety_identifier": "s"},
     ],
 )
@@ -85,7 +88,7 @@ def test_neutral_values_change_nothing(given: Any) -> None:
         ("length_penalty", 0.5), ("functions", [{"name": "f"}]),
         ("guided_regex", "a"),
         ("guided_json", {"type": "object"}), ("best_of", 2), ("echo", True),
-        ("audio", {"voice": "x"}), ("prediction", {"content": "x"}), ("store", True),
+        ("audio", {"voice": "x"}), ("prediction", {"content": "x"}),
         ("stop_token_ids", [3]), ("modalities", ["audio"]),
     ],
 )  # fmt: skip
@@ -100,7 +103,8 @@ def test_other_values_are_refused_with_a_reason(name: str, value: Any) -> None:
     [
         ("max_tokens", 0), ("max_tokens", 1.5), ("max_tokens", True), ("max_tokens", "5"),
         ("temperature", -1), ("temperature", "hot"), ("temperature", 1e400), ("top_p", 0),
-        ("top_p", 1.01), ("top_k", -2), ("seed", -1), ("seed", 2**63), ("n", 0), ("n", 9),
+        ("top_p", 1.01), ("top_k", -2), ("seed", -2), ("seed", 2**63),
+        ("n", 0), ("n", 9), ("cfg_scale", 101),
         ("stop", ""), ("stop", ["a", ""]), ("stop", ["a"] * 17), ("stop", 3), ("stream", "yes"),
         ("stream", 1), ("sampler", ""), ("sampler", "learn2pd(filter='/etc/x')"),
         ("sampler", "x" * 401), ("steps", 0), ("logprobs", 2), ("top_logprobs", 21),
@@ -162,7 +166,6 @@ def test_messages_are_strings_or_text_parts() -> None:
         ({"role": "user", "content": [{"type": "image_url"}]}, "messages[0].content"),
         ({"role": "user", "content": ["x"]}, "messages[0].content"),
         ({"role": "assistant", "content": "", "tool_calls": [1]}, "messages[0].tool_calls[0]"),
-        ({"role": "user", "content": "x", "image": 1}, "messages[0].image"),
     ],
 )
 def test_other_messages_are_refused(message: Any, param: str) -> None:
@@ -225,7 +228,8 @@ def test_forms_of_answers() -> None:
         ({"structured_outputs": {"grammar": "a"}}, "structured_outputs.grammar"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
         ({"structured_outputs": {"regex": "a" * 10**5}}, "structured_outputs.regex"),
-        ({"tools": [ADD], "tool_choice": "required", "response_format": wanted}, "tool_choice"),
+        ({"tools": [ADD], "tool_choice": "required", "structured_outputs": {"regex": "a"}},
+         "tool_choice"),
     ):  # fmt: skip
         assert refused(read_chat, {"messages": HELLO, **wrong}).param == param
 
@@ -243,6 +247,87 @@ def test_tools() -> None:
                   {"tools": [ADD], "tool_choice": other}):  # fmt: skip
         assert refused(read_chat, {"messages": HELLO, **wrong}).param == "tool_choice"
     assert refused(read_text, {"prompt": "a", "tools": [ADD]}).param == "tools"
+
+
+def test_tools_and_a_form() -> None:
+    """A call that has to be made is all of the answer; one that may be is one of two forms."""
+    wanted = {"type": "json_schema", "json_schema": {"name": "A", "schema": SCHEMA}}
+    asked = chat(tools=[ADD], response_format=wanted)
+    assert asked.either and not asked.forced and asked.form != chat(response_format=wanted).form
+    assert not chat(tools=[ADD], tool_choice="required", response_format=wanted).either
+    assert not chat(tools=[ADD]).either and not chat(response_format=wanted).either
+
+
+def test_tools_that_are_allowed() -> None:
+    other = {"type": "function", "function": {"name": "b"}}
+
+    def allowed(mode: str, *names: str) -> Any:
+        tools = [{"type": "function", "function": {"name": name}} for name in names]
+        return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+    asked = chat(tools=[ADD, other], tool_choice=allowed("auto", "b"))
+    assert asked.tools == [other] and asked.tool_choice == "auto"
+    assert chat(tools=[ADD, other], tool_choice=allowed("required", "add")).tools == [ADD]
+    for choice in (allowed("auto", "c"), allowed("none", "add"), allowed("auto"),
+                   {"type": "allowed_tools"}):  # fmt: skip
+        wrong = {"messages": HELLO, "tools": [ADD, other], "tool_choice": choice}
+        assert refused(read_chat, wrong).param == "tool_choice"
+
+
+def test_what_clients_echo_of_other_servers_is_ignored() -> None:
+    call = {"id": "c1", "type": "function", "provider_specific_fields": {"a": 1},
+            "function": {"name": "add", "arguments": "{}", "parsed_arguments": {}}}  # fmt: skip
+    part = {"type": "text", "text": "1 + 2?", "cache_control": {"type": "ephemeral"}}
+    echoed = read_chat({
+        "messages": [
+            {"role": "user", "content": [part], "metadata": {"a": 1}, "id": "m1"},
+            {"role": "assistant", "content": None, "tool_calls": [call], "reasoning": "hm",
+             "provider_specific_fields": {"refusal": None}, "annotations": [], "audio": None,
+             "function_call": None},
+            {"role": "tool", "tool_call_id": "c1", "content": "3", "cache_control": {}},
+            {"role": "assistant", "content": None, "refusal": "no"},
+        ],
+        "tools": [{**ADD, "cache_control": {}, "function": {**ADD["function"], "metadata": {}}}],
+    })  # fmt: skip
+    plain = read_chat({
+        "messages": [
+            {"role": "user", "content": "1 + 2?"},
+            {"role": "assistant", "content": "", "tool_calls": [
+                {"id": "c1", "function": {"name": "add", "arguments": "{}"}}]},
+            {"role": "tool", "tool_call_id": "c1", "content": "3"},
+            {"role": "assistant", "content": ""},
+        ],
+        "tools": [ADD],
+    })  # fmt: skip
+    assert echoed == plain
+
+
+@pytest.mark.parametrize(
+    ("name", "there"),
+    [("regex", "structured_outputs"), ("json_schema", "response_format"), ("stop_strings", "stop"),
+     ("max_new_tokens", "max_tokens"), ("max_length", "max_tokens"),
+     ("guidance_scale", "cfg_scale"),
+     ("num_inference_steps", "steps"), ("temprature", "temperature")],
+)  # fmt: skip
+def test_suggestions_are_fields_of_a_body(name: str, there: str) -> None:
+    message = refused(read_chat, {"messages": HELLO, name: 3}).message
+    assert there in message and "guided" not in message
+
+
+def test_suggestions_never_name_what_is_refused() -> None:
+    for name in ("plugins", "function", "guided", "audios", "bad_word", "beam_search"):
+        message = refused(read_chat, {"messages": HELLO, name: 3}).message
+        hint = message.partition("known:")[0]
+        assert not any(f"'{other}'" in hint for other in REFUSED if other != name), message
+
+
+def test_errors_use_the_words_of_a_body() -> None:
+    both = {"max_tokens": 4, "min_tokens": 5}
+    message = refused(read_chat, {"messages": HELLO, **both}).message
+    assert message == "min_tokens=5 exceeds max_tokens=4"
+    assert in_http("stop_strings, json_schema and initial_text") == (
+        "stop, response_format and initial_text"
+    )
 
 
 def test_a_conversation_with_tools() -> None:

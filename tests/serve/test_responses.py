@@ -14,7 +14,7 @@ from dllm.serve.problems import Problem
 from dllm.serve.requests import GenerateRequest
 from dllm.serve.responses import ResponseReply, read_response
 
-from .conftest import Served
+from .conftest import Served, Start
 
 ASK = "Reverse this list: Tom, Anna, Ben"
 HOW: dict[str, Any] = {
@@ -104,7 +104,8 @@ def test_a_stream_has_openais_events(served: Served) -> None:
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "add"}])
-def test_a_call_of_a_tool(served: Served, choice: Any) -> None:
+def test_a_call_of_a_tool(start: Start, choice: Any) -> None:
+    served = start(dllm.load("nano"), name="tiny")  # has room for a tool
     how = {**HOW, "tools": [TOOL], "tool_choice": choice, "max_output_tokens": 64}
     (call,) = served.client().responses.create(input="one", **how).output
     assert call.type == "function_call" and call.name == "add"
@@ -146,7 +147,7 @@ def test_a_form(served: Served) -> None:
         ({"max_tokens": 5}, "max_tokens", "max_output_tokens"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema", "missing"),
         ({"stream": True, "stream_options": {"include_drafts": True}}, "stream_options", "canvas"),
-        ({"inputs": "x"}, "inputs", "did you mean"), ({"top_logprobs": 2}, "top_logprobs", "chat"),
+        ({"inputs": "x"}, "inputs", "did you mean"), ({"include": ["x"]}, "include[0]", "logprobs"),
     ],
 )  # fmt: skip
 def test_refusals(more: Any, param: str, word: str) -> None:

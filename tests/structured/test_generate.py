@@ -46,7 +46,6 @@ def test_a_choice(nano: dllm.DiffusionModel) -> None:
         ({"regex": "a", "temperature": 1.0, "top_p": 0.5}, "top_p does not go with regex"),
         ({"regex": "a", "temperature": 1.0, "top_k": 5}, "top_k does not go with regex"),
         ({"regex": "a", "min_new_tokens": 5}, "min_new_tokens does not go"),
-        ({"regex": "a", "stop_strings": ["b"]}, "stop_strings does not go"),
         ({"regex": "a", "eos_policy": "suppress"}, "suppress"),
         ({"regex": "a", "confidence": "none"}, "confidence"),
         ({"confidence": "model"}, "with a form"),

@@ -44,7 +44,8 @@ class Text:
     long; ``cached`` of them have their keys and values kept, ``reused`` of these were those of
     another text.  ``forwards`` it took part in, and tokens ``computed`` for it.  ``shown``: the
     hidden states (n, layers * D) behind the target layers at the cached tokens, in pieces, and how
-    many tokens of them a drafter has not seen yet; ``weights`` it is written with."""
+    many tokens of them a drafter has not seen yet; ``weights`` it is written with, and the
+    ``salt`` of those who share its keys and values."""
 
     tokens: list[int]
     limit: int
@@ -55,6 +56,7 @@ class Text:
     shown: list[torch.Tensor] = field(default_factory=list, repr=False)
     unseen: int = 0
     weights: object = None
+    salt: str | None = None
 
     @property
     def prefix(self) -> IntArray:
@@ -96,14 +98,15 @@ class Verifier:
                 "another model"
             )
 
-    def open(self, prompt: IntArray, limit: int) -> Text:
+    def open(self, prompt: IntArray, limit: int, salt: str | None = None) -> Text:
         """A new text of at most ``limit`` tokens, prompt (P,) included.  What it has in common with
-        a kept text (see `Prefixes`) is cached from the start."""
+        a kept text of the same ``salt`` (see `Prefixes`) is cached from the start."""
         text: Text = self._new(prompt, limit)
+        text.salt = salt
         if not self.prefixes.budget:
             return text
         try:
-            text.weights = weights_of(self.hf)
+            text.weights = weights_of(self.hf, salt)
             found = self.prefixes.find(prompt, text.weights, whole=self.whole_prefixes)
             if found is not None:
                 other, n = found
@@ -155,7 +158,7 @@ class Verifier:
     def close(self, text: Text) -> None:
         """The text is complete: keep it for those that begin like it, or give its memory back."""
         tokens = text.prefix[: text.cached]
-        whole = text.weights is not None and text.weights == weights_of(self.hf)
+        whole = text.weights is not None and text.weights == weights_of(self.hf, text.salt)
         if not (whole and self.prefixes.keep(text, tokens, text.weights)):
             self._release(text)
 

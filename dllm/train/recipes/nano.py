@@ -48,7 +48,7 @@ from ..loop import (
 )
 from ..objectives.denoising import Denoising
 from ..objectives.uniform import UniformDenoising
-from ..tokenizer import build_tokenizer
+from ..tokenizer import CONTEXT, build_tokenizer
 
 TASK_WEIGHTS = {
     "fact": 6.0, "sum": 12.0, "story1": 6.0, "story2": 22.0, "copy": 2.0, "reverse": 4.0,
@@ -126,7 +126,7 @@ def build_model(recipe: NanoTraining, tokenizer: PreTrainedTokenizerBase) -> Pre
         num_attention_heads=recipe.heads,
         num_key_value_heads=recipe.heads,
         intermediate_size=recipe.intermediate_size,
-        max_position_embeddings=128,
+        max_position_embeddings=CONTEXT,
         rms_norm_eps=1e-5,
         tie_word_embeddings=False,
         rope_parameters={"rope_type": "default", "rope_theta": recipe.rope_theta},

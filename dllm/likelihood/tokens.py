@@ -1,0 +1,89 @@
+"""How likely a model finds each token of a text, in reading order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from .. import cache as caches
+from ..core.canvas import FloatArray, IntArray
+from ..core.errors import PromptError
+from ..engine.forward import Forward
+from ..kernels.statistics import token_statistics
+from ..models import DiffusionModel
+from .scoring import ScoreRequest, Scoring, job_of, recipe_of
+
+
+@dataclass(frozen=True)
+class TokenScores:
+    """The chain rule, position by position: ``tokens`` (n,) int64 of a text and their natural
+    ``logprobs`` (n,) float32, given those before; ``top_tokens`` and ``top_logprobs`` (n, top) of
+    the most likely ones.  The first token of an autoregressive model has no distribution: its
+    values are nan."""
+
+    tokens: IntArray
+    logprobs: FloatArray
+    top_tokens: IntArray
+    top_logprobs: FloatArray
+
+
+def token_scores(
+    model: DiffusionModel, ids: IntArray, top: int = 1, how: Scoring | None = None
+) -> TokenScores:
+    """Scores of the tokens ``ids`` (n,).
+
+    A diffusion model is asked once per token, with what follows masked: the estimator
+    "left_to_right" of `dllm.score`, whose sum over any part of the text is that part's likelihood
+    given what stands before it.  An autoregressive one takes one forward.
+    """
+    how = how or Scoring()
+    if len(ids) > model.facts.context_length:
+        raise PromptError(
+            f"the text has {len(ids)} tokens, the context {model.facts.context_length}: shorten it"
+        )
+    causal = model.facts.mask_token_id is None
+    parts = _causal(model, ids, how) if causal else _masked(model, ids, how)
+    own, tokens, logprobs = [], [], []
+    with torch.inference_mode():
+        for first, hidden, head in parts:
+            select = torch.from_numpy(ids[first : first + len(hidden)]).to(model.device)
+            result = token_statistics(
+                hidden, head, select=select, top=min(max(1, top), model.facts.vocab_size), needs=()
+            ).numpy()
+            assert result.select_logprob is not None
+            assert result.top_token is not None and result.top_logprob is not None
+            own.append(result.select_logprob)
+            tokens.append(result.top_token)
+            logprobs.append(result.top_logprob)
+    scores = np.concatenate(own), np.concatenate(tokens), np.concatenate(logprobs)
+    if causal:
+        scores[0][0] = scores[2][0] = np.nan
+    return TokenScores(ids, *scores)
+
+
+def _masked(
+    model: DiffusionModel, ids: IntArray, how: Scoring
+) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+    """Position, hidden states and head, a packed forward at a time."""
+    forward, recipe = Forward(model, caches.compose("none")), recipe_of(how)
+    count, request = len(ids), ScoreRequest(ids[:0], ids)
+    most = max(1, how.max_batch_tokens // count)
+    for first in range(0, count, most):
+        how.go_on()
+        jobs = [
+            job_of(model, recipe, request, np.arange(count) >= at, np.array([at]))
+            for at in range(first, min(first + most, count))
+        ]
+        yield first, forward.hidden(jobs), forward.head
+
+
+def _causal(
+    model: DiffusionModel, ids: IntArray, how: Scoring
+) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+    how.go_on()
+    packed = torch.from_numpy(ids)[None].to(model.device)
+    hidden = model.backbone(input_ids=packed, use_cache=False).last_hidden_state[0]
+    yield 0, hidden.roll(1, 0), model.head

@@ -1,0 +1,83 @@
+"""What a walk over the head carries: expected embeddings, draws by one number, bent logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from dllm.core.errors import ConfigError
+from dllm.kernels.statistics import Filters, Shaped, TokenClasses, token_statistics
+
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"filters": Filters(1.0), "top": 1},
+    {"filters": Filters(0.7)},
+    {"filters": Filters(0.7, top_p=0.8)},
+    {"filters": Filters(1.3, top_k=5), "tempered": True},
+    {"filters": Filters(1.0), "floor": 0.25, "lowered": 3.5},
+]
+
+
+def both(rows: int, size: int, how: dict[str, Any], dtype: torch.dtype) -> tuple[Any, Any]:
+    """The float64 oracle, and the walk in tiles."""
+    generator = torch.Generator().manual_seed(rows + size)
+    weight = (torch.randn(size, 24, generator=generator) * 0.5).to(dtype)
+    hidden = torch.randn(rows, 24, generator=generator).to(dtype)
+    how = {**how, "embeddings": lambda low, high: weight[low:high], "banned": [7]}
+    if "filters" in how:
+        how["uniforms"] = torch.rand(rows, generator=generator)
+    if "lowered" in how:
+        ids = torch.randint(size, (rows,), generator=generator)
+        how |= {"lowered": (ids, how["lowered"]), "select": ids}
+    head = Shaped(weight, 5.0, 1 / 0.6)
+    return tuple(token_statistics(hidden, head, backend=name, **how) for name in ("naive", "torch"))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("size", [64, 40_000])
+@pytest.mark.parametrize("how", SETTINGS, ids=str)
+def test_the_walk_is_the_naive_product(how: dict[str, Any], size: int) -> None:
+    oracle, walk = both(20, size, how, torch.float32)
+    assert torch.equal(oracle.token, walk.token)
+    for name in ("logprob", "entropy", "select_logprob", "soft"):
+        wanted, found = getattr(oracle, name), getattr(walk, name)
+        assert (wanted is None) == (found is None)
+        if wanted is not None:
+            torch.testing.assert_close(found, wanted, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("size", [64, 40_000])
+def test_many_tiles_are_one(size: int) -> None:
+    """More rows make narrower tiles; each row draws and expects the same."""
+    how = {"filters": Filters(1.0)}
+    oracle, walk = both(600 if size > 64 else 40, size, how, torch.float32)
+    assert (oracle.token == walk.token).float().mean() > 0.995  # at borders float32 decides
+    torch.testing.assert_close(walk.soft, oracle.soft, atol=2e-5, rtol=1e-5)
+
+
+def test_half_precision_stays_within_its_noise() -> None:
+    oracle, walk = both(20, 4_000, {}, torch.bfloat16)
+    assert (walk.soft - oracle.soft).abs().max() < 2**-7  # weights are rounded to 8 bits
+
+
+def test_draws_follow_their_distribution() -> None:
+    """Numbers at equal distances hit every token as often as it is likely."""
+    logits = torch.tensor([[0.0, 1.0, 2.0, -1.0, 0.5]])
+    count = 10_000
+    shares = (torch.arange(count) + 0.5) / count
+    drawn = token_statistics(
+        logits.expand(count, -1), None, filters=Filters(1.0), uniforms=shares
+    ).token
+    found = torch.bincount(drawn, minlength=5) / count
+    torch.testing.assert_close(found, logits.softmax(-1)[0], atol=1.5e-4, rtol=0)
+
+
+def test_classes_are_drawn_by_noise() -> None:
+    import numpy as np
+
+    classes = TokenClasses(np.zeros(5, np.int64), 1)
+    with pytest.raises(ConfigError, match="uniforms"):
+        token_statistics(
+            torch.zeros(1, 5), None, filters=Filters(1.0), uniforms=torch.rand(1), classes=classes
+        )
