@@ -124,6 +124,3 @@ BUILDERS = {
     "llada21_edit": edit, "t2m_remask": t2m, "remdm": remdm, "dpad": dpad,
     "s2d2_llada21": s2d2, "s2d2_sdar": s2d2,
 }  # fmt: skip
-FILES = (
-    "llada21_edit", "t2m_remask_llada2", "remdm_llada", "dpad_llada", "dpad_dream",
-)  # fmt: skip
