@@ -21,7 +21,10 @@ def sets() -> dict[str, list[Case]]:
     paths = [
         path for kind in ("traces", "losses") for path in sorted((folder / kind).glob("*.json"))
     ]
-    return {path.stem: json.loads(path.read_text(encoding="utf-8"))["cases"] for path in paths}
+    return {
+        f"{path.parent.name}/{path.stem}": json.loads(path.read_text(encoding="utf-8"))["cases"]
+        for path in paths
+    }
 
 
 def setting(case: Case) -> tuple[Any, ...]:
