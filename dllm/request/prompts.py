@@ -31,6 +31,7 @@ FORM = ".{1,4096}?"  # of a hole; without a bound many holes that never end take
 HOLE = re.compile(rf"\[\[(\d+)(?::({FORM}))?\]\](?!\])")
 UNSIZED = re.compile(rf"\[\[(?:\*|\d+\.\.\d+):{FORM}\]\](?!\])")
 ODD_HOLE = re.compile(rf"\[\[(?:(?:\*|\d+\.\.\d+)(?::{FORM})?|\d+:{FORM})\]\](?!\])")
+SEEMING_HOLE = re.compile(r"\[\[[^\[\]]{0,40}\]\]")
 LOCKS: WeakKeyDictionary[PreTrainedTokenizerBase, threading.Lock] = WeakKeyDictionary()
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
 OnePrompt = str | Sequence[Message] | Sequence[int] | IntArray | torch.Tensor
@@ -169,11 +170,16 @@ def encode_holes(model: DiffusionModel, text: Any) -> tuple[IntArray, BoolArray,
     """
     array = encode_open(model, text, "a text to fill in")
     holes = array == -1
+    sizes = tuple(int(size) for size, _ in HOLE.findall(text)) if isinstance(text, str) else ()
+    if 0 in sizes:
+        raise PromptError("[[0]] is a hole of no tokens: write how many it has, from 1")
     if not holes.any():
-        raise PromptError("there is no hole to fill: mark one as [[8]] (tokens), or -1 among ids")
-    if isinstance(text, str):
-        sizes = tuple(int(size) for size, _ in HOLE.findall(text))
-    else:
+        mark = SEEMING_HOLE.search(text) if isinstance(text, str) else None
+        odd = "" if mark is None else f"; {short(mark[0])} is none"
+        raise PromptError(
+            f"there is no hole to fill: mark one as [[8]] (tokens), or -1 among ids{odd}"
+        )
+    if not isinstance(text, str):
         sizes = tuple(len(list(run)) for hole, run in groupby(holes.tolist()) if hole)
     return np.maximum(array, 0), holes, sizes
 
