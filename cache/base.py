@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, ClassVar, Protocol, TypeVar, dataclass_transform
 
 import numpy as np
@@ -345,7 +346,17 @@ def available() -> list[Info]:
 def compose(cache: CacheLike, family: str = "llada") -> Cache:
     """A cache from its name, e.g. ``"dual"`` or ``"dual(refresh_every=4)"``, or an object; fields
     that it leaves open are set to what its paper uses for models of ``family``."""
-    result = (cache,) if isinstance(cache, Cache) else parse(cache, CACHES)
+    if isinstance(cache, Cache):
+        return fill_open(cache, family)
+    if not isinstance(cache, str):
+        raise ConfigError(f"a cache is a name or an object of one, not {cache!r}")
+    return _named(cache, family, CACHES.version)
+
+
+@lru_cache(maxsize=64)
+def _named(cache: str, family: str, version: int) -> Cache:
+    """A cache keeps nothing of a text itself: all that name one alike share it."""
+    result = parse(cache, CACHES)
     if len(result) != 1:
         raise ConfigError(f"{cache!r} names {len(result)} caches: choose one")
     return fill_open(result[0], family)

@@ -9,7 +9,8 @@ from typing import Any, Literal, Unpack, overload
 from .cache.base import CacheLike, compose
 from .core.config import GenerationArguments, GenerationConfig
 from .core.errors import ConfigError
-from .models import DiffusionModel, load
+from .models import DiffusionModel
+from .models.loader import remembered
 from .request.prompts import ManyPrompts, OnePrompt, is_batch
 from .request.request import Request
 from .request.requests import answering, engine_for, filling, recipe_for
@@ -77,7 +78,8 @@ def generate(
 ) -> Any:
     """Write an answer to ``prompt``, or to each of several prompts.
 
-    ``model``: what `dllm.load` returns, or anything it takes.  ``prompt``: a string, chat messages
+    ``model``: what `dllm.load` returns, or anything it takes; the last two that were given by name
+    stay in memory.  ``prompt``: a string, chat messages
     (``[{"role": "user", "content": ...}]``) or token ids; a list of these is a batch, whose rows
     may differ in length and come out as if each had run alone.  At most ``max_batch_size`` of them
     are decoded at a time; when one is finished, the next joins.  ``sampler``, ``cache``: names
@@ -98,7 +100,7 @@ def generate(
     following: Any = nullcontext() if streamer is None else feeding(streamer)
     with following as feed:
         prompts = list(prompt) if is_batch(prompt) else [prompt]
-        loaded = load(model)
+        loaded = remembered(model)
         recipe = recipe_for(loaded, sampler, config, arguments)
         requests = answering(loaded, recipe, prompts, chat, repetitions, n, trace)
         if feed is not None and len(requests) > 1:
@@ -142,7 +144,7 @@ def infill(
     """
     given: dict[str, Any] = {**DEFAULTS, **options}
     sampler, cache, config, trace = map(given.pop, DEFAULTS)
-    loaded = load(model)
+    loaded = remembered(model)
     recipe = recipe_for(loaded, sampler, config, given, holes=True)
     result: Result = _scheduler(
         loaded, cache, [filling(loaded, recipe, text, prompt, trace)]
@@ -156,7 +158,7 @@ def _answering(
 ) -> Scheduler:  # fmt: skip
     given = {**DEFAULTS, **options}
     sampler, cache, config, trace = map(given.pop, DEFAULTS)
-    chat, loaded = given.pop("chat", None), load(model)
+    chat, loaded = given.pop("chat", None), remembered(model)
     recipe = recipe_for(loaded, sampler, config, given)
     requests = answering(loaded, recipe, prompts, chat, repetitions, trace=trace)
     return _scheduler(loaded, cache, requests)

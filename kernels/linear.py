@@ -91,6 +91,14 @@ class Packed:
         parts: list[Any] = made[1]
         return parts
 
+    def check(self, weight: torch.Tensor) -> None:
+        """Forget the copy of a weight that holds other numbers by now, as far as a sample tells."""
+        made = self._made
+        if made is not None and made[2] is not None:
+            known, step = made[2]
+            if not torch.equal(known, weight.detach().reshape(-1)[::step]):
+                self._made = None
+
     def _make(self, weight: torch.Tensor) -> tuple[Any, ...]:
         source = weight.detach()
         parts: list[Any] = list(torch.split(source, ROWS))
@@ -103,21 +111,17 @@ class Packed:
             release(source)
         return known
 
-    def check(self, weight: torch.Tensor) -> None:
-        """Forget the copy of a weight that holds other numbers by now, as far as a sample tells."""
-        made = self._made
-        if made is not None and self.copy and not torch.equal(made[2], _sample(weight.detach())):
-            self._made = None
-
 
 def _known_by(weight: torch.Tensor) -> tuple[int, int, torch.dtype]:
     version = 0 if weight.is_inference() else weight._version
     return weight.data_ptr(), version, weight.dtype
 
 
-def _sample(weight: torch.Tensor) -> torch.Tensor:
+def _sample(weight: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """Some of the numbers, and how far apart they stand."""
     flat = weight.reshape(-1)
-    return flat[:: max(1, len(flat) // SAMPLE)].clone()
+    step = max(1, len(flat) // SAMPLE)
+    return flat[::step].clone(), step
 
 
 def pack(module: nn.Linear, copy: bool = True) -> None:
@@ -143,6 +147,15 @@ def packed_of(module: Any) -> Packed | None:
         packed: Packed = forward.args[1]
         return packed
     return None
+
+
+def check_packed(network: nn.Module) -> None:
+    """Forget copies of weights that hold other numbers by now, as far as a sample tells: those
+    that were changed where PyTorch does not notice."""
+    for module in network.modules():
+        forward = module.__dict__.get("forward")
+        if type(forward) is partial and forward.func is _forward:
+            forward.args[1].check(module.weight)
 
 
 def _forward(module: nn.Linear, packed: Packed, input: torch.Tensor) -> torch.Tensor:

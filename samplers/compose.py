@@ -68,7 +68,8 @@ def check_needs(
     """Raise when a part needs something that ``source`` (e.g. "a cache") could offer, but
     ``offerer``, which fills that place, does not."""
     for part in parts:
-        for need in sorted(part.needs - offered, key=str):
+        missing = part.needs - offered
+        for need in sorted(missing, key=str) if missing else ():
             if source in need.remedies:
                 remedy = need.remedies[source] or f"use {' or '.join(_offering(need))}"
                 raise ConfigError(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ from transformers import TextDiffusionStreamer
 
 import dllm
 from dllm.core.errors import ConfigError, OutOfMemoryError, PromptError, UnknownNameError
+from dllm.models import loader
 from dllm.request.prompts import encode
 
 PROMPT = "Reverse this list: Tom, Anna, Ben"
@@ -323,3 +327,44 @@ def test_a_long_prompt_leaves_a_short_answer() -> None:
         dllm.generate(nano, [5] * (context - 1), max_new_tokens=2)
     with pytest.raises(PromptError, match="shorten it by at least 1"):
         dllm.generate(nano, [5] * context)
+
+
+def test_a_warm_call_costs_the_host_little() -> None:
+    """Calls of the library's own functions before the first step and for the result, and no frame
+    of what was not asked for."""
+    how: Any = {"sampler": "localleap", "cache": "dual"}
+    top = str(Path(dllm.__file__).parents[1])
+    phase, calls = "preparation", list[tuple[str, str]]()
+
+    def profile(frame: Any, event: str, _: Any) -> None:
+        nonlocal phase
+        file = frame.f_code.co_filename
+        if event != "call" or not file.startswith(top):
+            return
+        if file.endswith("scheduler.py"):
+            phase = {"advance": "steps", "_finish": "result"}.get(frame.f_code.co_name, phase)
+        calls.append((phase, file.removeprefix(top)))
+
+    for _ in range(2):
+        dllm.generate("nano", PROMPT, **how)
+    sys.setprofile(profile)
+    dllm.generate("nano", PROMPT, **how)
+    sys.setprofile(None)
+    count = Counter(phase for phase, _ in calls)
+    assert count["preparation"] <= 160 and count["result"] <= 30, count
+    assert len({file for phase, file in calls if phase == "preparation"}) <= 27
+    assert not {file for _, file in calls if any(
+        name in file for name in ("structured", "streamers", "stopping", "holes", "trace")
+    )}  # fmt: skip
+
+
+def test_a_name_is_loaded_once(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, real = [], loader.load
+    monkeypatch.setattr(loader, "load", lambda model: made.append(model) or real(model))
+    for _ in range(2):
+        dllm.generate(tiny_folder, PROMPT, max_new_tokens=4)
+    assert made == [tiny_folder]
+    os.utime(tiny_folder / "config.json", (1, 1))
+    dllm.generate(tiny_folder, PROMPT, max_new_tokens=4)
+    assert len(made) == 2
+    assert real("nano") is not real("nano")

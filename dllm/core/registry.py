@@ -29,6 +29,7 @@ class Registry(Generic[T]):
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self._entries: dict[str, type[T]] = {}
+        self.version = 0  # counts what was registered
         self._plugins_loaded = False
 
     def register(self, name: str, **facts: object) -> Callable[[type[T]], type[T]]:
@@ -43,6 +44,7 @@ class Registry(Generic[T]):
             for key, value in {"name": name, **facts}.items():
                 setattr(cls, key, value)
             self._entries[name] = cls
+            self.version += 1
             return cls
 
         return add

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from ..core.errors import ConfigError, UnknownNameError, short
 from ..models import DiffusionModel, load
 from ..models.checkpoint import BUNDLED
+from ..models.loader import remembered
 from . import register_all
 from .base import DRAFTERS, Drafter, single
 from .verifiers.base import can_verify
@@ -22,7 +23,7 @@ VerifierLike = str | PreTrainedModel | DiffusionModel
 
 def load_verifier(verifier: VerifierLike, tokenizer: Any = None) -> DiffusionModel:
     """The verifier, loaded.  Raises `ConfigError` when it is a diffusion model."""
-    model = load(verifier, tokenizer=tokenizer) if tokenizer is not None else load(verifier)
+    model = load(verifier, tokenizer=tokenizer) if tokenizer is not None else remembered(verifier)
     if not can_verify(model):
         raise ConfigError(
             f"{model.name} is a diffusion model: it drafts, but cannot verify; "
@@ -59,7 +60,7 @@ def make_drafter(drafter: DrafterLike, **options: Any) -> Drafter | None:
     odd = [name for name in ("head", "nodes", "ngram_candidates") if name in options]
     if odd:
         raise ConfigError(f"{odd[0]} is for block drafters, and {short(drafter)} is none: drop it")
-    return DiffusionDrafter(load(drafter), **options)
+    return DiffusionDrafter(remembered(drafter), **options)
 
 
 def _names_model(drafter: DrafterLike) -> bool:

@@ -19,6 +19,7 @@ from ..cache import Cache
 from ..core.canvas import PROPOSAL, FloatArray, IntArray
 from ..core.errors import NumericError
 from ..kernels.divergence import divergence, drawn_from, log_probabilities, residual
+from ..kernels.linear import check_packed
 from ..kernels.statistics import (
     COLDEST,
     Biased,
@@ -31,7 +32,6 @@ from ..kernels.statistics import (
     token_statistics,
 )
 from ..models import DiffusionModel
-from ..models.linears import check_linears
 from ..samplers import Prediction
 from ..structured.format import Question, complete
 from .graphs import Static, check_static
@@ -75,7 +75,8 @@ class Forward:
         self.count = 0
         self._last: Packed | None = None  # the forward before
         self.seconds = 0.0  # of all forwards with their statistics
-        check_linears(self.backbone, model.head)
+        check_packed(self.backbone)
+        check_packed(model.head)
         self.buffer: KVBuffer | None = None
         self.hook: LayerHook | None = None
         self.static: Static | None = None

@@ -179,8 +179,11 @@ class KVBuffer(Cache):
     @property
     def nbytes(self) -> int:
         """Bytes held in all layers: keys, values, and hidden states where a cache keeps them."""
-        held = (t for t in (*self._keys, *self._values, *self._kept) if t is not None)
-        return sum(t.numel() * t.element_size() for t in held)
+        size = 0
+        for held in (*self._keys, *self._values, *self._kept):
+            if held is not None:
+                size += held.nbytes
+        return size
 
 
 def _longer(x: torch.Tensor, size: int, dim: int) -> torch.Tensor:

@@ -363,7 +363,9 @@ class Work(Generic[R, S]):
             self._fail(rows[0], error)
             return
         if givers:
-            self._take_back(max(givers, key=lambda row: row.number))
+            giver = max(givers, key=lambda row: row.number)
+            self._take_back(giver)
+            steps[:] = [step for step in steps if step.row is not giver]  # begun anew: not made
         if self.leaves_rows_changed:
             for row in rows:
                 if row in self.live:

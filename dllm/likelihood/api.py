@@ -10,7 +10,8 @@ import torch
 from ..core.canvas import IntArray
 from ..core.errors import PromptError
 from ..core.spec import build
-from ..models import DiffusionModel, load
+from ..models import DiffusionModel
+from ..models.loader import remembered
 from ..request.prompts import (
     ManyPrompts,
     OnePrompt,
@@ -62,7 +63,7 @@ def score(
     prompts are a turn of their own; other texts continue the prompt, so a blank between them
     belongs to the continuation.
     """
-    loaded = load(model)
+    loaded = remembered(model)
     settings = build(Scoring, how)
     prompts = list(prompt) if is_batch(prompt) else [prompt]
     texts = list(continuation) if is_batch(continuation) else [continuation]

@@ -14,7 +14,8 @@ from ..core.errors import ConfigError, PromptError
 from ..engine.forward import Forward
 from ..engine.recipe import check_recipe
 from ..kernels.statistics import token_statistics
-from ..models import DiffusionModel, load
+from ..models import DiffusionModel
+from ..models.loader import remembered
 from ..request.prompts import check_lengths_alone, encode, encode_holes
 from .scoring import ScoreRequest, Scoring, job_of, recipe_of
 
@@ -42,7 +43,7 @@ def step(
     tokens to list per position.  ``cfg_scale``: classifier-free guidance.  Samplers and training
     loops of others are written with it.
     """
-    loaded = load(model)
+    loaded = remembered(model)
     if isinstance(top, bool) or not isinstance(top, int) or not 1 <= top <= MOST_TOP:
         raise ConfigError(f"top is a whole number from 1 to {MOST_TOP}, not {top!r}")
     if loaded.facts.mask_token_id is None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..kernels.linear import pack, packed_of, suits
+from ..kernels.linear import pack, suits
 from .precision import free_memory
 
 
@@ -40,12 +40,3 @@ def room_for(size: int) -> bool:
     until the first forward in place of 21, and 16 s in place of 9 for four with a cache.
     """
     return size <= free_memory() * 0.5
-
-
-def check_linears(*networks: nn.Module) -> None:
-    """Forget copies of weights that were changed where PyTorch does not notice (`Packed`)."""
-    for network in networks:
-        for module in network.modules():
-            packed = packed_of(module)
-            if packed is not None:
-                packed.check(module.weight)  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
@@ -29,6 +30,9 @@ from .threads import choose_threads, set_threads
 from .tokenizer import TokenizerSource, complete_tokenizer, resolve_tokenizer
 from .weights import load_weights, resolve_dtype
 
+MOST_NAMED = 2  # a verifier and a drafter
+_NAMED: dict[Any, DiffusionModel] = {}
+_NAMED_LOCK = threading.Lock()
 Source = str | os.PathLike[str] | PreTrainedModel | DiffusionModel
 
 
@@ -138,6 +142,23 @@ def load(
         )
         choose_threads(result.hf)
         return result
+
+
+def remembered(model: Source) -> DiffusionModel:
+    """`load` for calls that are given a model by its name: the last `MOST_NAMED` of these stay in
+    memory, so that a name given twice is loaded once, unless a file of its folder has changed.
+    `load` itself makes a new network each time."""
+    if not isinstance(model, str | os.PathLike):
+        return load(model)
+    folder = Path(model)
+    files = sorted(folder.iterdir()) if folder.is_dir() else [folder] if folder.is_file() else []
+    key = str(model), *((file.name, file.stat().st_mtime_ns) for file in files)
+    with _NAMED_LOCK:
+        known = _NAMED.pop(key, None) or load(model)
+        _NAMED[key] = known  # is now the last one used
+        while len(_NAMED) > MOST_NAMED:
+            del _NAMED[next(iter(_NAMED))]
+    return known
 
 
 def resolve_device(device: str | torch.device | None) -> str | torch.device | None:

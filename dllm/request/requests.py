@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -39,6 +40,8 @@ from .prompts import (
 from .request import Request
 from .stopping import stop_strings
 
+MOST_COMPOSED = 64  # samplers that are remembered, of a model
+COMPOSED: WeakKeyDictionary[DiffusionModel, dict[Any, Sampler]] = WeakKeyDictionary()
 Fixed = list[tuple[int, IntArray]]  # offsets in the answer, and the ids that stand there
 
 # -- how a text is decoded ------------------------------------------------------------------------
@@ -115,8 +118,14 @@ def _compose(
     model: DiffusionModel, sampler: SamplerLike, config: GenerationConfig, length: str | None
 ) -> Sampler:
     """The sampler for this model.  What the call gives must be of use to some part; what the
-    checkpoint recommends need not."""
+    checkpoint recommends need not.  Those of the last names are remembered."""
     wanted = config.sampler_options
+    named = frozenset(wanted.keys() & config.model_fields_set)
+    spec = sampler if isinstance(sampler, str) else None
+    key = spec, length, tuple(wanted.items()), named, samplers.SAMPLERS.version
+    known = COMPOSED.setdefault(model, {})
+    if spec is not None and key in known:
+        return known[key]
     stated = model.generation_defaults
     facts = {
         **{name: stated[name] for name in model.family.sampler_fields if name in stated},
@@ -127,11 +136,15 @@ def _compose(
         "block": model.facts.block_length or config.block_length,
         "lookahead": int(model.facts.mask_kind == "bidirectional"),
     }  # fmt: skip
-    options = {key: value for key, value in wanted.items() if key in config.model_fields_set}
-    return samplers.compose(
-        sampler, length=length, options=options, stop_ids=model.facts.stop_token_ids,
-        family=model.family.name, facts=facts,
+    made = samplers.compose(
+        sampler, length=length, options={name: wanted[name] for name in named},
+        stop_ids=model.facts.stop_token_ids, family=model.family.name, facts=facts,
     )  # fmt: skip
+    if len(known) >= MOST_COMPOSED:
+        known.clear()
+    if spec is not None:
+        known[key] = made
+    return made
 
 
 def _unbounded(model: DiffusionModel, config: GenerationConfig, sampler: Sampler) -> bool:

@@ -11,8 +11,6 @@ from dllm.cli.capacity import tokens_per_second
 
 from .test_doctor import LLADA_8B
 
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "http-api.md"
-
 
 @pytest.fixture
 def llada(tmp_path: Path) -> Path:
