@@ -26,6 +26,7 @@ SHOWN = (
     "output model sampler cache max_new_tokens temperature "
     "seed json_schema regex choice quantization max_batch_size ray"
 ).split()
+TOLD = 3  # errors that are shown
 FAILED = 1  # exit status: some requests have an error for a result
 FORMS = {"regex": "regex", "choice": "choice", "json_schema": "json"}
 SERVED = ("max_batch_tokens", "cuda_graphs", "compile")  # of the engine, not of a request
@@ -105,6 +106,8 @@ def batch(
     about = {"model": options.model, **options.parts(), **loaded}
     with Results(target, about) as results:
         count, open_lines = open_requests(lines, results)
+        if not count and not results.done:
+            raise ConfigError(f"{requests} holds no requests: write one per line")
         if results.done:
             errors = f" ({results.failures} errors)" if results.failures else ""
             there = f"{len(results.done)} results are there already{errors}"
@@ -117,7 +120,7 @@ def batch(
 
 def _run(options: Batched, lines: Any, count: int, results: Results) -> int:
     """Answer ``lines``; how many of them failed."""
-    from ..serve.batch import answer_all, failed, patient
+    from ..serve.batch import answer_all, error_of, failed, patient
 
     answered, failures, lines_now = 0, 0, Ticker()
     columns = ("{task.description}", BarColumn(), "{task.completed}/{task.total}",
@@ -130,6 +133,9 @@ def _run(options: Batched, lines: Any, count: int, results: Results) -> int:
             answered += 1
             results.add(line, entry)
             failures += failed(entry)
+            if failed(entry) and failures <= TOLD:
+                more = "; further errors stand in the results" * (failures == TOLD)
+                note(f"{line.id}: {error_of(entry)}{more}")
             failed_too = f"{failures} failed" if failures else ""
             bar.update(task, advance=1, failed=failed_too)
             lines_now.tell(f"{answered} of {count} answered" + (", " + failed_too) * bool(failures))

@@ -51,13 +51,13 @@ def speculate(
 
     - ``rule``: how drafts are accepted.  "greedy" (default at temperature 0) and "keyed" (default
       above) give the same tokens as ``drafter=None``; "match", "point", "ratio", "block",
-      "hsd", "multi_round" and "traversal" give the same distribution.  "fly", "pivot" and "apd"
+      "hsd" and "traversal" give the same distribution.  "fly", "pivot" and "apd"
       are LOSSY.
     - ``controller``: how many tokens to draft, e.g. "adaptive" (default) or "fixed(k=8)".
     - for a diffusion drafter ``search`` (e.g. "cps"), ``proxy``, ``window`` (masks it sees),
-      ``steps``, ``sampler``, ``cache``, ``refresh_rounds``, ``end_marker``, ``marker_position``,
-      ``trim``; see `DiffusionDrafter`; for a block drafter ``head``,
-      ``nodes`` and ``ngram_candidates``; see `BlockDrafter`.
+      ``steps``, ``sampler``, ``cache``, ``refresh_rounds``, ``end_marker``, ``marker_position``;
+      see `DiffusionDrafter`; for a block drafter ``head``, ``nodes`` and ``ngram_candidates``; see
+      `BlockDrafter`.
     - ``vocabulary``: "auto" refuses a model that uses other token ids than the verifier;
       "retokenize" and "intersect" bridge the difference.
     - ``max_new_tokens``, ``min_new_tokens``, ``temperature``, ``top_p``, ``top_k``,

@@ -330,7 +330,7 @@ class AcceptRule(DraftPart):
         if tree and not self.trees:
             raise ConfigError(
                 f"accept rule {self.name!r} judges chains, the draft is a tree; use 'keyed', "
-                "'match', 'point' or 'greedy', or a search that returns a chain"
+                "'match' or 'greedy', or a search that returns a chain"
             )
 
     def judge(self, rows: Any, draft: Draft) -> Outcome:

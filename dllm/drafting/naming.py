@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from .base import DRAFTERS, Drafter, single
 from .verifiers.base import can_verify
 
 DrafterLike = Any  # None, Drafter, model, hub id, folder, spec, or a list of these
+INNER = ("model", "banned", "known_as")  # fields of drafters that are no options
 VerifierLike = str | PreTrainedModel | DiffusionModel
 
 
@@ -35,7 +36,7 @@ def load_verifier(verifier: VerifierLike, tokenizer: Any = None) -> DiffusionMod
 def make_drafter(drafter: DrafterLike, **options: Any) -> Drafter | None:
     """A `Drafter` from whatever `speculate` takes; ``options`` are those of diffusion drafters."""
     from .dflash.checkpoint import is_block_drafter
-    from .dflash.drafter import make_block_drafter
+    from .dflash.drafter import BlockDrafter
     from .drafters.diffusion import DiffusionDrafter
     from .drafters.several import FirstOf
 
@@ -55,12 +56,17 @@ def make_drafter(drafter: DrafterLike, **options: Any) -> Drafter | None:
         return drafter
     if isinstance(drafter, str) and is_drafter_spec(drafter):
         return single(drafter, DRAFTERS, Drafter)
-    if is_block_drafter(drafter):
-        return make_block_drafter(drafter, options)
-    odd = [name for name in ("head", "nodes", "ngram_candidates") if name in options]
-    if odd:
-        raise ConfigError(f"{odd[0]} is for block drafters, and {short(drafter)} is none: drop it")
-    return DiffusionDrafter(remembered(drafter), **options)
+    block = is_block_drafter(drafter)
+    kind: type[Drafter] = BlockDrafter if block else DiffusionDrafter
+    takes = [field.name for field in fields(kind)]
+    odd = next((name for name in options if name not in takes), None)
+    if odd is not None:
+        kinds = ("diffusion models", "block drafters")
+        raise ConfigError(
+            f"{odd} is for {kinds[not block]}: {short(drafter)} is one of the {kinds[block]}, "
+            f"which take {', '.join(name for name in takes if name not in INNER)}"
+        )
+    return kind(drafter if block else remembered(drafter), **options)  # type: ignore[call-arg]
 
 
 def _names_model(drafter: DrafterLike) -> bool:

@@ -70,12 +70,24 @@ class SpeculativeResult(Result):
     def conditional_acceptance(self) -> FloatArray:
         """Share of the drafts that reach depth i with i - 1 accepted tokens, whose token i is
         accepted too, i = 1, 2, ..."""
-        return conditional_acceptance(self.rounds)
+        result = []
+        for depth in range(1, max((r.depth for r in self.rounds), default=0) + 1):
+            reached = [r.accepted >= depth for r in self.rounds
+                       if r.depth >= depth and r.accepted >= depth - 1]  # fmt: skip
+            result.append(float(np.mean(reached)) if reached else np.nan)
+        return np.array(result, np.float32)
 
     @property
     def shares(self) -> dict[str, float]:
         """Shares of the time spent drafting (without search), searching, verifying, elsewhere."""
-        return shares(self.rounds)
+        seconds = {
+            "draft": sum(r.draft_seconds - r.search_seconds for r in self.rounds),
+            "search": sum(r.search_seconds for r in self.rounds),
+            "verify": sum(r.verify_seconds for r in self.rounds),
+            "other": sum(r.other_seconds for r in self.rounds),
+        }
+        total = sum(seconds.values()) or 1.0
+        return {name: value / total for name, value in seconds.items()}
 
     def footer(self) -> str:
         """One line of figures."""
@@ -90,25 +102,3 @@ class SpeculativeResult(Result):
         if not self.lossy:
             return ""
         return f" · LOSSY rule {self.rule}: {self.deviations} tokens are not the verifier's"
-
-
-def conditional_acceptance(rounds: list[RoundStats]) -> FloatArray:
-    """See `SpeculativeResult.conditional_acceptance`."""
-    result = []
-    for depth in range(1, max((r.depth for r in rounds), default=0) + 1):
-        reached = [r.accepted >= depth for r in rounds
-                   if r.depth >= depth and r.accepted >= depth - 1]  # fmt: skip
-        result.append(float(np.mean(reached)) if reached else np.nan)
-    return np.array(result, np.float32)
-
-
-def shares(rounds: list[RoundStats]) -> dict[str, float]:
-    """See `SpeculativeResult.shares`."""
-    seconds = {
-        "draft": sum(r.draft_seconds - r.search_seconds for r in rounds),
-        "search": sum(r.search_seconds for r in rounds),
-        "verify": sum(r.verify_seconds for r in rounds),
-        "other": sum(r.other_seconds for r in rounds),
-    }
-    total = sum(seconds.values()) or 1.0
-    return {name: value / total for name, value in seconds.items()}

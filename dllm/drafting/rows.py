@@ -10,16 +10,7 @@ from ..core.canvas import Canvas, IntArray
 from ..engine.work import Row, Step
 from ..samplers import NOTHING, Decision
 from .accept.rows import KeyedNoise, Rows, Sampling
-from .base import (
-    EMPTY,
-    Budget,
-    Draft,
-    Drafting,
-    DraftRequest,
-    Feedback,
-    Outcome,
-    RoundStats,
-)
+from .base import EMPTY, Budget, Draft, Drafting, DraftRequest, Feedback, Outcome, RoundStats
 from .length.control import LengthController
 from .recipe import DraftedRecipe
 from .verifiers.base import Scored, Text, Verifier

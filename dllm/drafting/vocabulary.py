@@ -148,14 +148,9 @@ class Retokenizing(Drafter):
     size: int = 0
 
     def open(self, request: DraftRequest) -> Drafting:
-        prompt = _encode(self.ours, self.theirs, request.prompt)
         stops = _shared(self.theirs, self.ours, request.stop_ids)
-        room = 4 * (request.limit - len(request.prompt)) + 64  # their text may take more tokens
-        inner = replace(
-            request, prompt=prompt, vocab_size=self.size, stop_ids=stops,
-            limit=len(prompt) + room, tokenizer=self.ours,
-        )  # fmt: skip
-        return _Retokenizing(self, self.inner.open(inner))
+        own = _own_request(request, self.ours, self.theirs, self.size, stops)
+        return _Retokenizing(self, self.inner.open(own))
 
     def __repr__(self) -> str:
         return f"retokenize({self.inner!r})"
@@ -222,15 +217,10 @@ class Intersecting(Drafter):
     def open(self, request: DraftRequest) -> Drafting:
         to_verifier = self.comparison.to_verifier
         stops = [int(self.comparison.to_drafter[i]) for i in request.stop_ids]
-        prompt = _encode(self.ours, self.theirs, request.prompt)
-        inner = replace(
-            request, prompt=prompt, vocab_size=len(to_verifier),
-            stop_ids=tuple(i for i in stops if i >= 0),
-            limit=len(prompt) + 4 * (request.limit - len(request.prompt)) + 64,
-            tokenizer=self.ours,
-        )  # fmt: skip
+        known = tuple(i for i in stops if i >= 0)
+        own = _own_request(request, self.ours, self.theirs, len(to_verifier), known)
         banned = tuple(np.flatnonzero(to_verifier < 0).tolist())
-        return _Intersecting(self, replace(self.inner, banned=banned).open(inner), request)
+        return _Intersecting(self, replace(self.inner, banned=banned).open(own), request)
 
     def __repr__(self) -> str:
         return f"intersect({self.inner!r})"
@@ -259,6 +249,16 @@ class _Intersecting(Drafting):
 
     def close(self) -> None:
         self.inner.close()
+
+
+def _own_request(
+    request: DraftRequest, ours: Any, theirs: Any, size: int, stop_ids: tuple[int, ...]
+) -> DraftRequest:
+    """``request`` in the drafter's vocabulary, in which the text may take more tokens."""
+    prompt = _encode(ours, theirs, request.prompt)
+    limit = len(prompt) + 4 * (request.limit - len(request.prompt)) + 64
+    return replace(request, prompt=prompt, vocab_size=size, stop_ids=stop_ids, limit=limit,
+                   tokenizer=ours)  # fmt: skip
 
 
 def _encode(ours: Any, theirs: Any, ids: IntArray) -> IntArray:

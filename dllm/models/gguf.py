@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..core.errors import CheckpointError, ConfigError, one_line
+from ..core.errors import CheckpointError, ConfigError, one_line, short
 from ..kernels.mapped import release
 from ..kernels.quantised import BLOCK, EVEN, QuantisedLinear, halves, quantise
 from .family import get_family
@@ -36,6 +36,7 @@ INNER = {
     "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }  # fmt: skip
+MOST = 2**31  # of any size
 LOG = logging.getLogger("dllm")
 
 
@@ -56,16 +57,20 @@ def read_gguf(file: Path, dtype: torch.dtype) -> tuple[Any, str, dict[str, Any]]
     fields = {name: field.contents() for name, field in reader.fields.items()
               if not name.startswith("tokenizer.ggml.") or name.endswith("_id")}  # fmt: skip
     kind = fields.get("general.architecture")
-    if kind not in FAMILIES:
+    if not isinstance(kind, str) or kind not in FAMILIES:
         raise CheckpointError(
-            f"{file.name} holds a network of architecture {kind!r}; GGUF files are read of "
-            f"{', '.join(FAMILIES)}"
+            f"{file.name} holds a network of architecture {short(kind)}; GGUF files are read of "
+            f"{', '.join(FAMILIES)}: load others with transformers and pass the network, "
+            "dllm.load(AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=NAME)), or load the "
+            "original safetensors with quantization='int8' or 'int4'"
         )
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     try:
         config = _config(kind, fields, tensors)
     except KeyError as error:
         raise CheckpointError(f"{file.name} lacks {one_line(error)}: download it again") from error
+    except ValueError as error:
+        raise CheckpointError(f"{file.name} is damaged ({error}): download it again") from error
     network = blueprint(get_family(FAMILIES[kind]), config, file.name)
     _fill(network, kind, tensors, dtype, file.name)
     names = ("mask_token_id", "eos_token_id", "bos_token_id", "padding_token_id")
@@ -74,22 +79,38 @@ def read_gguf(file: Path, dtype: torch.dtype) -> tuple[Any, str, dict[str, Any]]
 
 
 def _config(kind: str, fields: dict[str, Any], tensors: dict[str, Any]) -> Any:
-    def stated(name: str) -> Any:
-        return fields[f"{kind}.{name}"]
+    """What the file states of its network.  Raises `ValueError` where its tensors say otherwise,
+    before anything of that size is built."""
+
+    def stated(name: str, *otherwise: float) -> float:
+        whole = f"{kind}.{name}"
+        value = fields.get(whole, *otherwise) if otherwise else fields[whole]
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < MOST:
+            raise ValueError(f"{whole} is {short(value)}")
+        return value
 
     network: Any = get_family(FAMILIES[kind]).model_class
-    heads = int(stated("attention.head_count"))
+    heads, blocks = int(stated("attention.head_count")), int(stated("block_count"))
+    groups, width = int(stated("attention.head_count_kv", heads)), int(stated("embedding_length"))
+    embedding = [int(size) for size in tensors["token_embd.weight"].shape]
+    if len(embedding) != 2 or embedding[0] != width:
+        raise ValueError(f"embeddings of shape {embedding} for a width of {width}")
+    if width % (2 * heads) or heads % groups:
+        raise ValueError(f"{heads} heads, {groups} of keys, for a width of {width}")
+    there = {name.split(".")[1] for name in tensors if name.startswith("blk.")}
+    if there != {*map(str, range(len(there)))} or blocks != len(there):
+        raise ValueError(f"{len(there)} layers are there, {blocks} stated")
     return network.config_class(
-        vocab_size=int(tensors["token_embd.weight"].shape[1]),
-        hidden_size=int(stated("embedding_length")),
+        vocab_size=embedding[1],
+        hidden_size=width,
         intermediate_size=int(stated("feed_forward_length")),
-        num_hidden_layers=int(stated("block_count")),
+        num_hidden_layers=blocks,
         num_attention_heads=heads,
-        num_key_value_heads=int(fields.get(f"{kind}.attention.head_count_kv", heads)),
+        num_key_value_heads=groups,
         max_position_embeddings=int(stated("context_length")),
-        rms_norm_eps=float(stated("attention.layer_norm_rms_epsilon")),
+        rms_norm_eps=stated("attention.layer_norm_rms_epsilon"),
         rope_parameters={
-            "rope_type": "default", "rope_theta": float(fields.get(f"{kind}.rope.freq_base", 1e4)),
+            "rope_type": "default", "rope_theta": stated("rope.freq_base", 1e4),
         },
         tie_word_embeddings="output.weight" not in tensors,
         bos_token_id=None, eos_token_id=None, pad_token_id=None,
@@ -110,6 +131,12 @@ def _fill(network: Any, kind: str, tensors: dict[str, Any], dtype: torch.dtype, 
             raise CheckpointError(f"{tensor.name} in {name} has no place in a {kind} network")
         wanted.discard(key)
         inner, _, attribute = key.rpartition(".")
+        shape = [int(size) for size in reversed(tensor.shape)]
+        if shape != [*network.get_parameter(key).shape]:
+            raise CheckpointError(
+                f"{tensor.name} in {name} has the shape {shape}, its network another: download it "
+                "again"
+            )
         order = None
         if kind in PERMUTED and inner.endswith(("q_proj", "k_proj")):
             order = _order(network.config, inner.endswith("q_proj"))
@@ -141,7 +168,7 @@ PLAIN = ("F32", "F16", "BF16")
 def _native(name: str) -> str:
     """The name of a tensor in the class of transformers; empty if there is none."""
     if name.startswith("blk."):
-        _, layer, part, kind = name.split(".", 3)
+        _, layer, part, kind = [*name.split(".", 3), "", "", ""][:4]
         return f"model.layers.{layer}.{INNER[part]}.{kind}" if part in INNER else ""
     part, _, kind = name.partition(".")
     return f"{OUTER[part]}.{kind}" if part in OUTER else ""

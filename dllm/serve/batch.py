@@ -282,6 +282,12 @@ def failed(entry: Mapping[str, Any]) -> bool:
     return entry["response"] is None or entry["response"]["status_code"] != 200
 
 
+def error_of(entry: Mapping[str, Any]) -> str:
+    """What a result says that is an error."""
+    error = entry["error"] or entry["response"]["body"]["error"]
+    return str(error["message"])
+
+
 async def answer_all(
     service: Service, lines: Iterable[Line], done: Callable[[Line, dict[str, Any]], None]
 ) -> None:

@@ -59,6 +59,9 @@ def test_generate(cli: Run, tiny_folder: Path, case: str, watch: bool) -> None:
         (["generate", "--file", "/no/such/file"], "", "cannot read /no/such/file: No such file"),
         (["generate", "\udcff"], "", "not valid UTF-8"),
         (["infill", "no hole"], "", "there is no hole to fill"),
+        (["infill", "a [[abc]]"], "", "'[[abc]]' is none"),
+        (["infill", "a [[0]]"], "", "[[0]] is a hole of no tokens"),
+        (["infill", "a [[0]] b [[2]]"], "", "[[0]] is a hole of no tokens"),
     ],
 )
 def test_prompts(ask: Run, arguments: list[str], stdin: str, message: str) -> None:
@@ -70,7 +73,7 @@ def test_prompts(ask: Run, arguments: list[str], stdin: str, message: str) -> No
     ("arguments", "message"),
     [
         (["doctor", "--model", "/no/such/model"], "there is no folder"),
-        (["train", "nano", "--objective", "both"], "objective is 'masked' or 'causal'"),
+        (["train", "nano", "--objective", "both"], "objective is 'masked', 'causal' or"),
         (["train", "nano", "--weights-from", "/no/such"], "there is no run in /no/such"),
         (["tune", "-t", "copy", "-o", "/proc/x.json"], "cannot write the preset to /proc/x.json"),
         (["bench", "-s", "nosuch"], "unknown sampler 'nosuch'"),

@@ -25,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_text_is_the_verifiers(cli: Run, folder: Path) -> None:
     expected = dllm.speculate(dllm.load(folder), None, PROMPT, max_new_tokens=10).text
-    for drafters in (["none"], ["prompt_lookup"], ["anpd", "nano"]):
+    for drafters in (["none"], ["prompt_lookup"], ["suffix", "nano"]):
         named = [part for name in drafters for part in ("--drafter", name)]
         result = cli("generate", PROMPT, "--verifier", str(folder), *named, *SHORT)
         assert result.exit_code == 0, result.stderr
@@ -53,7 +53,7 @@ def test_json_has_the_acceptance(cli: Run, folder: Path) -> None:
         ("--verifier", "nano"),
         ("--verifier", "{folder}", "--steps", "4"),
         ("--verifier", "{folder}", "--watch"),
-        ("--verifier", "{folder}", "--drafter", "anpd", "--search", "cps"),
+        ("--verifier", "{folder}", "--drafter", "suffix", "--search", "cps"),
         ("--verifier", "{folder}", "--controller", "fixd"),
     ],
 )

@@ -47,7 +47,7 @@ def test_a_batch_is_its_rows(
         how |= {"repetition_penalty": 1.3}
     tokens = dllm.speculate(model, None, several, max_new_tokens=40)
     text = [*several[0], *tokens[0].tokens]
-    for drafter in (None, "prompt_lookup", "anpd", Scripted(text, noise=0.3, tree=seed % 5 == 0)):
+    for drafter in (None, "prompt_lookup", "suffix", Scripted(text, noise=0.3, tree=seed % 5 == 0)):
         together = dllm.speculate(model, drafter, several, max_batch_size=rows, **how)
         alone = [dllm.speculate(model, drafter, prompt, **how) for prompt in several]
         assert list(map(said, together)) == list(map(said, alone))
@@ -160,7 +160,7 @@ def test_two_threads_with_one_verifier(verifier: dllm.DiffusionModel) -> None:
     outcome: dict[int, Any] = {}
 
     def work(number: int) -> None:
-        drafter = (None, "anpd", "suffix", "token_recycling")[number]
+        drafter = (None, "prompt_lookup", "suffix", "token_recycling")[number]
         results = dllm.speculate(verifier, drafter, several, max_new_tokens=NEW, max_batch_size=3)
         outcome[number] = [r.tokens for r in results]
 

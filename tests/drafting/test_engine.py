@@ -317,7 +317,7 @@ def test_joins_cancels_and_threads_change_nothing(
     rng = np.random.default_rng(seed)
     model = verifiers[("full", "full", "gqa")[seed]]
     several = prompts(6, seed=seed)
-    drafters: list[Any] = [None, "prompt_lookup", "anpd"]
+    drafters: list[Any] = [None, "prompt_lookup", "prompt_lookup(n=2, k=4)"]
     settings = [
         {
             "max_new_tokens": int(rng.integers(2, NEW)), "temperature": float(i % 2), "seed": i,

@@ -70,6 +70,31 @@ def test_sums_of_whole_numbers_are_exact_at_the_limits() -> None:
     assert torch.equal(layer.whole(x).double(), expected)
 
 
+def test_weight_only_products_are_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of a float32 network: in float32 PyTorch's kernel is not vectorised."""
+    monkeypatch.setattr(quantised, "whole_products", lambda: False)
+    monkeypatch.setattr(quantised, "library", lambda: None)
+    _, rounded = layers(256, 96, 8, 0, torch.float32)
+    x = torch.randn(5, 256)
+    with torch.inference_mode():
+        result = rounded(x)
+        assert result.dtype == torch.float32
+        assert torch.equal(result, rounded(x.bfloat16()).float())
+
+
+def test_sums_of_more_inputs_than_32_bits_hold_are_not_of_whole_numbers() -> None:
+    """At the limit of 66,311 inputs the largest sum is below 2^31; beyond it floats are summed."""
+    most = quantised.MOST_INPUTS
+    assert most * 255 * 127 < 2**31 <= (most + 1) * 255 * 127
+    inputs = most + quantised.EVEN - most % quantised.EVEN
+    plain = nn.Linear(inputs, 16, bias=False).requires_grad_(False)
+    plain.weight.fill_(1.0)
+    rounded = QuantisedLinear.of(plain, 8)
+    with torch.inference_mode():
+        result = rounded(torch.ones(3, inputs))
+    torch.testing.assert_close(result, torch.full((3, 16), float(inputs)), rtol=2**-7, atol=0)
+
+
 @pytest.mark.parametrize(("bits", "group"), BITS)
 @pytest.mark.parametrize("kernel", ["own", "weight only", "compiled"])
 @pytest.mark.parametrize("dtype", DTYPES)

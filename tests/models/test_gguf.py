@@ -132,3 +132,73 @@ def test_what_is_no_such_file(tmp_path: Path) -> None:
     (tmp_path / "short.gguf").write_bytes(data[: len(data) // 2])
     with pytest.raises(dllm.CheckpointError):
         dllm.load(tmp_path / "short.gguf")
+
+
+def changed(file: Path, values: dict[str, Any], tensors: dict[str, Any]) -> Path:
+    """A copy of ``file`` with other ``values`` and ``tensors`` (None: without it)."""
+    reader, other = gguf.GGUFReader(file), file.with_name("changed.gguf")
+    writer = gguf.GGUFWriter(other, "llada")
+    for name, field in reader.fields.items():
+        value = values.get(name, field.contents())
+        if name.startswith("GGUF.") or value is None or name == "general.architecture":
+            continue
+        kind = field.types[0] if name not in values else {
+            int: gguf.GGUFValueType.UINT64, float: gguf.GGUFValueType.FLOAT64,
+            str: gguf.GGUFValueType.STRING, list: gguf.GGUFValueType.ARRAY,
+        }[type(value)]  # fmt: skip
+        writer.add_key_value(name, value, kind, *([gguf.GGUFValueType.UINT32] * (kind == 9)))
+    for tensor in reader.tensors:
+        if tensor.name not in tensors:
+            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    for name, data in tensors.items():
+        if data is not None:
+            writer.add_tensor(name, data)
+    if "general.architecture" in values:
+        del writer.kv_data[0]["general.architecture"]
+        value = values["general.architecture"]
+        writer.add_key_value("general.architecture", value, gguf.GGUFValueType.ARRAY,
+                             gguf.GGUFValueType.STRING)  # fmt: skip
+    for step in (writer.write_header_to_file, writer.write_kv_data_to_file,
+                 writer.write_tensors_to_file, writer.close):  # fmt: skip
+        step()
+    return other
+
+
+FEW = np.zeros(96, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("values", "tensors", "message"),
+    [
+        ({"llada.block_count": 2**60}, {}, "block_count is 1152921504606846976"),
+        ({"llada.block_count": 10**6}, {}, "2 layers are there, 1000000 stated"),
+        ({"llada.block_count": 3000}, {}, "2 layers are there, 3000 stated"),
+        ({"llada.block_count": "two"}, {}, "block_count is 'two'"),
+        ({"llada.attention.head_count": 0}, {}, "head_count is 0"),
+        ({"llada.attention.head_count": 3}, {}, "3 heads"),
+        ({"llada.attention.head_count_kv": 3}, {}, "4 heads, 3 of keys"),
+        ({"llada.embedding_length": 128}, {}, "for a width of 128"),
+        ({"llada.context_length": None}, {}, "lacks"),
+        ({"general.architecture": ["llada"]}, {}, "holds a network of architecture"),
+        ({}, {"token_embd.weight": FEW}, "embeddings of shape"),
+        ({}, {"output_norm.weight": FEW}, "output_norm.weight in changed.gguf has the shape"),
+        ({}, {"blk.0": FEW}, "blk.0 in changed.gguf has no place"),
+        ({}, {"blk.x.attn_q.weight": FEW}, "3 layers are there"),
+        ({}, {"blk.1.attn_q.weight": None}, "lacks model.layers.1.self_attn.q_proj.weight"),
+    ],
+)
+def test_damaged_files_are_refused_before_anything_is_built(
+    tmp_path: Path, values: dict[str, Any], tensors: dict[str, Any], message: str
+) -> None:
+    write(tmp_path / "good.gguf", "llada", {"": "Q8_0"})
+    assert dllm.load(changed(tmp_path / "good.gguf", {}, {})).family.name == "llada"
+    with pytest.raises(dllm.CheckpointError, match=message):
+        dllm.load(changed(tmp_path / "good.gguf", values, tensors))
+
+
+def test_files_of_other_networks_say_the_way_out(tmp_path: Path) -> None:
+    write(tmp_path / "good.gguf", "llada", {"": "Q8_0"})
+    data = (tmp_path / "good.gguf").read_bytes().replace(b"llada", b"llama")
+    (tmp_path / "llama.gguf").write_bytes(data)
+    with pytest.raises(dllm.CheckpointError, match=r"from_pretrained\(FOLDER, gguf_file=NAME"):
+        dllm.load(tmp_path / "llama.gguf")

@@ -48,6 +48,14 @@ def test_a_file_that_is_not_there_leaves_nothing(cli: Run, tmp_path: Path) -> No
     assert not list(tmp_path.iterdir())
 
 
+def test_a_file_without_requests(cli: Run, tiny_folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "requests.jsonl"
+    for content in ("", "\n \n"):
+        file.write_text(content)
+        done = cli("batch", str(file), "--model", str(tiny_folder))
+        assert done.exit_code == 2 and "requests.jsonl holds no requests" in done.stderr
+
+
 def test_lengths_have_another_name_or_none(tmp_path: Path) -> None:
     file = tmp_path / "requests.jsonl"
     file.write_text(json.dumps({"url": "/v1/responses", "body": {"input": "hi"}}))
@@ -139,6 +147,8 @@ def test_the_command(
     done = cli("batch", str(file), "-o", str(out), *how, "--max-batch-size", "2")
     assert done.exit_code == 1, done.stderr  # some lines failed
     assert "7 answered, 4 of them with an error" in done.stderr
+    assert "line-5: line 5 is not JSON" in done.stderr and "bad: temperature must" in done.stderr
+    assert done.stderr.count("further errors stand in the results") == 1
     entries = results_of(out)
     plain = dllm.generate(tiny, PROMPTS, max_new_tokens=16, block_length=8)
     for prompt, result in zip(PROMPTS, plain, strict=True):

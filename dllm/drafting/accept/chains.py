@@ -7,7 +7,7 @@ token from the verifier's last row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -76,37 +76,17 @@ class Match(AcceptRule):
           arxiv="2211.17192")  # fmt: skip
 @dataclass
 class Point(AcceptRule):
-    """Keep a token with the verifier's probability of it, else draw from the others.
-
-    Of a tree it judges the branch from which the verifier expects to keep most (the self-selection
-    of SpecDiff-2, arXiv 2511.00606); `match` looks at all branches, so it keeps no fewer.
-    """
-
-    trees = True
+    """Keep a token with the verifier's probability of it, else draw from the others."""
 
     def judge(self, rows: Rows, draft: Draft) -> Outcome:
         path: list[int] = []
-        last = ROOT
-        for node in _branch(rows, draft):
-            p, token = rows.distribution(last), draft.tokens[node]
+        for node, token in enumerate(draft.tokens.tolist()):
+            p = rows.distribution(node - 1)
             if rows.coin(node) >= p[token]:
                 p[token] = 0.0
-                return Outcome(path, rows.draw(p, last))
+                return Outcome(path, rows.draw(p, node - 1))
             path.append(node)
-            last = node
-        return Outcome(path, rows.draw(rows.distribution(last), last))
-
-
-def _branch(rows: Rows, draft: Draft) -> Sequence[int]:
-    """The nodes of the branch with most expected accepted tokens; the first of equals."""
-    if draft.is_chain:
-        return range(len(draft))
-    reached, expected = {ROOT: 1.0}, {ROOT: 0.0}  # the chance to keep a node; tokens kept up to it
-    for node, token in enumerate(draft.tokens.tolist()):
-        parent = draft.parent(node)
-        reached[node] = reached[parent] * float(rows.distribution(parent)[token])
-        expected[node] = expected[parent] + reached[node]
-    return draft.path(max(expected, key=lambda node: (expected[node], -node)))
+        return Outcome(path, rows.draw(rows.distribution(len(draft) - 1), len(draft) - 1))
 
 
 @register("ratio", paper="Fast Inference from Transformers via Speculative Decoding",

@@ -28,9 +28,10 @@ class FLy(AcceptRule):
     follows the draft.
 
     It hesitates where the entropy of its ``top`` (3) most probable tokens, the sum of -p ln p over
-    these alone, is at least ``entropy`` nats; it follows where it agrees with the next ``window``
-    drafted tokens, all of which must be there.  Constants of the paper, whose window of six counts
-    the token itself; vLLM asks for six that follow.
+    these alone, before temperature and filters, is at least ``entropy`` nats; it follows where it
+    agrees with the next ``window`` drafted tokens.  Constants of the paper, whose window of six
+    counts the token itself; as in the official code the last six tokens of a draft are never
+    relaxed.  vLLM asks for six that follow.
     """
 
     entropy: float = 0.3
@@ -51,14 +52,15 @@ class FLy(AcceptRule):
             ahead = same[node + 1 : node + 1 + self.window]
             sure = self._hesitation(rows, node - 1) < self.entropy
             banned = not rows.may_follow(node - 1, int(draft.tokens[node]))
-            if sure or banned or len(ahead) < self.window or not ahead.all():
+            late = len(draft) - node <= self.window + 1
+            if sure or banned or late or not ahead.all():
                 return Outcome(list(range(node)), own[node], deviations)
             deviations += 1
         return Outcome(list(range(len(draft))), own[-1], deviations)
 
     def _hesitation(self, rows: Rows, node: int) -> float:
         """Entropy of the most probable tokens after ``node``, in nats."""
-        p = rows.log_distribution[node + 1].float().softmax(-1)
+        p = rows.logits[node + 1].float().softmax(-1)
         return float(torch.special.entr(p.topk(min(self.top, len(p))).values).sum())
 
 

@@ -60,38 +60,6 @@ class HSD(Block):
 
 
 @RULES.register(
-    "multi_round",
-    paper="SpecInfer: Accelerating Large Language Model Serving with Tree-based Speculative "
-    "Inference and Verification",
-    arxiv="2305.09781",
-)
-@dataclass
-class MultiRound(AcceptRule):
-    """Test siblings one after the other, each against what the ones before left over."""
-
-    accepts = SAMPLED
-    trees = True
-
-    def judge(self, rows: Rows, draft: Draft) -> Outcome:
-        node = ROOT
-        path: list[int] = []
-        while True:
-            p, chosen = rows.distribution(node), None
-            q = draft.q(node) if draft.children(node) else p
-            for child in draft.children(node):
-                token = int(draft.tokens[child])
-                if rows.coin(child) * q[token] < p[token]:
-                    chosen = child
-                    break
-                p = normal(residual(p, q))
-                q = without(q, token)
-            if chosen is None:
-                return Outcome(path, rows.draw(p, node))
-            node = chosen
-            path.append(node)
-
-
-@RULES.register(
     "traversal",
     paper="Traversal Verification for Speculative Tree Decoding",
     arxiv="2505.12398",
@@ -127,12 +95,6 @@ class Traversal(AcceptRule):
         if node == ROOT or rows.coin(node) < weight:
             return Outcome(draft.path(node), rows.draw(p, node))
         return None
-
-
-def normal(distribution: Array) -> Array:
-    """The distribution scaled to sum to one."""
-    scaled: Array = distribution / distribution.sum()
-    return scaled
 
 
 def without(q: Array, token: int) -> Array:

@@ -20,7 +20,6 @@ class TextFollower:
     drafting: Drafting
     tokens: IntArray
     draft: Draft = EMPTY
-    limit: int = 0  # tokens that the drafter has room for, where that matters
 
     def propose(self, tokens: IntArray, budget: Budget) -> Draft:
         """A draft after ``tokens``, the whole text by now."""

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ import torch.nn.functional as F
 from ...core.canvas import IntArray
 from ...core.errors import CheckpointError, ConfigError
 from ...kernels.linear import Matrix
-from ...kernels.noise import uniform
 from ..base import (
     DRAFTERS,
     EMPTY,
@@ -41,7 +39,7 @@ from .network import BlockNetwork, TextKeys
 from .walks import NGRAMS, Kind, Text, Walk, candidates
 
 SOURCE = "walk"
-HEADS = ("auto", "none", "chain", "sample", "tree")
+HEADS = ("auto", "none", "chain", "tree")
 
 
 @DRAFTERS.register("dflash", paper="DFlash: Block Diffusion for Flash Speculative Decoding",
@@ -56,10 +54,9 @@ class BlockDrafter(Drafter):
     ``head``: "auto" drafts with the head of the checkpoint (DSpark's Markov head, DFlash 2's
     selector), if it brings one and no search is asked for: a tree of at most ``nodes`` tokens (31)
     where the length controller knows what a node costs (`adaptive`) and rule and verifier take
-    trees, else a chain.  "tree" and "chain" say which; "sample" draws a chain above temperature 0,
-    for the rules that divide by the draft's probabilities (`ratio`, `block`); "none" leaves the
-    head out.  ``ngram_candidates``: what followed the same tokens earlier in the text is among the
-    candidates of every place, also behind the block, so that no lookup is needed beside it.
+    trees, else a chain.  "tree" and "chain" say which; "none" leaves the head out.
+    ``ngram_candidates``: what followed the same tokens earlier in the text is among the candidates
+    of every place, also behind the block, so that no lookup is needed beside it.
     """
 
     model: Any = ""
@@ -79,7 +76,7 @@ class BlockDrafter(Drafter):
         if self.head not in HEADS:
             raise ConfigError(f"head is one of {', '.join(HEADS)}, not {self.head!r}")
         unfit = self.search is not None or not self.model.walks or self.nodes < 1
-        if self.head in ("chain", "sample", "tree") and unfit:
+        if self.head in ("chain", "tree") and unfit:
             raise ConfigError(
                 f"head={self.head!r} takes a checkpoint with a Markov head or selector, no "
                 "search and at least one node; search='best_first_tree' makes trees of marginals, "
@@ -95,8 +92,6 @@ class BlockDrafter(Drafter):
 
     @property
     def distributions(self) -> frozenset[Distribution]:  # type: ignore[override]
-        if self.head == "sample":
-            return frozenset({Distribution.CONDITIONALS})
         kind = Distribution.POINT if self.search is None else self.search.distribution
         return frozenset({kind})
 
@@ -288,14 +283,14 @@ class BlockDrafting(Drafting):
     def _walked(
         self, head: WalkHead, hidden: torch.Tensor, logits: torch.Tensor, budget: Budget
     ) -> Draft:
-        """What a head reads off, left to right."""
+        """What a head reads off, left to right, together with what the text says: the best
+        prefixes, or the best path."""
         values, at = candidates(logits)
         named = at if self.bound.draft_ids is None else self.bound.draft_ids[at]
         values = values.masked_fill(named == self.bound.mask_id, -torch.inf)
         temperature = self.request.temperature
-        draws = self.part.head == "sample" and temperature > 0
         noise = None
-        if temperature > 0 and not draws:  # both sides then prefer the same tokens
+        if temperature > 0:  # both sides then prefer the same tokens
             rows = Marginals(values, len(self.prefix), self.request.stop_ids, named)
             noise = rows.noise_at(self.request.noise_key, named).cpu().numpy()
         sure = None if self.bound.sure is None else self.bound.sure.over(hidden)
@@ -303,33 +298,16 @@ class BlockDrafting(Drafting):
                     temperature, noise, sure)  # fmt: skip
         priced = self.part.head == "auto" and budget.nodes is not None
         tree = (priced or self.part.head == "tree") and self.request.trees
-        if not draws and (tree or (self.part.ngram_candidates and sure is None)):
-            return self._grown(walk, tree, budget)
-        uniforms = None
-        if draws:
-            columns = np.arange(len(logits))
-            drawn = uniform(*self.request.draft_key, len(self.prefix), self.rounds, columns)
-            uniforms = drawn.astype(np.float64)
-        draft = walk.chain(len(logits), uniforms, self.request.vocab_size)
-        chances = np.zeros(0) if draft.confidence is None else draft.confidence.astype(np.float64)
-        length = budget.chain_length(chances)
-        if draws:  # whether a token is sent may not depend on what was drawn from its place on
-            fits = (i < budget.chain_length(chances[: i + 1]) for i in range(len(chances)))
-            length = sum(1 for _ in takewhile(bool, fits))
-        return replace(draft.cut(length), end=self._end(draft.tokens)) if length else EMPTY
-
-    def _grown(self, walk: Walk, tree: bool, budget: Budget) -> Draft:
-        """The best prefixes, or the best path, of the head's candidates and of what the text
-        says."""
+        ngrams = self.part.ngram_candidates and (tree or sure is None)
         context = tuple(self.prefix[-NGRAMS[-1] :].tolist())
-        text = Text(self.followers, context, self.hits) if self.part.ngram_candidates else None
+        text = Text(self.followers, context, self.hits) if ngrams else None
         nodes, deepest = self.part.nodes, min(budget.length, budget.room)
         found = walk.grow(deepest, nodes, text, tree, budget.nodes if tree else None)
         sure = np.exp([node.chance for node in found])
         n = budget.tree_size(np.exp([node.score for node in found])) if tree else (
             budget.chain_length(sure)
         )  # fmt: skip
-        self.kinds = [node.mark[0] for node in found[:n]] if self.part.ngram_candidates else []
+        self.kinds = [node.mark[0] for node in found[:n]] if ngrams else []
         tokens = np.array([node.token for node in found], np.int64)
         return Draft(
             tokens[:n], np.array([node.parent for node in found[:n]], np.int64) if tree else None,
@@ -340,16 +318,3 @@ class BlockDrafting(Drafting):
         """Tokens before the first one that ends the text."""
         ends = np.flatnonzero(np.isin(tokens, self.request.stop_ids))
         return int(ends[0]) if ends.size else None
-
-
-def make_block_drafter(name: Any, options: dict[str, Any]) -> BlockDrafter:
-    """A drafter from a folder or hub id and the options of `speculate`.  Raises `ConfigError` for
-    options that only diffusion models have."""
-    known = ("search", "proxy", "head", "nodes", "ngram_candidates")
-    odd = [option for option in options if option not in known]
-    if odd:
-        raise ConfigError(
-            f"{odd[0]} is for diffusion models: {name} is a block drafter, which takes "
-            f"{', '.join(known)}"
-        )
-    return BlockDrafter(name, **options)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ...core.canvas import IntArray
-from ..base import Array, Distribution, Draft
+from ..base import Array
 from ..drafters.followers import Followers
 from ..drafters.hits import HitRates
 from ..search.grow import Node, grow
@@ -58,34 +58,6 @@ class Walk:
         result: Floats = x - np.log(np.exp(x).sum())
         return result
 
-    def chain(self, length: int, uniforms: Array | None = None, width: int = 0) -> Draft:
-        """The most probable token of every row, given the ones before.
-
-        With ``uniforms`` (K,) in [0, 1) every token is drawn instead, where the distribution's sum
-        passes that number, and the draft brings its distributions over ``width`` ids: what `ratio`
-        and `block` divide by.
-        """
-        tokens: list[int] = []
-        sure: list[float] = []
-        rows = min(length, len(self.logits))
-        drawn = None if uniforms is None else np.full((rows + 1, width), -np.inf, np.float32)
-        token = self.anchor
-        for depth in range(rows):
-            log_q = self.after(token, depth)
-            q = np.exp(log_q.astype(np.float64))
-            if uniforms is None or drawn is None:
-                best = int(q.argmax())
-            else:
-                sums = q.cumsum()
-                best = int(np.searchsorted(sums, uniforms[depth] * sums[-1], side="right"))
-                drawn[depth, self.ids[depth]] = log_q
-            sure.append(float(q.max()) if self.sure is None else self.sure(token, depth))
-            token = int(self.ids[depth, best])
-            tokens.append(token)
-        kind = Distribution.POINT if drawn is None else Distribution.CONDITIONALS
-        return Draft(np.asarray(tokens, np.int64), None, kind, drawn, np.asarray(sure),
-                     source="walk")  # fmt: skip
-
     def grow(
         self, length: int, nodes: int, text: Text | None = None, branches: bool = True,
         size: Callable[[Array], int] | None = None,
@@ -118,7 +90,12 @@ class Walk:
                 judged = text.judged(context, known)
             found = [(value, token, (kind, (*context[-NGRAMS[-1] :], token)))
                      for token, (value, kind) in judged.items()]  # fmt: skip
-            return found if branches or not found else [max(found, key=lambda one: one[0])]
+            if branches or not found:
+                return found
+            best = max(found, key=lambda one: one[0])
+            if self.sure is not None and depth < len(self.logits):
+                best = (math.log(max(self.sure(context[-1], depth), 1e-9)), *best[1:])
+            return [best]
 
         def enough(tree: Sequence[Node], best: Node) -> bool:
             if size is None or not tree or len(tree) % STRIDE:

@@ -9,7 +9,7 @@ from typing import Any
 from ...core.canvas import IntArray
 from ...core.errors import ConfigError
 from ..base import DRAFTERS, EMPTY, ROOT, Budget, Draft, Drafter, Drafting, DraftRequest, Feedback
-from ..search.grow import Node, grow
+from ..search.grow import Node, draft_of, grow
 
 
 @dataclass(eq=False)
@@ -117,11 +117,7 @@ class _Searching(Drafting):
 
         tree = grow(children, self.part.nodes, self.part.depth, root,
                     first=lambda node: node.mark.visits + math.exp(node.score) / 2)  # fmt: skip
-        tokens = [node.token for node in tree]
-        if not self.trees:
-            return budget.chain(tokens, [node.mark.prior for node in tree], self.part.name)
-        parents, alive = [node.parent for node in tree], [node.alive for node in tree]
-        return budget.tree(tokens, parents, alive, self.part.name)
+        return draft_of(tree, budget, self.part.name)
 
     def observe(self, feedback: Feedback) -> None:
         scores: Any = feedback.scores

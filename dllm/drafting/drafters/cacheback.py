@@ -10,17 +10,8 @@ from typing import Any
 
 from ...core.canvas import IntArray
 from ...core.errors import ConfigError
-from ..base import (
-    DRAFTERS,
-    EMPTY,
-    Budget,
-    Draft,
-    Drafter,
-    Drafting,
-    DraftRequest,
-    Feedback,
-)
-from ..search.grow import Node, grow
+from ..base import DRAFTERS, Budget, Draft, Drafter, Drafting, DraftRequest, Feedback
+from ..search.grow import Node, draft_of, grow
 from .hits import HitRates
 
 Gram = tuple[int, ...]
@@ -99,14 +90,8 @@ class _Cached(Drafting):
         self.known = len(text)
         leader = tuple(text[-self.part.leader :])
         tree = grow(self._children, self.part.nodes, budget.length, (0, leader, ()))
-        if not tree:
-            return EMPTY
-        tokens, parents = [node.token for node in tree], [node.parent for node in tree]
         self.ranks = [node.mark[0] for node in tree]
-        if parents == list(range(-1, len(tokens) - 1)):
-            sure = [math.exp(node.chance) for node in tree]
-            return budget.chain(tokens, sure, self.part.name)
-        return budget.tree(tokens, parents, [node.alive for node in tree], self.part.name)
+        return draft_of(tree, budget, self.part.name)
 
     def _children(self, node: Node) -> Iterator[tuple[float, int, Any]]:
         """The next tokens of the runs that a node stands in, or of those behind it where they have

@@ -8,6 +8,7 @@ might stand at the other positions.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -33,14 +34,12 @@ from ..base import (
     Drafter,
     Drafting,
     DraftRequest,
-    Feedback,
     clock_of,
     single,
 )
 from ..search.chains import SEARCHES, Search, SearchContext
 from ..search.marginals import Marginals
 from ..search.proxies import PROXIES, NGram, Proxy
-from ..trimming import TrimmedHead, kept_ids
 
 WINDOW = 32  # masks that a drafter sees at least, unless told otherwise
 MARKER_POSITIONS = ("after_masks", "before_masks")
@@ -85,15 +84,12 @@ class DiffusionDrafter(Drafter):
     tokens are sent to the verifier (default 32, more where a longer draft is asked for).
     ``steps`` forwards per round: before the last one, ``sampler`` commits tokens (default
     ``llada(steps)``).  ``cache``: "reuse" keeps keys and values of the committed text across
-    rounds and recomputes them every ``refresh_rounds`` rounds or when acceptance falls by a
-    quarter (never for WeDLM's models, for which they stay right, nor with None); "none" recomputes
-    everything.
+    rounds and recomputes them every ``refresh_rounds`` rounds (never for WeDLM's models, for which
+    they stay right, nor with None); "none" recomputes everything.
     ``end_marker``: id that stood beside the masks in training ("do not end here"), and
     ``marker_position`` where: "after_masks" or "before_masks"; defaults what the checkpoint says.
-    ``trim``: ids, or a JSON file of them, outside which nothing is drafted, so that only their rows
-    of the head are multiplied; see `frequent_ids` in `dllm.drafting.trimming`.  ``banned`` ids are
-    never drafted; ``known_as`` gives the drafter's id of every verifier id where they differ
-    (-1: none).
+    ``banned`` ids are never drafted; ``known_as`` gives the drafter's id of every verifier id where
+    they differ (-1: none).
     """
 
     model: Any = "nano"
@@ -106,7 +102,6 @@ class DiffusionDrafter(Drafter):
     refresh_rounds: int | None = 8
     end_marker: int | None = None
     marker_position: str | None = None
-    trim: Any = None
     banned: tuple[int, ...] = ()
     known_as: IntArray | None = None
 
@@ -129,9 +124,6 @@ class DiffusionDrafter(Drafter):
                 f"{self.model.name} has no mask token to draft with: its noise is uniform; load a "
                 "masked diffusion model, or use a lookup drafter"
             )
-        if self.trim is not None:
-            self.trim = kept_ids(self.trim, self.model.facts.vocab_size)
-            self.head = TrimmedHead(self.model.head, self.trim)
         if self.search is not None:
             self.search = single(self.search, SEARCHES, Search)
         if self.proxy is None:
@@ -212,8 +204,6 @@ class DiffusionDrafter(Drafter):
                         "for; use 'reuse' or 'none'"
                     )
                 self._engine = Engine(self.model, cache)
-                if self.trim is not None:
-                    self._engine.forward.head = self.head
             return self._engine
 
     def _cache(self) -> Cache:
@@ -254,8 +244,6 @@ class DiffusionDrafting(Drafting):
     learnt: int = 0  # committed tokens the proxy has seen
     since_refresh: int = 0
     fed: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
-    smoothed: float | None = None  # moving acceptance, and its value after the last refresh
-    reference: float | None = None
 
     def __post_init__(self) -> None:
         part, model = self.part, self.part.model
@@ -349,19 +337,11 @@ class DiffusionDrafting(Drafting):
         kept = int(different[0]) if different.size else common
         self.part.engine().replace(self.row, canvas, kept)
         self.since_refresh += 1
-        if self.reuse and (self.rounds == 0 or self._refresh_due()):
-            self.row.slots.state(Refresh).due = True
-            self.since_refresh, self.reference = 0, None
-        self.fed = prefix.copy()
-
-    def _refresh_due(self) -> bool:
-        fallen = (
-            self.reference is not None
-            and self.smoothed is not None
-            and self.smoothed < 0.75 * self.reference
-        )
         every = self.part.refresh_rounds
-        return every is not None and (fallen or self.since_refresh >= every)
+        if self.reuse and (self.rounds == 0 or (every or math.inf) <= self.since_refresh):
+            self.row.slots.state(Refresh).due = True
+            self.since_refresh = 0
+        self.fed = prefix.copy()
 
     def _with_decided(
         self, logits: torch.Tensor | None, undecided: IntArray, window: int
@@ -375,14 +355,6 @@ class DiffusionDrafting(Drafting):
         if logits is not None:
             rows[undecided.tolist()] = logits.float()
         return rows
-
-    def observe(self, feedback: Feedback) -> None:
-        if len(feedback.draft):
-            accepted = float(feedback.accepted)
-            old = accepted if self.smoothed is None else self.smoothed
-            self.smoothed = old + 0.3 * (accepted - old)
-            if self.reference is None:
-                self.reference = self.smoothed
 
     def learn(self, prefix: IntArray) -> None:
         """Show the proxy what was committed since it was last asked."""

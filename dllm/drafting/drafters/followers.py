@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import islice
 
 from ...core.canvas import IntArray
@@ -29,18 +29,12 @@ class Followers:
                 seen[tokens[end]] = seen.pop(tokens[end], 0) + 1
         self.known = len(text)
 
-    def behind(self, context: Sequence[int]) -> Iterator[tuple[int, dict[int, int]]]:
-        """(n, followers) of the last n tokens of ``context``, the longest known n first."""
-        for n in reversed(self.sizes):
-            seen = self.counts.get(tuple(context[-n:])) if n <= len(context) else None
-            if seen:
-                yield n, seen
-
     def latest(self, context: Sequence[int], most: int) -> dict[int, tuple[int, int]]:
         """At most ``most`` followers: token -> (n of the longest n-gram it followed, its place
         among those, the latest first)."""
         found: dict[int, tuple[int, int]] = {}
-        for n, seen in self.behind(context):
+        for n in reversed(self.sizes):
+            seen = self.counts.get(tuple(context[-n:]), {}) if n <= len(context) else {}
             for place, token in enumerate(islice(reversed(seen), most)):
                 found.setdefault(token, (n, place))
         return dict(islice(found.items(), most))

@@ -31,7 +31,7 @@ class FirstOf(Drafter):
     def __post_init__(self) -> None:
         if len(self.drafters) < 1 or not all(isinstance(d, Drafter) for d in self.drafters):
             raise ConfigError(
-                "first_of takes drafters joined with '+', e.g. first_of(prompt_lookup+anpd)"
+                "first_of takes drafters joined with '+', e.g. first_of(prompt_lookup+suffix)"
             )
 
     @property

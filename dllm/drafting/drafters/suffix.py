@@ -12,17 +12,8 @@ import numpy as np
 
 from ...core.canvas import IntArray
 from ...core.errors import ConfigError
-from ..base import (
-    DRAFTERS,
-    EMPTY,
-    Budget,
-    Draft,
-    Drafter,
-    Drafting,
-    DraftRequest,
-    Feedback,
-)
-from ..search.grow import Node, grow
+from ..base import DRAFTERS, EMPTY, Budget, Draft, Drafter, Drafting, DraftRequest, Feedback
+from ..search.grow import Node, draft_of, grow
 from .history import BORDER, History
 from .hits import HitRates
 
@@ -54,7 +45,7 @@ class SuffixDecoding(Drafter):
     continuation.  Both are built in linear time while prompts are read.
     """
 
-    depth: int = 24
+    depth: int = 64
     factor: float = 1.0
     least: float = 0.1
     requests: int = 1_000
@@ -69,17 +60,6 @@ class SuffixDecoding(Drafter):
 
     def open(self, request: DraftRequest) -> Drafting:
         return _Suffixes(self, request)
-
-    @property
-    def texts(self) -> list[list[int]]:
-        """The outputs that are kept, oldest first."""
-        result: list[list[int]] = [[]]
-        for token in self.shared.tokens[self.shared.low :].tolist():
-            if token == BORDER:
-                result.append([])
-            else:
-                result[-1].append(token)
-        return result[:-1]
 
     def remember(self, text: list[int]) -> None:
         """Keep an output for later requests; the oldest makes room."""
@@ -104,18 +84,14 @@ class _Suffixes(Drafting):
         self.size = 0  # matched tokens of the last draft
 
     def propose(self, prefix: IntArray, budget: Budget) -> Draft:
-        self._follow(prefix.tolist())
+        self.text = prefix.tolist()
+        self.own.extend(self.text[self.own.size :])
         best = self._best(self.own, budget.length)
         with self.part.lock:
             other = self._best(self.part.shared, budget.length)
         if other is not None and (best is None or other.score > best.score):
             best = other
         return EMPTY if best is None else self._draft(best, budget)
-
-    def _follow(self, text: list[int]) -> None:
-        known = self.own.size
-        self.own.extend(text[known:])
-        self.text = text
 
     def _best(self, history: History, length: int) -> Continuation | None:
         """The continuation with the largest score, of suffixes of all lengths."""
@@ -146,17 +122,13 @@ class _Suffixes(Drafting):
         return Continuation(size, grow(children, most, length, places))
 
     def _draft(self, best: Continuation, budget: Budget) -> Draft:
-        """As many nodes as the budget finds worth their time."""
-        self.size, tree = best.size, best.tree
-        rate = self.part.hits(best.size)
-        shares = [math.exp(node.chance) * rate for node in tree]
-        tokens, parents = [node.token for node in tree], [node.parent for node in tree]
-        if parents == list(range(-1, len(tree) - 1)):
-            return budget.chain(tokens, shares, self.part.name)
-        alive = [node.alive * rate ** (1.0 + node.depth) for node in tree]
-        n = budget.tree_size(np.array(alive))
-        return Draft(np.array(tokens[:n], np.int64), np.array(parents[:n], np.int64),
-                     confidence=np.array(shares[:n]), source=self.part.name)  # fmt: skip
+        """Its shares times how often drafts behind so many matched tokens were right."""
+        self.size, rate = best.size, math.log(self.part.hits(best.size))
+        tree = [
+            node._replace(chance=node.chance + rate, score=node.score + rate * (1 + node.depth))
+            for node in best.tree
+        ]
+        return draft_of(tree, budget, self.part.name)
 
     def observe(self, feedback: Feedback) -> None:
         # also when another drafter was asked

@@ -9,16 +9,8 @@ from typing import Any
 
 from ...core.canvas import IntArray
 from ...core.errors import ConfigError
-from ..base import (
-    DRAFTERS,
-    Budget,
-    Draft,
-    Drafter,
-    Drafting,
-    DraftRequest,
-    Feedback,
-)
-from ..search.grow import Node, grow
+from ..base import DRAFTERS, Budget, Draft, Drafter, Drafting, DraftRequest, Feedback
+from ..search.grow import Node, draft_of, grow
 from .hits import HitRates
 
 # Ranks of the children that each level of the static tree expands, chosen like the paper's: wide
@@ -69,10 +61,7 @@ class _Recycling(Drafting):
         tree = grow(self._children, len(PATHS) if self.trees else budget.length, budget.length,
                     (int(prefix[-1]), ()))  # fmt: skip
         self.ranks = [node.mark[1][-1] for node in tree]
-        tokens, parents = [node.token for node in tree], [node.parent for node in tree]
-        if not self.trees:
-            return budget.chain(tokens, [self.part.hits(0)] * len(tokens), self.part.name)
-        return budget.tree(tokens, parents, [node.alive for node in tree], self.part.name)
+        return draft_of(tree, budget, self.part.name)
 
     def _children(self, node: Node) -> Iterator[tuple[float, int, Any]]:
         """The successors of a token at the ranks that the static tree has below its path."""

@@ -17,9 +17,9 @@ from .control import CONTROLLERS, at_least
 class Threshold(Calibrated):
     """Draft until the probability of at least one rejection exceeds ``h``.
 
-    The token that crosses the bound is sent, as in the official code, and ``h`` and the lengths,
-    ``k_min`` to ``k_max``, are its defaults.  SpecDec++ trains a head to predict acceptance; here
-    it is the calibrated confidence.
+    The token that crosses the bound is sent and one more, as in the official code, which tests one
+    token late; ``h`` and the lengths, ``k_min`` to ``k_max``, are its defaults.  SpecDec++ trains a
+    head to predict acceptance; here it is the calibrated confidence.
     """
 
     k_max: int = 20
@@ -35,5 +35,5 @@ class Threshold(Calibrated):
 
     def _refine(self, confidence: Array) -> int:
         alive = np.cumprod(self.acceptance(confidence[: self.k_max], self._after_whole))
-        crossing = int((1 - alive <= self.h).sum()) + 1
-        return max(self.k_min, min(crossing, self.k_max))
+        sent = int((1 - alive <= self.h).sum()) + 2
+        return max(self.k_min, min(sent, self.k_max))

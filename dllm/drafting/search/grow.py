@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import Any, NamedTuple
 
-from ..base import ROOT
+from ..base import ROOT, Budget, Draft
 
 
 class Node(NamedTuple):
@@ -28,6 +28,15 @@ class Node(NamedTuple):
     def alive(self) -> float:
         """The chance of the whole path."""
         return math.exp(self.score)
+
+
+def draft_of(tree: Sequence[Node], budget: Budget, source: str) -> Draft:
+    """As many nodes of a tree as are worth their time: a chain where each follows the one before,
+    with the chance of each behind it as confidence."""
+    tokens, parents = [node.token for node in tree], [node.parent for node in tree]
+    if parents == list(range(-1, len(tree) - 1)):
+        return budget.chain(tokens, [math.exp(node.chance) for node in tree], source)
+    return budget.tree(tokens, parents, [node.alive for node in tree], source)
 
 
 Children = Callable[[Node], Iterable[tuple[float, int, Any]]]

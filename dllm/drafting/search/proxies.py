@@ -40,21 +40,6 @@ PROXIES: Registry[Proxy] = Registry("proxy")
 register = PROXIES.register
 
 
-@register("uniform")
-@dataclass
-class Uniform(Proxy):
-    """No opinion."""
-
-    def start(self, prefix: Sequence[int]) -> Any:
-        return None
-
-    def logprobs(self, state: Any, tokens: Sequence[int]) -> list[float]:
-        return [0.0] * len(tokens)
-
-    def advance(self, state: Any, token: int) -> Any:
-        return None
-
-
 @register("ngram")
 @dataclass
 class NGram(Proxy):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -49,23 +49,3 @@ class SampleTree(Search):
             np.asarray(tokens, np.int64), np.asarray(parents, np.int64), self.distribution, log_q,
             marginals.confidence[depths], marginals.end, self.name,
         )  # fmt: skip
-
-
-@register("delayed_tree", paper="Dynamic Delayed Tree Expansion For Improved Multi-Path "
-          "Speculative Decoding", arxiv="2602.16994")  # fmt: skip
-@dataclass
-class DelayedTree(SampleTree):
-    """`sample_tree` with a trunk of ``trunk`` tokens, then ``branches`` branches of ``length``.
-
-    The paper learns to choose the three per round; here they are fixed.
-    """
-
-    trunk: int = 2
-    branches: int = 3
-    length: int = 3
-    branching: tuple[int, ...] = field(default=(), init=False)
-
-    def __post_init__(self) -> None:
-        if self.trunk < 0 or self.branches < 1 or self.length < 1:
-            raise ConfigError("delayed_tree takes trunk >= 0, branches >= 1 and length >= 1")
-        self.branching = (1,) * self.trunk + (self.branches,) + (1,) * (self.length - 1)

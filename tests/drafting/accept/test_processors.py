@@ -17,7 +17,7 @@ import torch
 import dllm
 from dllm.drafting.accept.chains import Keyed, Match, Point, Ratio
 from dllm.drafting.accept.rows import KeyedNoise, Rows, Sampling
-from dllm.drafting.accept.sampled import Block, MultiRound, Traversal
+from dllm.drafting.accept.sampled import Block, Traversal
 from dllm.drafting.base import AcceptRule, Draft
 from dllm.kernels.statistics import Filters
 
@@ -40,7 +40,6 @@ RULES: dict[str, tuple[AcceptRule, toy.Make]] = {
     "point": (Point(), toy.argmax),
     "ratio": (Ratio(), toy.sampled),
     "block": (Block(), toy.sampled),
-    "multi_round": (MultiRound(), toy.tree),
     "traversal": (Traversal(), toy.tree),
 }
 FEW, MANY = 1_000, 6_000

@@ -16,13 +16,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import dllm
 from dllm.core.errors import CheckpointError
-from dllm.drafting.base import Budget, Distribution, Draft
+from dllm.drafting.base import Draft
 from dllm.drafting.dflash.checkpoint import BlockCheckpoint, load_checkpoint
 from dllm.drafting.dflash.config import Variant
 from dllm.drafting.dflash.drafter import Binding, BlockDrafter
 from dllm.drafting.dflash.network import BlockNetwork
 from dllm.drafting.dflash.walks import Walk, candidates
-from dllm.kernels.statistics import Filters
 from dllm.train.dflash.data import Answer, Batches, HiddenStates
 from dllm.train.dflash.model import drafter_config, new_drafter
 from dllm.train.dflash.objective import Objective, trainee_of
@@ -76,11 +75,11 @@ def test_hidden_states_logits_and_drafts_are_the_official_ones(case: str) -> Non
                     sure=sure)  # fmt: skip
         places = recorded["drafts"][n]
         expected = places if bound.draft_ids is None else bound.draft_ids[places]
-        draft = walk.chain(len(logits[n]))
-        assert draft.tokens[: len(expected)].tolist() == expected.tolist()
+        chain = walk.grow(len(logits[n]), len(logits[n]), branches=False)
+        assert [node.token for node in chain][: len(expected)] == expected.tolist()
         if sure is not None:
-            assert draft.confidence is not None
-            np.testing.assert_allclose(draft.confidence, recorded["sure"][n], atol=1e-5)
+            confidence = np.exp([node.chance for node in chain])
+            np.testing.assert_allclose(confidence, recorded["sure"][n], atol=1e-5)
         tree = walk.grow(len(logits[n]), 12)
         drafted = Draft(np.array([n.token for n in tree]), np.array([n.parent for n in tree]))
         for node in range(len(tree)):
@@ -212,85 +211,6 @@ def test_dflash_2_is_read_in_every_format(
             assert got.tokens == dllm.speculate(verifier, None, ids, max_new_tokens=16).tokens
             texts.append([stats.accepted for stats in got.rounds])
     assert texts[:2] == texts[2:]
-
-
-def test_ratio_rules_take_drawn_walks_and_refuse_others(verifier: dllm.DiffusionModel) -> None:
-    checkpoint = with_selector(verifier)
-    how: dict[str, Any] = {"max_new_tokens": 12, "temperature": 0.9, "rule": "ratio"}
-    with pytest.raises(dllm.ConfigError, match="lossless only for tokens sampled"):
-        dllm.speculate(verifier, BlockDrafter(checkpoint), prompts(1)[0], **how)
-    for rule in ("ratio", "block"):
-        result = dllm.speculate(verifier, BlockDrafter(checkpoint, head="sample"), prompts(1)[0],
-                                **(how | {"rule": rule}))  # fmt: skip
-        assert result.drafted > 0
-
-
-def test_a_drawn_walk_has_the_distribution_it_says() -> None:
-    """20,000 draws of two tokens against the products of the head's distributions."""
-    torch.manual_seed(0)
-    logits, named = torch.randn(2, 3).numpy(), np.array([[5, 2, 7], [1, 5, 3]])
-    table = torch.randn(9, 2, 3).numpy()
-    walk = Walk(lambda token, row: table[token, row], 4, logits, named, 0.7)
-    rng, seen = np.random.default_rng(0), np.zeros((9, 9))
-    for _ in range(20_000):
-        draft = walk.chain(2, rng.random(2), 9)
-        seen[tuple(draft.tokens)] += 1
-    assert draft.distribution is Distribution.CONDITIONALS and draft.log_q is not None
-    expected = np.zeros((9, 9))
-    for i, a in enumerate(named[0]):
-        first = np.exp(walk.after(4, 0)[i])
-        for j, b in enumerate(named[1]):
-            expected[a, b] = first * np.exp(walk.after(int(a), 1)[j])
-    assert np.abs(seen / 20_000 - expected).max() < 0.015
-    last = draft.q(0)
-    assert last.sum() == pytest.approx(1.0, abs=1e-6)
-    behind = walk.after(int(draft.tokens[0]), 1)
-    np.testing.assert_allclose(last[named[1]], np.exp(behind), rtol=1e-5)
-
-
-def test_ratio_with_a_drawn_walk_keeps_the_verifiers_distribution() -> None:
-    """A toy of three ids: the first emitted token over 300 seeds is the verifier's."""
-    from dllm.drafting.accept.chains import Ratio
-    from dllm.drafting.accept.rows import KeyedNoise, Rows, Sampling
-
-    torch.manual_seed(3)
-    target = torch.randn(3, 3)
-    table = torch.randn(3, 2, 3).numpy()
-    walk = Walk(lambda token, row: table[token, row], 0, np.zeros((2, 3), np.float32),
-                np.arange(3)[None].repeat(2, 0), 1.0)  # fmt: skip
-    counts, runs = np.zeros(3), 300
-    rng = np.random.default_rng(1)
-    for seed in range(runs):
-        draft = walk.chain(2, rng.random(2), 3)
-        rows = Rows(target, draft, np.array([0]), Sampling(Filters(1.0)), KeyedNoise(seed), 0)
-        outcome = Ratio().judge(rows, draft)
-        counts[int(draft.tokens[outcome.path[0]]) if outcome.path else outcome.extra] += 1
-    expected = target[0].softmax(-1).numpy()
-    assert np.abs(counts / runs - expected).max() < 4 * (0.25 / runs) ** 0.5
-
-
-def test_what_is_sent_of_a_drawn_walk_does_not_depend_on_what_comes_later() -> None:
-    """A controller that looks at all confidences sees only those before a token decides on it."""
-    seen: list[int] = []
-
-    def refine(confidence: Any) -> int:
-        seen.append(len(confidence))
-        return len(confidence)
-
-    torch.manual_seed(0)
-    from ..conftest import make_verifier
-
-    verifier = make_verifier("full")
-    part = BlockDrafter(with_selector(verifier), head="sample")
-    from dllm.drafting.base import DraftRequest
-
-    request = DraftRequest(
-        np.array([4, 5]), verifier.facts.vocab_size, (), 40, 0.8, verifier=verifier
-    )
-    drafting: Any = part.open(request)
-    drafting.bound.network.read(drafting.text, torch.randn(1, 32))
-    draft = drafting.propose(np.array([4, 5]), Budget(9, 9, refine))
-    assert len(draft) == 3 and seen[-3:] == [1, 2, 3]
 
 
 def test_parts_that_do_not_fit_are_one_sentence(verifier: dllm.DiffusionModel) -> None:

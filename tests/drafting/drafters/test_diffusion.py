@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import dllm
-from dllm.drafting.base import Budget, DraftRequest, Feedback
+from dllm.drafting.base import Budget, DraftRequest
 from dllm.drafting.drafters.diffusion import DiffusionDrafting
 from dllm.eval.tasks import TASKS
 from dllm.request.prompts import encode, encode_text
@@ -109,18 +109,6 @@ def test_a_changed_prefix_is_computed_again(tiny: dllm.DiffusionModel) -> None:
     other[2] = 50
     log_q(drafting, other)
     assert computed(drafting) == len(PREFIX) - 2 + 5
-
-
-def test_falling_acceptance_refreshes(tiny: dllm.DiffusionModel) -> None:
-    drafting = start(tiny, refresh_rounds=100)
-    prefix = PREFIX
-    for accepted in (4, 4, 0, 0):
-        draft = drafting.propose(prefix, Budget(4, 4))
-        kept = list(range(min(accepted, len(draft))))
-        drafting.observe(Feedback(draft, kept, [], np.array([]), None))
-        prefix = np.append(prefix, [40, 41])
-    drafting.propose(prefix, Budget(4, 4))
-    assert drafting.since_refresh <= 1
 
 
 def test_the_window_is_not_the_draft(tiny: dllm.DiffusionModel) -> None:

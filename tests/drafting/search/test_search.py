@@ -17,7 +17,7 @@ from dllm.drafting.search.best_first_tree import BestFirstTree, grow_lattice
 from dllm.drafting.search.chains import SEARCHES, Argmax, Coupled, Sample, Search, SearchContext
 from dllm.drafting.search.marginals import NARROW, Lattice, Marginals, largest
 from dllm.drafting.search.paths import CausalPathSearch, beam_search
-from dllm.drafting.search.proxies import NGram, Proxy, Uniform
+from dllm.drafting.search.proxies import NGram, Proxy
 from dllm.drafting.search.sample_tree import SampleTree
 from dllm.kernels.noise import gumbel
 
@@ -36,6 +36,19 @@ def random_marginals(
 ) -> Marginals:
     rows = np.random.default_rng(seed).dirichlet(np.full(width, sharp), depth)
     return marginals(rows.tolist(), stop)
+
+
+class Uniform(Proxy):
+    """No opinion."""
+
+    def start(self, prefix: Any) -> Any:
+        return None
+
+    def logprobs(self, state: Any, tokens: Any) -> list[float]:
+        return [0.0] * len(tokens)
+
+    def advance(self, state: Any, token: int) -> Any:
+        return None
 
 
 def context(proxy: Proxy | None = None, **more: object) -> SearchContext:
