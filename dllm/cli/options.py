@@ -238,7 +238,9 @@ class Measured(Ways):
         return samplers_with_curves() if "all" in (self.curve or ()) else self.curve or []
 
 
-EVERY = GenerationConfig.fields().keys() - {"suppress_mask", "top_candidates", "cache_salt"}
+EVERY = GenerationConfig.fields().keys() - {
+    "suppress_mask", "top_candidates", "cache_salt", "structural_tag",
+}  # fmt: skip
 ANSWERS = GenerationConfig.fields().keys() - GenerationConfig.fields(HOLES, MACHINE) | {
     "stop_strings", "logit_bias", "length"
 }  # fmt: skip

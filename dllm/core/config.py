@@ -15,7 +15,7 @@ from .errors import ConfigError, check_unicode, short
 MOST = 2**31 - 1  # of what is counted
 MAX_TEMPERATURE = 1e6  # temperature and guidance in float32; all tokens are alike long before
 FILTERS = ("top_p", "top_k", "min_p")  # of what is drawn from
-FORMATS = ("regex", "choice", "json_schema")
+FORMATS = ("regex", "choice", "json_schema", "grammar", "structural_tag")
 NOT_WITH_FORMATS = {
     **dict.fromkeys(FILTERS, "what it leaves may hold no text of the form"),
     "min_new_tokens": "the form says how long the answer is",
@@ -44,6 +44,9 @@ ELSEWHERE = {
     **dict.fromkeys(("frequency_penalty", "presence_penalty", "repetition_penalty"),
                     "logit_bias: tokens of a canvas are decided several at a time, so that there "
                     "is no past to penalise"),
+    **dict.fromkeys(("generator", "random_seed"), "seed"),
+    "observe": "an argument of dllm.Session",
+    "progress": "a loop over dllm.as_completed, or dllm generate on the command line",
     "use_cache": "cache='dual' or another name of 'dllm caches'",
 }  # fmt: skip
 
@@ -268,6 +271,14 @@ class GenerationConfig(Machine):
     json_schema: Annotated[Any, BeforeValidator(_schema), about(
         "JSON schema of the answer.  A pydantic class, a dictionary, or a file.", *EVERY, wire=None,
     )] = None  # fmt: skip
+    grammar: Annotated[str | None, BeforeValidator(_unicode), about(
+        "Grammar of the answer.  In the syntax of Lark, or of GBNF.", *EVERY,
+        kind="a grammar as a text", wire=None,
+    )] = None  # fmt: skip
+    structural_tag: Annotated[Mapping[str, Any] | None, about(
+        "Structures within free text.  A dictionary of triggers and structures, as in vLLM and "
+        "SGLang.", *EVERY, kind="a dictionary with structures and triggers", wire=None,
+    )] = None  # fmt: skip
     confidence: Annotated[str | None, about(
         "With structured output: 'model' uses the unconstrained probability as confidence.",
         kind="'model' or left out", wire=None,
@@ -383,6 +394,8 @@ class GenerationArguments(TypedDict, total=False):
     regex: str | None
     choice: Iterable[str] | None
     json_schema: Any
+    grammar: str | None
+    structural_tag: Mapping[str, Any] | None
     confidence: str | None
     literals: bool
 

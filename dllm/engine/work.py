@@ -29,7 +29,8 @@ class Row:
     ``held``: it stays when it is finished, until `Work.drop`.  ``number``: rows are counted as they
     join.  ``seconds``: time of the steps between its admission and its end.  ``restarts``: how many
     times it gave its memory back and began again.  ``alone``: it shares its forwards with no other
-    row, because one that it shared failed.
+    row, because one that it shared failed.  ``inexact``: in some step the completion of its
+    structure was not certainly the likeliest one.
     """
 
     canvas: Canvas
@@ -39,6 +40,7 @@ class Row:
     seconds: float = field(default=0.0, kw_only=True)
     restarts: int = field(default=0, kw_only=True)
     alone: bool = field(default=False, kw_only=True)
+    inexact: bool = field(default=False, kw_only=True)
     error: BaseException | None = field(default=None, kw_only=True)
 
     @property

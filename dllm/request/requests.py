@@ -104,6 +104,10 @@ def format_for(
         wanted = source.choice(config.choice)
     elif config.json_schema is not None:
         wanted = source.json_schema(config.json_schema)
+    elif config.grammar is not None:
+        wanted = source.grammar(config.grammar)
+    elif config.structural_tag is not None:
+        wanted = source.structural_tag(config.structural_tag)
     else:
         return None
     return format_of(model, wanted, not holes, config.literals)

@@ -44,7 +44,9 @@ class Result:
     only looked for its length.  ``holes``: what was written into each hole of such a text.
     ``peak_memory`` (bytes; of the device, or of the process on CPU) and ``cache_bytes`` (what is
     held in keys, values and hidden states) are those of all rows together.  ``schema``: the
-    pydantic class or JSON schema that the text follows.
+    pydantic class or JSON schema that the text follows.  ``structured``, of a text that has a
+    structure: "exact" where each step proposed its likeliest completion, or one drawn from all;
+    "completable" where some step looked at a part of them.
     """
 
     text: str
@@ -71,6 +73,7 @@ class Result:
     probes: int = 0
     holes: list[str] = field(default_factory=list, repr=False)
     schema: Any = field(default=None, repr=False)
+    structured: str | None = None
 
     @classmethod
     def of(cls, request: Request, engine: Work[Any, Any], peak: int) -> Result:
@@ -105,8 +108,20 @@ class Result:
             "cache_bytes": engine.cache_bytes, "restarts": row.restarts,
             "queue_seconds": request.queue_seconds or 0.0, "schema": config.json_schema,
             "canvas": canvas.region[1] - canvas.region[0], "probes": canvas.probes,
+            "structured": None if recipe.format is None
+            else "completable" if row.inexact else "exact",
         }  # fmt: skip
         return cls(**made | engine.figures(row))
+
+    def __getattr__(self, name: str) -> Any:
+        told = {
+            "outputs": ": its text is result.text; n answers are a list of results",
+            "choices": ": its text is result.text",
+            "token_ids": ": they are result.tokens",
+        }
+        raise AttributeError(
+            f"a {type(self).__name__} has no {name}{told.get(name, '')}", name=name, obj=self
+        )  # fmt: skip
 
     @property
     def parsed(self) -> Any:

@@ -44,9 +44,13 @@ def _is_schema(value: Any) -> bool:
 
 def _is_response_format(value: Any) -> bool:
     if not isinstance(value, dict) or value.get("type") != "json_schema":
-        return value in ({"type": "text"}, {"type": "json_object"})
+        return _is_tag(value) or value in ({"type": "text"}, {"type": "json_object"})
     given = value.get("json_schema")
     return isinstance(given, dict) and _is_schema(given.get("schema"))
+
+
+def _is_tag(value: Any) -> bool:
+    return isinstance(value, dict) and value.get("type") == "structural_tag" and _is_schema(value)
 
 
 def _is_ids(value: Any) -> bool:
@@ -117,7 +121,8 @@ Schema = Annotated[
 ]
 ResponseFormat = Annotated[
     Any,
-    Must('{"type": "text"}, {"type": "json_object"} or {"type": "json_schema", "json_schema": '
+    Must('{"type": "text"}, {"type": "json_object"}, {"type": "structural_tag", "structures": ..., '
+         '"triggers": ...} or {"type": "json_schema", "json_schema": '
          f'{{"name": ..., "schema": ...}}}} of at most {LONGEST_FORM} characters',
          _is_response_format, {"type": "object"}),
 ]  # fmt: skip
@@ -252,7 +257,7 @@ class Decoding(Body):
     trace: bool = False
 
 
-GUIDED = "use structured_outputs, with regex, choice or json"
+GUIDED = "use structured_outputs, with regex, choice, json, grammar or structural_tag"
 TOOLS = "describe them as tools"
 OTHER = "it has no meaning for a text model"
 ENCODED = "a prompt is encoded as the model expects"
@@ -293,6 +298,8 @@ class StructuredOutputs(Body):
     regex: Annotated[str, Field(min_length=1, max_length=LONGEST_FORM)] | None = None
     choice: Choice | None = None
     schema_: Schema | None = Field(default=None, alias="json")
+    grammar: Annotated[str, Field(min_length=1, max_length=LONGEST_FORM)] | None = None
+    structural_tag: Schema | None = None
 
 
 class Writing(Decoding):

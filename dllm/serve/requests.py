@@ -279,11 +279,14 @@ def _form(body: Writing) -> dict[str, Any]:
     """The argument that gives the answer a form."""
     wanted, given = body.response_format or {"type": "text"}, body.structured_outputs
     forms: dict[str, Any] = {}
-    if wanted["type"] != "text":
+    if wanted["type"] == "structural_tag":
+        forms["structural_tag"] = {key: wanted[key] for key in wanted if key != "type"}
+    elif wanted["type"] != "text":
         schema = wanted.get("json_schema", {}).get("schema")
         forms["json_schema"] = {"type": "object"} if schema is None else schema
     if given is not None:
-        named = {"regex": given.regex, "choice": given.choice, "json_schema": given.schema_}
+        named = {"regex": given.regex, "choice": given.choice, "json_schema": given.schema_,
+                 "grammar": given.grammar, "structural_tag": given.structural_tag}  # fmt: skip
         if forms or sum(value is not None for value in named.values()) > 1:
             raise Problem(400, "an answer has one form: regex, choice, json or a response_format",
                           "structured_outputs", "invalid_value")  # fmt: skip

@@ -47,6 +47,25 @@ class Arcs:
         self.sources: IntArray | slice = found if len(found) < size else slice(None)
         self.by_target = np.argsort(target, kind="stable")
         self.targets, self.first_into = np.unique(target[self.by_target], return_index=True)
+        self._leaving = np.searchsorted(source, np.arange(size + 1))
+        self._sizes = np.array(sizes)
+
+    def leaving(self, states: IntArray) -> IntArray:
+        """The arcs out of some ``states``, ascending."""
+        first = self._leaving[states]
+        return _ranges(first, self._leaving[states + 1] - first)
+
+    def members(self, sets: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+        """The classes of some ``sets`` side by side, the first of each, and which each is in."""
+        sizes = self._sizes[sets]
+        labels = self.labels[_ranges(self.sets[sets], sizes)]
+        return labels, sizes.cumsum() - sizes, np.repeat(np.arange(len(sets)), sizes)
+
+
+def _ranges(first: IntArray, sizes: IntArray) -> IntArray:
+    """Ranges of numbers side by side."""
+    ends = sizes.cumsum()
+    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(first - ends + sizes, sizes)
 
 
 @dataclass(frozen=True, eq=False)

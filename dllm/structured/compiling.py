@@ -20,8 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ..core.errors import ConfigError
+from . import grammar
 from .expressions import TEXT, regex_part
 from .parts import (
+    MOST_STEPS,
     Budget,
     ByteAutomaton,
     Bytes,
@@ -88,7 +90,8 @@ class Compiler:
     """Reads one structure.  ``source``: plain data as JSON, see `dllm.structured.source`."""
 
     def __init__(self, depth: int = DEPTH) -> None:
-        self.budget, self.depth = Budget(), depth
+        # Further tries take less, so that all of them together end soon.
+        self.budget, self.depth = Budget(MOST_STEPS // (1 if depth == DEPTH else 4)), depth
         self.cut = False  # whether something was written to a depth
         self.ignored: dict[str, None] = {}
 
@@ -105,6 +108,10 @@ class Compiler:
             return Either(tuple(map(self.part, value)))
         if kind == "repeat":
             return Repeat(self.part(value[0]), value[1], value[2])
+        if kind == "grammar":
+            part, cut = grammar.read(value, self.budget, self.depth)
+            self.cut = self.cut or cut
+            return part
         if kind == "free":
             return Leaf(self._free(value))
         reader = Reader(value, self.budget, self.depth)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from ..core.canvas import PATH, Canvas
 from .automaton import Automaton, BoolArray, IntArray
-from .joint import Chain, Float64Array, Lattice
+from .joint import MOST_ARCS, Chain, Float64Array, Lattice, Pruned
 from .literals import Literals
 
 ROOM = 1 << 22  # terms of sums that are held at once
@@ -123,11 +123,13 @@ class Format:
 
 class Completion(NamedTuple):
     """The classes (n,) that a joint completion gives to the targets of one span, whose indices in
-    the prediction are ``at`` (n,), and their log-probabilities ``sure`` (n,)."""
+    the prediction are ``at`` (n,), and their log-probabilities ``sure`` (n,).  ``exact``: it
+    is the likeliest of all completions, or drawn from all of them."""
 
     at: IntArray
     classes: IntArray
     sure: Float64Array
+    exact: bool
 
 
 @dataclass(frozen=True)
@@ -180,6 +182,10 @@ def complete(questions: Sequence[Question]) -> list[list[Completion] | None]:
             groups.setdefault(asked.form.automaton, []).append((i, part))
     found: list[list[Completion | None]] = [[] for _ in questions]
     for automaton, members in groups.items():
+        if len(automaton.arcs.source) > MOST_ARCS:
+            for i, part in members:
+                found[i].append(_pruned(automaton, part))
+            continue
         size = max(len(part.chain.weight) for _, part in members) * len(automaton.arcs.source)
         step = max(1, ROOM // size)
         for low in range(0, len(members), step):
@@ -187,18 +193,33 @@ def complete(questions: Sequence[Question]) -> list[list[Completion] | None]:
             chains = dict.fromkeys(chain for _, part in here for chain in part[3:])
             lattice = Lattice(automaton, list(chains))
             for i, part in here:
-                found[i].append(_completion(lattice, part))
+                found[i].append(_completion(dict.fromkeys(part[3:], lattice), part))
     return [None if None in each else [c for c in each if c is not None] for each in found]
 
 
-def _completion(lattice: Lattice, part: Part) -> Completion | None:
+def _pruned(automaton: Automaton, part: Part) -> Completion | None:
+    """A completion through the likeliest states; through all where these lead to nothing."""
+    pruned = {chain: Pruned(automaton, chain) for chain in dict.fromkeys(part[3:])}
+    if all(lattice.possible(chain) for chain, lattice in pruned.items()):
+        chosen = pruned[part.drawn if part.question.draw else part.chain]
+        exact = chosen.whole if part.question.draw else chosen.certain
+        return _completion(pruned, part, exact)
+    chains = list(pruned)
+    lattice = Lattice(automaton, chains)
+    return _completion(dict.fromkeys(chains, lattice), part)
+
+
+def _completion(
+    lattices: Mapping[Chain, Lattice], part: Part, exact: bool = True
+) -> Completion | None:
     asked, first = part.question, part.first
+    lattice = lattices[part.chain]
     if not lattice.possible(part.chain):
         return None
     if asked.draw:
         noise = asked.canvas.uniform(PATH, first + np.arange(len(part.chain.weight)))
-        path = lattice.drawn(part.drawn, noise.astype(np.float64))
+        path = lattices[part.drawn].drawn(part.drawn, noise.astype(np.float64))
     else:
         path = lattice.likeliest(part.chain)
     here = asked.positions[part.at] - first
-    return Completion(part.at, path[here], lattice.marginals(part.chain, path)[here])
+    return Completion(part.at, path[here], lattice.marginals(part.chain, path)[here], exact)

@@ -38,7 +38,8 @@ REFERENCE = (rf"(?://{AUTHORITY}(?:/{PCHAR}*)*|/(?:{PCHAR}+(?:/{PCHAR}*)*)?|"
 ATOM = "[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
 DAYS = "(?:[0-9]+D|[0-9]+M(?:[0-9]+D)?|[0-9]+Y(?:[0-9]+M(?:[0-9]+D)?)?)"
 HOURS = "(?:[0-9]+S|[0-9]+M(?:[0-9]+S)?|[0-9]+H(?:[0-9]+M(?:[0-9]+S)?)?)"
-POINTER = "(?:/(?:[!#-.0-\\[\\]-}]|~[01])*)*"
+POINTER = "(?:/(?:[ !#-.0-\\[\\]-}]|~[01])*)*"
+NAME = r"[A-Za-z0-9_.]+(?:\*|:[1-9][0-9]{0,3})?"
 FORMATS = {
     "date": DATE,
     "time": TIME,
@@ -52,6 +53,11 @@ FORMATS = {
     "uri": URI,
     "uri-reference": f"(?:{URI}|{REFERENCE})",
     "json-pointer": POINTER,
+    "relative-json-pointer": f"(?:0|[1-9][0-9]*)(?:#|{POINTER})",
+    "uri-template": rf"(?:{PCHAR}|[/?#]|\{{[+#./;?&]?{NAME}(?:,{NAME})*\}})*",
 }
+# Of addresses in all alphabets those are written that need no others.
+FORMATS |= {"iri": FORMATS["uri"], "iri-reference": FORMATS["uri-reference"],
+            "idn-email": FORMATS["email"], "idn-hostname": FORMATS["hostname"]}  # fmt: skip
 # Formats of OpenAPI and others, which say how a value is meant and not which it may be.
 UNCHECKED = {"password", "byte", "binary", "int32", "int64", "float", "double", "decimal"}

@@ -6,6 +6,8 @@ automaton's: dynamic programming finds the likeliest completion (DINGO, arXiv 25
 one exactly, and gives exact marginals (Dang and Ermon, arXiv 2607.07026).  Whatever subset of one
 completion is committed, the rest of it still completes the text.
 
+An automaton of many states is looked at through the likeliest states of each position only.
+
 Sums of probabilities over a long text lie far outside of what a float holds.  They are kept as
 multiples of the largest term, whose logarithm is known from the search for the likeliest
 completion: each position then takes a multiplication, a sum and one exponential per edge.
@@ -16,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +28,8 @@ from .automaton import Automaton, BoolArray, IntArray
 Float64Array = npt.NDArray[np.float64]
 LEAST = 1e-300  # no state counts for less, beside the others of its position
 LOWEST = -690.0  # and no arc, its logarithm
+MOST_ARCS = 4_000  # of an automaton all of whose states are looked at
+KEPT = 256  # states per position of a larger one
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,3 +151,118 @@ class Lattice:
                 x.take(arcs.by_target, 1), arcs.first_into, axis=1
             )
         return visits
+
+
+class Pruned(Lattice):
+    """Completions of one chain through the ``kept`` likeliest states of each position only.
+
+    ``certain``: whether the likeliest of them is the likeliest of all.  What was dropped weighs at
+    most its own weight and the largest of each later position.  ``whole``: whether nothing was
+    dropped, so that draws and marginals are exact, too.
+    """
+
+    def __init__(self, automaton: Automaton, chain: Chain, kept: int = KEPT) -> None:
+        self.chain, self.kept = chain, kept
+        self.bound = -np.inf
+        self._steps: list[Step] = []
+        super().__init__(automaton, [chain])
+
+    @property
+    def whole(self) -> bool:
+        return self.bound == -np.inf
+
+    @property
+    def certain(self) -> bool:
+        return bool(self.bound <= self.best[0, 0, self.chain.start])
+
+    def _forward(self) -> None:
+        """The kept states, and the arcs between them."""
+        arcs, chain = self.automaton.arcs, self.chain
+        ahead = self._leading()
+        later = np.append(chain.weight.max(1)[::-1].cumsum()[::-1], 0.0)
+        states, scores = np.array([chain.start]), np.zeros(1)
+        for i, weight in enumerate(chain.weight):
+            here = arcs.leaving(states)
+            here = here[ahead[i + 1][arcs.target[here]]]
+            sets, which = np.unique(arcs.label[here], return_inverse=True)
+            labels, first, of = arcs.members(sets)
+            largest = np.maximum.reduceat(weight[labels], first) if labels.size else np.zeros(0)
+            best = largest[which]
+            total = scores[np.searchsorted(states, arcs.source[here])] + best
+            target, into = np.unique(arcs.target[here], return_inverse=True)
+            reached = np.full(len(target), -np.inf)
+            np.maximum.at(reached, into, total)
+            order = np.argsort(-reached, kind="stable")
+            order = order[reached[order] > -np.inf]
+            if len(order) > self.kept:
+                self.bound = max(self.bound, reached[order[self.kept]] + later[i + 1])
+                order = order[: self.kept]
+            order.sort()
+            inside = np.isin(into, order) & (best > -np.inf)
+            finite = np.where(largest == -np.inf, 0.0, largest)
+            ways = np.exp(chain.law[i][labels] - finite[of])
+            ways = np.add.reduceat(ways, first) if labels.size else np.zeros(0)
+            self._steps.append(Step(here[inside], best[inside], ways[which][inside]))
+            states, scores = target[order], reached[order]
+
+    def _leading(self) -> list[BoolArray]:
+        """(S,) per position: from where the end can be reached."""
+        chain, automaton = self.chain, self.automaton
+        found, steady = [chain.final], False
+        for weight in chain.weight[::-1]:
+            possible = weight > -np.inf
+            if np.count_nonzero(possible) == 1:
+                follow, states = automaton.next[:, int(possible.argmax())], found[-1]
+                found.append((follow >= 0) & states[follow])
+                steady = False
+            elif steady:
+                found.append(found[-1])
+            else:
+                found.append(automaton.before(found[-1]))
+                steady = np.array_equal(found[-1], found[-2])
+        return found[::-1]
+
+    def _backward(self) -> None:
+        self.best[0, -1, self.chain.final] = 0.0
+        self.scaled[0, -1] = self.best[0, -1] == 0.0
+        if self.chain.start < 0:
+            return
+        self._forward()
+        arcs = self.automaton.arcs
+        for i in range(self.length - 1, -1, -1):
+            here, largest, ways = self._steps[i]
+            if not here.size:
+                self._terms.append(np.zeros(0))
+                continue
+            sources, first, run = np.unique(
+                arcs.source[here], return_index=True, return_inverse=True
+            )
+            x = largest + self.best[0, i + 1, arcs.target[here]]
+            best = np.maximum.reduceat(x, first)
+            x = np.exp(np.maximum(x - np.where(best == -np.inf, 0.0, best)[run], LOWEST))
+            x *= ways * self.scaled[0, i + 1, arcs.target[here]]
+            mass = np.add.reduceat(x, first)
+            top = mass.max()
+            self._terms.append(x)
+            self.best[0, i, sources], self.mass[0, i, sources] = best, mass
+            self.scaled[0, i, sources] = np.maximum(mass / (top if top > 0 else 1), LEAST)
+
+    @cached_property
+    def _visits(self) -> Float64Array:
+        arcs, visits = self.automaton.arcs, np.zeros_like(self.mass)
+        visits[0, 0, self.chain.start] = 1.0
+        for i in range(self.length):
+            here = self._steps[i].arcs
+            source, mass = arcs.source[here], self.mass[0, i, arcs.source[here]]
+            share = self._terms[-1 - i] * visits[0, i, source] / np.where(mass > 0, mass, 1.0)
+            visits[0, i + 1] = np.bincount(arcs.target[here], share, len(visits[0, 0]))
+        return visits
+
+
+class Step(NamedTuple):
+    """Arcs (a,) between kept states of two positions, the largest weight of each one's classes,
+    and the sum of their laws beside it."""
+
+    arcs: IntArray
+    largest: Float64Array
+    ways: Float64Array

@@ -156,7 +156,7 @@ def multiples(step: float, whole: bool, budget: Budget) -> ByteAutomaton:
             if byte == "-":
                 to = (-4, 0, True) if place == -3 else None
             elif byte == ".":
-                to = (0, rest, True) if places and place in (-1, -2) else None
+                to = None if whole or place not in (-1, -2) else (0, rest, True)
             elif place >= 0:
                 more = (rest * 10 + int(byte)) % size if place < places else rest
                 to = min(place + 1, places), more, False

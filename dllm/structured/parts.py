@@ -558,6 +558,22 @@ def combined(
     return minimal(rows, ends, [], budget)
 
 
+def erased(automaton: ByteAutomaton, byte: int, budget: Budget) -> ByteAutomaton:
+    """The same texts with each ``byte`` left out."""
+    net = Net(budget)
+    end = net.node([])
+    low = len(net.edges)
+    for edges, accepts in zip(automaton.edges, automaton.accepting, strict=True):
+        row: list[Edge] = []
+        free = [end] if accepts else []
+        for first, last, target in edges:
+            sides = (first, min(last, byte - 1)), (max(first, byte + 1), last)
+            row += [(a, b, low + target) for a, b in sides if a <= b]
+            free += [low + target] if first <= byte <= last else []
+        net.free[net.node(row)] += free
+    return minimal(*_determined(net, low + automaton.start, end), budget)
+
+
 def union(ranges: Iterable[tuple[int, int]]) -> Ranges:
     """Ranges of code points, ascending and apart."""
     result: list[tuple[int, int]] = []

@@ -52,13 +52,19 @@ KEYWORDS = {
                "propertyNames", "minProperties", "maxProperties"},
     "array": {"items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems",
               "contains", "minContains", "maxContains"},
-    "string": {"minLength", "maxLength", "pattern", "format"},
-    "number": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"},
+    "string": {"minLength", "maxLength", "pattern", "format", ("not", "pattern")},
+    "number": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf",
+               ("not", "multipleOf")},
     "boolean": set(), "null": set(),
 }  # fmt: skip
 NAMES = (*KEYWORDS, "integer")
-REFUSED = {"not", "contains", "unevaluatedProperties", "unevaluatedItems", "$dynamicRef",
-           "$recursiveRef"}  # fmt: skip
+REFUSED = {
+    "contains", "unevaluatedProperties", "unevaluatedItems", "$dynamicRef", "$recursiveRef",
+}  # fmt: skip
+# Values, expressions of strings and divisors that are left out: keys that no schema has.
+NOT_IN: Any = ("not", "enum")
+NOT_PATTERN: Any = ("not", "pattern")
+NOT_STEP: Any = ("not", "multipleOf")
 Schema = Mapping[str, Any]
 
 
@@ -128,8 +134,6 @@ class Reader:
     def _value(self, given: Schema, path: str) -> Part:
         schema = {key: value for key, value in given.items() if self._counts(key)}
         for key in sorted(REFUSED & schema.keys()):
-            if key == "not" and schema[key] in ({}, True):
-                raise Nothing(path)
             raise ConfigError(f"{path} of the schema has {key!r}, which is not supported")
         for key, combine in self.COMBINING.items():
             if key in schema:
@@ -137,6 +141,8 @@ class Reader:
         if "const" in schema or "enum" in schema:
             return self._constants(schema, path)
         types = _types(schema, path)
+        if types is None and NOT_IN in schema:
+            types = [*KEYWORDS]
         if types is None:
             return self.anything(self.depth)
         return self._either(
@@ -254,28 +260,99 @@ class Reader:
         key = "anyOf" if "anyOf" in schema else "oneOf"
         rest, parts = without(schema, key), list(schema[key])
         if key == "oneOf":
-            self._check_apart(parts, rest, path)
+            parts = self._one_alone(parts, path)
         return self._either(
-            [lambda part=part, i=i: (self._followed([part], rest, f"{path}/{key}/{i}") if rest
-                                     else self.value(part, f"{path}/{key}/{i}"))
-             for i, part in enumerate(parts)], path,
-        )  # fmt: skip
+            [
+                lambda part=part, i=i: (
+                    self._followed([part], rest, f"{path}/{key}/{i}")
+                    if rest
+                    else self.value(part, f"{path}/{key}/{i}")
+                )
+                for i, part in enumerate(parts)
+            ],
+            path,
+        )
 
-    def _check_apart(self, parts: Sequence[Any], rest: Schema, path: str) -> None:
-        """Refuse a ``oneOf`` of which two parts may hold at once."""
+    def _one_alone(self, parts: Sequence[Any], path: str) -> list[Any]:
+        """The parts of a ``oneOf``, each without the others that may hold with it."""
         constant = [_constants_of(self._target(part, path)) for part in parts]
         if all(values is not None for values in constant):
             keys = [key for values in constant for key in {*map(_same, values or ())}]
             if len({*keys}) == len(keys):
-                return
+                return [*parts]
+        others: list[list[Any]] = [[] for _ in parts]
         for i, part in enumerate(parts):
-            for other in parts[:i]:
+            for j, other in enumerate(parts[:i]):
                 self.budget.spend(20)
                 if not self._apart(part, other, path):
-                    raise ConfigError(
-                        f"{path} of the schema has oneOf whose parts may overlap: use anyOf, or a "
-                        "required property with a const of its own in each"
-                    )
+                    others[i].append({"not": other})
+                    others[j].append({"not": part})
+        return [
+            {"allOf": [part, *without]} if without else part
+            for part, without in zip(parts, others, strict=True)
+        ]
+
+    def _not(self, schema: Schema, path: str) -> Part:
+        return self._followed([self.negated(schema["not"], path)], without(schema, "not"), path)
+
+    def negated(self, schema: Any, path: str) -> Any:
+        """A schema of the values that do not satisfy this one."""
+        self.budget.spend(20)
+        if isinstance(schema, Mapping) and "$ref" in schema:
+            if self.open.count(schema["$ref"]) >= self.depth:
+                raise TooDeep(path)
+            self.open.append(schema["$ref"])
+            try:
+                target = self.resolve(schema["$ref"], path)
+                return self.negated({"allOf": [target, without(schema, "$ref")]}, path)
+            finally:
+                self.open.pop()
+        if not isinstance(schema, Mapping):
+            return not schema
+        given = {key: value for key, value in schema.items() if self._counts(key)}
+        ways = [way for key in given for way in self._violations(key, given, path)]
+        ways = [way for way in ways if way is not False]
+        return ways[0] if len(ways) == 1 else {"anyOf": ways} if ways else False
+
+    def _violations(self, key: str, given: Schema, path: str) -> list[Any]:
+        """Schemas of the values that violate one keyword of a schema."""
+        value = given[key]
+        if key == "type":
+            names = {*_listed(value)}
+            broken = [{"type": "number", NOT_STEP: [1]}]
+            kinds = {"number" if name == "integer" else name for name in names}
+            rest = [{"type": [name for name in KEYWORDS if name not in kinds]}]
+            return rest + (broken if names & {"integer", "number"} == {"integer"} else [])
+        if key == "multipleOf":
+            return [{"type": "number", NOT_STEP: [value]}]
+        if key in ("const", "enum"):
+            return [{NOT_IN: _constants_of({key: value})}]
+        if key == "required":
+            return [{"type": "object", "properties": {name: False}} for name in value]
+        if key == "properties":
+            return [
+                {"type": "object", "required": [n], "properties": {n: self.negated(part, path)}}
+                for n, part in value.items()
+            ]
+        if key == "anyOf":
+            return [{"allOf": [self.negated(part, path) for part in value]}]
+        if key == "allOf":
+            return [self.negated(part, path) for part in value]
+        if key == "not":
+            return [value]
+        if key == "pattern":
+            return [{"type": "string", NOT_PATTERN: _listed(value)}]
+        if key in OPPOSITE and not isinstance(value, bool):
+            kind = next(name for name, keys in KEYWORDS.items() if key in keys)
+            other, change = OPPOSITE[key]
+            possible = kind == "number" or value + change >= 0
+            return [{"type": kind, other: value + change}] if possible else []
+        if isinstance(value, bool) and key in OPPOSITE:
+            return []  # of a bound, before draft 6: its other half is one way
+        raise ConfigError(
+            f"{path} of the schema has to keep {key!r} from holding, for oneOf, not or if, which "
+            "is not supported: use anyOf, or a required property with a const of its own in each"
+        )
 
     def _target(self, schema: Any, path: str) -> Schema:
         """What a schema that is a reference stands for."""
@@ -335,9 +412,14 @@ class Reader:
         )
 
     def _if(self, schema: Schema, path: str) -> Part:
-        if "then" in schema or "else" in schema:
-            raise ConfigError(f"{path} of the schema has 'if', which is not supported")
-        return self.value(without(schema, "if"), path)
+        rest = {key: value for key, value in schema.items() if key not in CONDITION}
+        ways = [
+            [schema["if"], schema.get("then", True)],
+            [{"not": schema["if"]}, schema.get("else", True)],
+        ]  # fmt: skip
+        if ways[0][1] is True and ways[1][1] is True:
+            return self.value(rest or True, path)
+        return self._either([lambda way=way: self._followed(way, rest, path) for way in ways], path)
 
     # -- values ----------------------------------------------------------------------------------
 
@@ -349,6 +431,8 @@ class Reader:
         if "type" in schema:
             wanted = _listed(schema["type"])
             values = [v for v in values if any(_is(v, kind) for kind in wanted)]
+        left = {*map(_same, schema.get(NOT_IN, ()))}
+        values = [v for v in values if _same(v) not in left]
         self.budget.spend(len(values))
         rest = {k: v for k, v in schema.items() if k not in ("enum", "const", "type")}
         if values and any(rest.keys() & KEYWORDS[_kind(v)] for v in values):
@@ -379,7 +463,18 @@ class Reader:
             form = None
         form = form if form in FORMATS else None
         key = (*patterns, form, least, most)
-        return self.leaf(("string", *key), lambda: self._quoted(patterns, form, least, most, path))
+        leaf = self.leaf(("string", *key), lambda: self._quoted(patterns, form, least, most, path))
+        found = leaf.automaton
+        for pattern in schema.get(NOT_PATTERN, ()):
+            anywhere = self._pattern(pattern, path)
+            found = self._met(found, anywhere, path, without=True)
+        return self._left(found, schema, path) if NOT_IN in schema else Leaf(found)
+
+    def _left(self, automaton: ByteAutomaton, schema: Schema, path: str) -> Leaf:
+        """The same without the values that a schema leaves out."""
+        texts = [json.dumps(v, ensure_ascii=False).encode() for v in schema[NOT_IN]]
+        left = automaton_of(Either(tuple(map(Bytes, texts))), self.budget) if texts else None
+        return Leaf(automaton if left is None else self._met(automaton, left, path, without=True))
 
     def _quoted(
         self, patterns: Sequence[str], form: str | None, least: int, most: int | None, path: str
@@ -413,10 +508,9 @@ class Reader:
 
     def _number(self, schema: Schema, path: str, whole: bool = False) -> Part:
         low, high, above, below = _bounds(schema, path)
-        step = schema.get("multipleOf")
+        step, apart = schema.get("multipleOf"), schema.get(NOT_STEP, ())
         if step is not None and (not _is(step, "number") or step <= 0):
             raise ConfigError(f"{path} of the schema has a multipleOf that is no positive number")
-        whole = whole or (step is not None and step == int(step))
 
         def make() -> Part | ByteAutomaton:
             try:
@@ -432,18 +526,38 @@ class Reader:
                 others.append(multiples(step, whole, self.budget))
             for other in others:
                 found = self._met(found, other, path)
+            for size in apart:
+                among = multiples(size, whole, self.budget)
+                found = self._met(found, among, path, without=True)
             return found
 
-        return self.leaf(("number", low, high, above, below, step, whole), make)
+        leaf = self.leaf(("number", low, high, above, below, step, whole, *apart), make)
+        left = _only(schema, "number")
+        if not left:
+            return leaf
+        if not whole:
+            raise ConfigError(f"{path} of the schema leaves numbers out, which only integers can")
+        return self._left(leaf.automaton, {NOT_IN: map(int, left)}, path)
 
     def _boolean(self, schema: Schema, path: str) -> Part:
-        return Either((Bytes(b"true"), Bytes(b"false")))
+        return self._plain((True, False), schema, path)
 
     def _null(self, schema: Schema, path: str) -> Part:
-        return Bytes(b"null")
+        return self._plain((None,), schema, path)
+
+    def _plain(self, values: Sequence[Any], schema: Schema, path: str) -> Part:
+        left = [value for value in values if value not in _only(schema, _kind(values[0]))]
+        if not left:
+            raise Nothing(path)
+        return Either(tuple(map(constant, left)))
+
+    def _check_whole(self, schema: Schema, kind: str, path: str) -> None:
+        if _only(schema, kind):
+            raise ConfigError(f"{path} of the schema leaves an {kind} out, which is not supported")
 
     def _array(self, schema: Schema, path: str) -> Part:
         least, most = _range(schema, "minItems", "maxItems", path)
+        self._check_whole(schema, "array", path)
         rest, first = schema.get("items", True), schema.get("prefixItems", [])
         if isinstance(rest, list):  # as before 2020-12
             rest, first = schema.get("additionalItems", True), rest
@@ -507,6 +621,7 @@ class Reader:
 
     def _object(self, schema: Schema, path: str) -> Part:
         least, most = _range(schema, "minProperties", "maxProperties", path)
+        self._check_whole(schema, "object", path)
         properties, required = schema.get("properties", {}), schema.get("required", ())
         if isinstance(required, str) or not all(isinstance(name, str) for name in required):
             if isinstance(required, bool):  # as before draft 4
@@ -613,8 +728,8 @@ class Reader:
         return Either(tuple(ways)) if ways else None
 
     COMBINING: ClassVar[dict[str, Callable[[Reader, Schema, str], Part]]] = {
-        "$ref": _reference, "allOf": _all, "anyOf": _any_of, "oneOf": _any_of, "if": _if,
-        "dependencies": _dependencies, "dependentRequired": _dependencies,
+        "$ref": _reference, "if": _if, "allOf": _all, "not": _not, "anyOf": _any_of,
+        "oneOf": _any_of, "dependencies": _dependencies, "dependentRequired": _dependencies,
         "dependentSchemas": _dependencies,
     }  # fmt: skip
     TYPES: ClassVar[dict[str, Callable[[Reader, Schema, str], Part]]] = {
@@ -627,9 +742,16 @@ DEPENDENCIES = ("dependencies", "dependentRequired", "dependentSchemas")
 STANDARD = {"date", "time", "date-time", "duration", "email", "idn-email", "hostname",
             "idn-hostname", "ipv4", "ipv6", "uri", "uri-reference", "iri", "iri-reference", "uuid",
             "uri-template", "json-pointer", "relative-json-pointer", "regex"}  # fmt: skip
-CHECKED = {*Reader.COMBINING, *REFUSED, "then", "else", "const", "enum", "type"}.union(
+CONDITION = ("if", "then", "else")
+CHECKED = {*Reader.COMBINING, *REFUSED, *CONDITION, "const", "enum", "type", NOT_IN}.union(
     *KEYWORDS.values()
 )
+OPPOSITE = {
+    "minimum": ("exclusiveMaximum", 0), "maximum": ("exclusiveMinimum", 0),
+    "exclusiveMinimum": ("maximum", 0), "exclusiveMaximum": ("minimum", 0),
+    **{f"min{what}": (f"max{what}", -1) for what in ("Length", "Items", "Properties")},
+    **{f"max{what}": (f"min{what}", 1) for what in ("Length", "Items", "Properties")},
+}  # fmt: skip
 
 
 def listed(begin: bytes, item: Part, end: bytes, least: int = 0, most: int | None = None) -> Part:
@@ -675,6 +797,10 @@ def merged(a: Any, b: Any, path: str) -> Any:
     a, b = ({k: v for k, v in each.items() if k in CHECKED} for each in (a, b))
     if not a or not b:
         return a or b or {}
+    if "if" in a and "if" in b:
+        condition = {key: b[key] for key in CONDITION if key in b}
+        rest = {key: value for key, value in b.items() if key not in CONDITION}
+        b = {**rest, "allOf": [*rest.get("allOf", ()), condition]}
     result = {**a, **b}
     for key in a.keys() & b.keys():
         if a[key] == b[key] and key not in OBJECT:
@@ -768,6 +894,8 @@ MERGE: dict[str, Callable[[Any, Any, str], Any]] = {
     "enum": lambda u, v, path: [x for x in u if _same(x) in {*map(_same, v)}],
     "const": lambda u, v, path: u if _same(u) == _same(v) else _none(path),
     "pattern": lambda u, v, path: (*_listed(u), *_listed(v)),
+    **dict.fromkeys((NOT_IN, NOT_PATTERN, NOT_STEP), lambda u, v, path: [*u, *v]),
+    "not": lambda u, v, path: {"anyOf": [u, v]},
     "items": lambda u, v, path: (_none(path, "items") if isinstance(u, list) or isinstance(v, list)
                                  else _conjoined([u, v])),
     "propertyNames": lambda u, v, path: _conjoined([u, v]),
@@ -804,6 +932,11 @@ def _anchored(root: Any, name: str) -> Any:
         elif isinstance(part, list):
             todo += part
     return None
+
+
+def _only(schema: Schema, kind: str) -> list[Any]:
+    """The values of a type that a schema leaves out."""
+    return [value for value in schema.get(NOT_IN, ()) if _kind(value) == kind]
 
 
 def _listed(value: Any) -> list[Any]:

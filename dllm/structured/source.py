@@ -1,8 +1,9 @@
 """What users ask for, as plain data that is sent to the worker process and names what was built.
 
 A source is a dictionary of one entry: ``regex`` and an expression, ``choice`` and texts,
-``json_schema`` and a schema, ``row`` or ``either`` and sources, ``repeat`` and a source with the
-fewest and the most times (None: without end), ``free`` and words that a text does not contain.
+``grammar`` and its rules, ``json_schema`` and a schema, ``row`` or ``either`` and sources,
+``repeat`` and a source with the fewest and the most times (None: without end), ``free`` and words
+that a text does not contain.
 Nothing is read here: a source may be hostile, and the worker can be ended.
 """
 
@@ -30,9 +31,38 @@ def choice(texts: Sequence[str]) -> Source:
     return {"choice": list(texts)}
 
 
+def grammar(rules: str) -> Source:
+    """Texts of a grammar in the syntax of Lark or of GBNF."""
+    return {"grammar": rules}
+
+
 def json_schema(schema: Any) -> Source:
     """JSON texts of a schema: a pydantic class, a dictionary or a file."""
     return {"json_schema": schema_of(schema)}
+
+
+def structural_tag(wanted: Mapping[str, Any]) -> Source:
+    """Free text in which each of the ``triggers`` begins one of the ``structures``, any number of
+    times: what stands between its ``begin`` and its ``end`` is JSON of its ``schema``."""
+    structures, triggers = wanted.get("structures"), wanted.get("triggers")
+    if not isinstance(structures, list | tuple) or not isinstance(triggers, list | tuple):
+        raise ConfigError("structural_tag is a dictionary with lists of structures and triggers")
+    if not structures or not triggers or not all(isinstance(t, str) and t for t in triggers):
+        raise ConfigError("structural_tag has one structure and one trigger, a text, or more")
+    tags: list[Source] = []
+    for i, each in enumerate(structures):
+        keys = ("begin", "end")
+        if not isinstance(each, Mapping) or not all(isinstance(each.get(k), str) for k in keys):
+            raise ConfigError(f"structures[{i}] of structural_tag has no texts as begin and end")
+        if not each["begin"].startswith(tuple(triggers)):
+            raise ConfigError(
+                f"structures[{i}] of structural_tag begins with {short(each['begin'])}, and with "
+                "none of the triggers"
+            )
+        inner = json_schema(each.get("schema") or {})
+        tags.append({"row": [choice([each["begin"]]), inner, choice([each["end"]])]})
+    free: Source = {"free": list(triggers)}
+    return {"row": [free, {"repeat": [{"row": [{"either": tags}, free]}, 0, None]}]}
 
 
 def schema_of(source: Any) -> Mapping[str, Any]:
@@ -66,5 +96,7 @@ def encoded(source: Source) -> str:
 def named(source: Source) -> str:
     """What errors call a source."""
     ((kind, value),) = source.items()
-    return {"regex": f"the regex {short(value)}", "json_schema": "the schema",
-            "choice": "the choice"}.get(kind, "the structure")  # fmt: skip
+    if kind == "regex":
+        return f"the regex {short(value)}"
+    names = {"json_schema": "schema", "choice": "choice", "grammar": "grammar"}
+    return f"the {names.get(kind, 'structure')}"

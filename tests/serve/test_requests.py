@@ -217,6 +217,11 @@ def test_forms_of_answers() -> None:
         ({"structured_outputs": {"json": SCHEMA}}, {"json_schema": SCHEMA}),
         ({"structured_outputs": {"regex": "a+", "choice": None}}, {"regex": "a+"}),
         ({"structured_outputs": {"choice": ["a", "b"]}}, {"choice": ["a", "b"]}),
+        ({"structured_outputs": {"grammar": "start: \"a\""}}, {"grammar": "start: \"a\""}),
+        ({"structured_outputs": {"structural_tag": {"triggers": []}}},
+         {"structural_tag": {"triggers": []}}),
+        ({"response_format": {"type": "structural_tag", "triggers": ["<"], "structures": []}},
+         {"structural_tag": {"triggers": ["<"], "structures": []}}),
     ):  # fmt: skip
         assert chat(**given).arguments == text(**given).arguments == expected
         assert chat(**given).form and chat().form is None
@@ -225,7 +230,7 @@ def test_forms_of_answers() -> None:
         ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
         ({"structured_outputs": {"regex": "a"}, "response_format": wanted}, "structured_outputs"),
-        ({"structured_outputs": {"grammar": "a"}}, "structured_outputs.grammar"),
+        ({"structured_outputs": {"grammar": 5}}, "structured_outputs.grammar"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
         ({"structured_outputs": {"regex": "a" * 10**5}}, "structured_outputs.regex"),
         ({"tools": [ADD], "tool_choice": "required", "structured_outputs": {"regex": "a"}},

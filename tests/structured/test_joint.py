@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from dllm.structured.automaton import Automaton
-from dllm.structured.joint import Chain, Lattice
+from dllm.structured.joint import Chain, Lattice, Pruned
 
 from ..thin import some
 from . import naive
@@ -145,3 +145,43 @@ def test_weights_that_float64_cannot_hold_as_probabilities() -> None:
     chain = Chain(weight, weight, start, built.accepting | built.closed)
     lattice = Lattice(built, [chain])
     assert np.isfinite(lattice.marginals(chain, lattice.likeliest(chain))).all()
+
+
+@pytest.mark.parametrize("kept", [2, 4, 1000])
+def test_through_the_likeliest_states_only(kept: int) -> None:
+    """What is certain is the likeliest, what is whole is exact; whatever is found is allowed."""
+    certain = 0
+    for pattern, seed in [(p, s) for p in PATTERNS for s in range(6)]:
+        built, start, _ = automaton(pattern)
+        rng = np.random.default_rng(seed)
+        x = weights(rng, LENGTH)
+        tokens, masked = rng.integers(0, built.next.shape[1], LENGTH), rng.random(LENGTH) < 0.8
+        chain = chain_of(built, start, x, np.zeros(LENGTH, int), np.ones(LENGTH, bool))
+        exact = Lattice(built, [chain])
+        if not exact.possible(chain):
+            continue
+        first = exact.likeliest(chain)
+        chain.weight[~masked] = np.where(  # some are decided, as the likeliest has them
+            np.arange(built.next.shape[1]) == first[~masked, None], 0.0, -np.inf
+        )
+        chain.law[~masked] = chain.weight[~masked]
+        exact, pruned = Lattice(built, [chain]), Pruned(built, chain, kept)
+        assert pruned.possible(chain), (pattern, seed, tokens)
+        path = pruned.likeliest(chain)
+        state = start
+        for label in path.tolist():
+            state = int(built.next[state, label])
+            assert state >= 0
+        assert chain.final[state]
+        best = exact.best[0, 0, start]
+        assert pruned.best[0, 0, start] <= best + 1e-12
+        certain += pruned.certain
+        if pruned.certain:
+            assert pruned.best[0, 0, start] == pytest.approx(best, abs=1e-12)
+        if pruned.whole:
+            mine, wanted = (each.marginals(chain, path) for each in (pruned, exact))
+            assert mine == pytest.approx(wanted, abs=1e-9)
+            noise = rng.random(LENGTH)
+            assert (pruned.drawn(chain, noise) == exact.drawn(chain, noise)).all()
+        assert kept < 1000 or pruned.whole
+    assert certain > 6

@@ -86,6 +86,9 @@ TREE_SCHEMA = {
     },
 }  # fmt: skip
 STRINGS = {"type": "string"}
+OBJECT: dict[str, Any] = {"type": "object", "properties": {
+    "a": {"type": ["integer", "string"]}, "b": {"type": "string"}, "c": {"type": "integer"},
+}}  # fmt: skip
 SUPPORTED: list[dict[str, Any]] = [
     {"type": "string"}, {"type": "integer"}, {"type": "number"}, {"type": "boolean"},
     {"type": "null"}, {"type": ["string", "null"]}, {"type": ["integer", "number"]},
@@ -159,7 +162,24 @@ SUPPORTED: list[dict[str, Any]] = [
     {"type": "number", "multipleOf": 2}, {"type": "number", "minimum": -0.35, "maximum": 1.205},
     {"type": "number", "exclusiveMinimum": 0.5, "exclusiveMaximum": 0.62},
     {"type": "array", "items": {"enum": ["a", 1, None]}, "uniqueItems": True, "minItems": 1},
-    {"type": "array", "items": [STRINGS, {"type": "null"}], "additionalItems": False},
+    {"$schema": "http://json-schema.org/draft-07/schema#", "type": "array",
+     "items": [STRINGS, {"type": "null"}], "additionalItems": False},
+    # What may not hold.
+    {"not": {"type": ["string", "object", "array"]}}, {"type": "integer", "not": {"const": 2}},
+    {"type": "number", "not": {"type": "integer"}}, {"type": "number", "not": {"minimum": 2}},
+    {"type": "integer", "not": {"multipleOf": 3}}, {"type": "string", "not": {"pattern": "^a"}},
+    {"type": "string", "not": {"enum": ["a", "b"]}}, {"type": "string", "not": {"maxLength": 2}},
+    {**OBJECT, "not": {"required": ["a"]}}, {**OBJECT, "not": {"required": ["a", "b"]}},
+    {**OBJECT, "not": {"properties": {"a": {"type": "integer"}}}},
+    {**OBJECT, "oneOf": [{"required": [name]} for name in "abc"]},
+    {"oneOf": [{"type": "integer"}, {"minimum": 2}]},
+    {"oneOf": [{"type": "string", "maxLength": 2}, {"type": "string", "minLength": 2}]},
+    {"oneOf": [{"type": "number", "multipleOf": 2}, {"type": "number", "multipleOf": 3}]},
+    {**OBJECT, "if": {"properties": {"a": {"type": "integer"}}, "required": ["a"]},
+     "then": {"required": ["b"]}},
+    {**OBJECT, "if": {"required": ["a"]}, "then": {"required": ["c"]}, "else": {"required": ["b"]}},
+    {**OBJECT, "allOf": [
+        {"if": {"required": [x]}, "then": {"required": [y]}} for x, y in ("ab", "bc")]},
     *({"type": "string", "format": name} for name in (
         "duration", "ipv6", "uri-reference", "json-pointer")),
 ]  # fmt: skip
@@ -167,7 +187,7 @@ SUPPORTED: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("schema", some(SUPPORTED, 28), ids=lambda schema: json.dumps(schema)[:60])
 def test_every_text_satisfies_its_schema(schema: dict[str, Any]) -> None:
-    kind = jsonschema.Draft202012Validator
+    kind = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
     validator = kind(schema, format_checker=kind.FORMAT_CHECKER)
     written = texts(source.json_schema(schema), 12)
     for text in written:
@@ -199,8 +219,10 @@ REFUSED: list[tuple[Any, str]] = [
     ({"type": "array", "items": {"type": "null"}, "minItems": 3, "maxItems": 2}, "no value"),
     ({"prefixItems": [{}], "items": False, "minItems": 2}, "allows no value"),
     ({"type": "object", "required": "a"}, "no list of names"),
-    ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "may overlap"),
-    ({"oneOf": [{"const": 1}, {"enum": [1.0]}]}, "may overlap"),
+    ({"oneOf": [{"const": 1}, {"enum": [1.0]}]}, "allows no value"),
+    ({"type": "object", "not": {"additionalProperties": False}},
+     "'additionalProperties' from holding"),
+    ({"not": {}}, "allows no value"), ({"not": {"const": {}}}, "leaves an object out"),
     ({"$ref": "other.json"}, "keep it in one file"),
     ({"$ref": "#/$defs/x"}, "which is not there"),
     ({"$ref": "#/$defs/x", "$defs": {"x": {"$ref": "#/$defs/x"}}}, "without end"),
