@@ -64,6 +64,19 @@ _ROOMS = {
 }
 _WHERE = {name: room for room, names in _ROOMS.items() for name in names.split()}
 
+# What other libraries have, and the line to write here.
+_GUESSES = {
+    "LLM": "model = dllm.load(name), then dllm.generate(model, prompts)",
+    "SamplingParams": "pass them: dllm.generate(model, prompt, temperature=0.7, top_p=0.9)",
+    "stream_generate": "for event in dllm.stream(model, prompt): print(event.text, end='')",
+    "chat": "dllm.generate(model, [{'role': 'user', 'content': 'Hello'}])",
+    "pipeline": "model = dllm.load(name), then dllm.generate(model, prompt)",
+    **dict.fromkeys(
+        ("AutoModel", "AutoModelForCausalLM", "from_pretrained"), "model = dllm.load(name)"
+    ),
+    "AutoTokenizer": "model = dllm.load(name), then model.tokenizer",
+}
+
 __all__ = [
     "CancelledError", "CheckpointError", "ConfigError", "DeadlineError", "DiffusionDrafter",
     "DiffusionModel", "DllmError", "Event", "GenerationConfig", "Guesses", "Handle", "NumericError",
@@ -79,7 +92,8 @@ def __getattr__(name: str) -> Any:
         return getattr(import_module(f".{_WHERE[name]}", __name__), name)
     if name in ("cache", "samplers"):
         return import_module(f".{name}", __name__)
-    raise AttributeError(f"module 'dllm' has no attribute {name!r}")
+    told = f": {_GUESSES[name]}" if name in _GUESSES else ""
+    raise AttributeError(f"module 'dllm' has no attribute {name!r}{told}")
 
 
 def __dir__() -> list[str]:

@@ -7,7 +7,7 @@ from dataclasses import field, replace
 from typing import Any, Protocol, TypeVar, cast, dataclass_transform
 
 from ..core.capabilities import ENTROPY, FIXED_WINDOW, Capability
-from ..core.errors import ConfigError, UnknownNameError
+from ..core.errors import ConfigError, UnknownNameError, short
 from ..core.registry import Registry, frozen
 from ..core.spec import Info, arguments, fill_open, info, parse
 from .base import Part, Selector
@@ -15,7 +15,11 @@ from .sampler import Sampler
 from .turn import Length
 
 P = TypeVar("P", bound=Part)
-SAMPLERS: Registry[Part] = Registry("sampler")
+SAMPLERS: Registry[Part] = Registry("sampler", {
+    "greedy": "'llada', one token per step, or 'threshold'",
+    "low_confidence": "'llada'", "random": "'llada(remasking=random)'",
+    "confidence": "'threshold'", "entropy": "'eb', or 'dream(alg=entropy)'",
+})  # fmt: skip
 
 EXCLUSIVE = ("window", "scorer", "reviser", "eos", "explorer", "length")
 SHARED = ("course", "selector", "stop", "transform")
@@ -235,6 +239,18 @@ def _check_length(roles: Mapping[str, list[Part]]) -> None:
         )
 
 
+def _no_part(given: Any) -> str:
+    """What to write in place of something that is no part of a sampler."""
+    if isinstance(given, type) and issubclass(given, Part):
+        return f"{given.__name__} is a class: pass an object of it, {given.__name__}(...)"
+    if callable(given):
+        return (
+            f"{short(given)} is no part of a sampler: write a class with the method select, see "
+            "dllm.samplers.base.Selector"
+        )
+    return f"{short(given)} is not a sampler part: use a name or a registered class"
+
+
 def _as_parts(sampler: SamplerLike) -> tuple[Part, ...]:
     if isinstance(sampler, Sampler):
         return sampler.parts
@@ -245,7 +261,7 @@ def _as_parts(sampler: SamplerLike) -> tuple[Part, ...]:
         parts = tuple(sampler) if isinstance(sampler, list | tuple) else (sampler,)
     for part in parts:
         if not isinstance(part, Part) or part.role not in ROLES:
-            raise ConfigError(f"{part!r} is not a sampler part: use a name or a registered class")
+            raise ConfigError(_no_part(part))
     # What a part wraps stands before it: lopa(localleap) is localleap, explored by lopa.
     return tuple(p for part in parts for p in (*_as_parts(getattr(part, "base", ())), part))
 

@@ -155,8 +155,9 @@ class Eos(EosRule):
 
     @property
     def bans(self) -> Mapping[int, Ban | None]:  # type: ignore[override]
-        suppressed = self.eos_policy == "suppress" and self.eos_token_id is not None
-        return {self.eos_token_id: None} if suppressed else {}
+        if self.eos_policy != "suppress" or self.eos_token_id is None:
+            return {}
+        return {self.eos_token_id: None}
 
     @property
     def ends(self) -> bool:  # type: ignore[override]

@@ -18,7 +18,7 @@ train_app = typer.Typer(
     add_completion=False,
 )
 
-NAMES = {"masked": "nano", "causal": "nano-ar"}
+NAMES = {"masked": "nano", "causal": "nano-ar", "uniform": "nano-uniform"}
 
 
 @train_app.command()
@@ -29,7 +29,8 @@ def nano(
         typer.Option("--output", "-o", help="Folder of the run.", show_default="runs/nano"),
     ] = None,
     objective: Annotated[
-        str, typer.Option(help="'masked' for nano, 'causal' for its autoregressive sibling.")
+        str,
+        typer.Option(help="'masked' (nano), 'causal' (nano-ar) or 'uniform' (nano-uniform)."),
     ] = "masked",
     steps: Annotated[
         int | None, typer.Option(help="Training steps.", min=1, show_default="the recipe's")

@@ -44,6 +44,9 @@ ELSEWHERE = {
     **dict.fromkeys(("frequency_penalty", "presence_penalty", "repetition_penalty"),
                     "logit_bias: tokens of a canvas are decided several at a time, so that there "
                     "is no past to penalise"),
+    **dict.fromkeys(("generator", "random_seed"), "seed"),
+    "observe": "an argument of dllm.Session",
+    "progress": "a loop over dllm.as_completed, or dllm generate on the command line",
     "use_cache": "cache='dual' or another name of 'dllm caches'",
 }  # fmt: skip
 

@@ -8,9 +8,10 @@ stays cheap.  One that cannot be loaded is named in a warning and left out.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
+from types import MappingProxyType
 from typing import Generic, TypeVar
 
 from .errors import ConfigError, UnknownNameError, one_line
@@ -24,10 +25,11 @@ def frozen(cls: type[T]) -> type[T]:
 
 
 class Registry(Generic[T]):
-    """``kind`` is what a name stands for, in the singular: it appears in error messages."""
+    """``kind`` is what a name stands for, in the singular: it appears in error messages.
+    ``elsewhere``: what other libraries call an entry, and what to write here."""
 
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
+    def __init__(self, kind: str, elsewhere: Mapping[str, str] = MappingProxyType({})) -> None:
+        self.kind, self.elsewhere = kind, elsewhere
         self._entries: dict[str, type[T]] = {}
         self.version = 0  # counts what was registered
         self._plugins_loaded = False
@@ -53,7 +55,7 @@ class Registry(Generic[T]):
         if name not in self._entries:
             self._load_plugins()
         if name not in self._entries:
-            raise UnknownNameError(self.kind, name, self._entries)
+            raise UnknownNameError(self.kind, name, self._entries, self.elsewhere.get(name))
         return self._entries[name]
 
     def __iter__(self) -> Iterator[str]:

@@ -42,7 +42,7 @@ from .packing import Packed, noise_keys, pack
 from .recipe import RowOptions, bans
 from .rows import Job, Soft
 from .soft import soft_inputs
-from .visibility import Visibility
+from .visibility import Visibility, tensor
 
 Predictions = tuple[Prediction, Prediction | None]  # of a job's targets, of its masks fed again
 UNLIKELIEST = -27.6  # log-probability that a draft had at least
@@ -74,6 +74,7 @@ class Forward:
         self.head: Head = model.head if self.cap is None else Shaped(model.head, self.cap)
         self.count = 0
         self._last: Packed | None = None  # the forward before
+        self.keys: torch.Tensor | None = None  # (R, 4) of its noise, where something is drawn
         self.seconds = 0.0  # of all forwards with their statistics
         check_packed(self.backbone)
         check_packed(model.head)
@@ -126,10 +127,18 @@ class Forward:
     def _run(self, jobs: list[Job]) -> tuple[torch.Tensor, AttentionMaps | None]:
         """`hidden`, and the attention maps that some of the jobs want."""
         stored = self.buffer is not None
+        draws = any(job.options.filters.temperature and not job.options.inverse for job in jobs)
+        further = [noise_keys(jobs)] if draws else []
+        further += [ids for job in jobs for ids in job.ids.values()]
         packed = pack(jobs, self.shift, stored, self.device, self.visibility, self._last,
-                      self.uniform)  # fmt: skip
+                      self.uniform, further)  # fmt: skip
+        there = iter(packed.further)
+        self.keys = next(there) if draws else None
+        for job in jobs:
+            job.wanted_ids = {name: next(there) for name in job.ids}
         self._last = packed if packed.layouts is not None else None
-        maps = AttentionMaps.of(jobs, packed, self.visibility)
+        watched = [job for job in jobs if job.options.maps]
+        maps = AttentionMaps(packed, self.visibility) if watched else None
         hidden = self._backbone(packed, jobs, maps)
         scored = hidden[packed.scored]
         if packed.guided is None:
@@ -172,7 +181,7 @@ class Forward:
             return self._alike(jobs, options, hidden)
         own: list[dict[str, torch.Tensor]] = [{} for _ in jobs]
         if same:
-            groups = [(list(range(len(jobs))), self._group(jobs, own, options, hidden))]
+            groups = [(list(range(len(jobs))), self._group(jobs, own, options, hidden, self.keys))]
         else:
             groups = self._groups(jobs, own, hidden)
         if maps is not None:
@@ -195,7 +204,9 @@ class Forward:
     ) -> list[Predictions | NumericError]:
         """The share of jobs that all read the same numbers, and nothing of their own."""
         rows = self._banned_rows(jobs, options, len(hidden))
-        names, tensors = zip(*self._statistics(jobs, options, hidden, rows).columns(), strict=True)
+        names, tensors = zip(
+            *self._statistics(jobs, options, hidden, rows, self.keys).columns(), strict=True
+        )
         columns = dict(zip(names, to_host(tensors), strict=True))
         if not np.isfinite(columns["logprob"]).all():
             return [*self._parts(jobs, columns)]
@@ -232,23 +243,23 @@ class Forward:
             groups.setdefault(job.options, []).append(i)
         result = []
         for options, members in groups.items():
-            index = torch.from_numpy(np.concatenate([rows[i] for i in members]))
-            here = hidden[index.to(hidden.device)]
+            index = tensor(np.concatenate([rows[i] for i in members]), self.device)
+            here, keys = hidden[index], None if self.keys is None else self.keys[index]
             mine = [jobs[i] for i in members]
-            statistics = self._group(mine, [own[i] for i in members], options, here)
+            statistics = self._group(mine, [own[i] for i in members], options, here, keys)
             result.append((members, statistics))
         return result
 
     def _group(
         self, jobs: list[Job], numbers: list[dict[str, torch.Tensor]], options: RowOptions,
-        hidden: torch.Tensor,
+        hidden: torch.Tensor, keys: torch.Tensor | None,
     ) -> TokenStatistics:  # fmt: skip
         """The statistics of jobs with equal options, one after the other.  What belongs to one job
         goes to its ``numbers``: what a part asks for as ``asked.<part>``, the divergence as "kl",
         the probabilities of tokens whose places are fed again as "stands", and of drafts that are
         judged how much likelier they are here than where they were drawn."""
         rows = self._banned_rows(jobs, options, len(hidden))
-        result = self._statistics(jobs, options, hidden, rows)
+        result = self._statistics(jobs, options, hidden, rows, keys)
         clean = result
         if any(job.ids or job.masks.size for job in jobs):
             clean = self._clean(options, hidden, result, rows)
@@ -260,14 +271,14 @@ class Forward:
                 job.logprobs = self._all(hidden, here, options, rows)
             if "kl" in options.needs and job.logprobs is not None:
                 own["kl"] = divergence(job.targets, job.logprobs, job.row.previous)
-            for name, ids in job.ids.items():
+            for name, ids in job.wanted_ids.items():
                 own[f"asked.{name}"] = self._logprobs(hidden, clean, here, ids, options)
             judged = job.masks if job.masks.size else job.targets
             there = slice(here.stop if job.masks.size else here.start, at)
             if job.verifies:
                 own |= self._judged(job, judged, self._all(hidden, there, options, rows))
             elif job.masks.size:
-                standing = job.canvas.tokens[judged][:, None]
+                standing = tensor(job.canvas.tokens[judged][:, None], self.device)
                 own["stands"] = self._logprobs(hidden, clean, there, standing, options)
         return result
 
@@ -289,7 +300,7 @@ class Forward:
         q = drawn_from(scores, how.filters)
         p = drawn_from(previous[1][at], how.filters)
         ids = torch.from_numpy(job.canvas.tokens[positions][:, None]).to(scores.device)
-        token = residual(q, p, noise_keys([job]).to(scores.device))
+        token = residual(q, p, tensor(noise_keys([job]), scores.device))
         return {
             "stands": q.gather(1, ids) - p.gather(1, ids).clamp_min(UNLIKELIEST),
             "residual": token, "residual_logprob": scores.gather(1, token[:, None])[:, 0],
@@ -307,14 +318,15 @@ class Forward:
         return torch.from_numpy(rows).to(self.device)
 
     def _statistics(
-        self, jobs: list[Job], options: RowOptions, hidden: torch.Tensor, rows: torch.Tensor | None
-    ) -> TokenStatistics:
+        self, jobs: list[Job], options: RowOptions, hidden: torch.Tensor,
+        rows: torch.Tensor | None, keys: torch.Tensor | None,
+    ) -> TokenStatistics:  # fmt: skip
         drawn: dict[str, Any] = {}
         if options.filters.temperature and options.inverse:
             shares = np.concatenate([job.canvas.uniform(PROPOSAL, job.asked) for job in jobs])
             drawn["uniforms"] = torch.from_numpy(shares).to(hidden.device)
         elif options.filters.temperature:
-            drawn["noise_keys"] = noise_keys(jobs).to(hidden.device)
+            drawn["noise_keys"] = keys
         if options.signal is not None:
             held = np.concatenate([self._held(job) for job in jobs])
             ids = torch.from_numpy(held).to(hidden.device)
@@ -371,13 +383,12 @@ class Forward:
         return Biased(head, options.bias) if options.bias else head
 
     def _logprobs(
-        self, hidden: torch.Tensor, clean: TokenStatistics, here: slice, ids: IntArray,
+        self, hidden: torch.Tensor, clean: TokenStatistics, here: slice, ids: torch.Tensor,
         options: RowOptions,
     ) -> torch.Tensor:  # fmt: skip
         """(n, m) clean log-probabilities of ``ids``, beside the clean statistics."""
-        wanted = torch.from_numpy(ids).to(hidden.device)
         known = clean.token[here], clean.logprob[here]
-        return logprobs_of(hidden[here], self._head(options), wanted, *known)
+        return logprobs_of(hidden[here], self._head(options), ids, *known)
 
 
 def _shared_alone(jobs: Sequence[Job], options: RowOptions) -> bool:

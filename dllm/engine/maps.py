@@ -6,7 +6,6 @@ the same queries and keys.  Only rows whose sampler asks pay, and only where not
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -30,15 +29,6 @@ class AttentionMaps:
             if lane == 0 and job.row.options.maps:
                 self._wanted.append((job, slice(at, at + count), job.row.options.maps))
             at += count + len(job.masks)
-
-    @classmethod
-    def of(
-        cls, jobs: Sequence[Job], packed: Packed, visibility: Visibility
-    ) -> AttentionMaps | None:
-        """None where no job wants any."""
-        if not any(job.row.options.maps for job in jobs):
-            return None
-        return cls(packed, visibility)
 
     def watch(self, module: Any, q: Tensor, k: Tensor) -> None:
         """Called by the attention of every layer with (1, H, Q, dh) and (1, Hkv, Q, dh)."""

@@ -19,7 +19,7 @@ from ..core.canvas import PROPOSAL, PURPOSES, Canvas, IntArray
 from ..models.segments import Segment
 from .kv import KVBuffer
 from .rows import Job, Layout
-from .visibility import Piece, Visibility, tensor
+from .visibility import Piece, Visibility, tensor, upload
 
 BIDIRECTIONAL = Visibility()
 
@@ -42,6 +42,7 @@ class Packed:
     starts: list[int] = field(default_factory=list)  # where each job begins on the packed axis
     layouts: list[Layout] | None = None  # what its jobs feed, where the next step may feed the same
     moved: list[int] = field(default_factory=list)
+    further: list[torch.Tensor] = field(default_factory=list)  # what else went up with it
 
     def inputs(self, buffer: KVBuffer | None) -> dict[str, Any]:
         """Arguments of a network of transformers, whose keys and values go to ``buffer``."""
@@ -82,22 +83,28 @@ class Packing:
         self.size += len(ids)
         return at
 
-    def packed(self, device: torch.device, waste: int = 0, slots: int | None = None) -> Packed:
-        """The forward.  ``waste``, ``slots``: see `grouped`."""
+    def packed(
+        self, device: torch.device, waste: int = 0, slots: int | None = None,
+        further: Sequence[IntArray] = (),
+    ) -> Packed:  # fmt: skip
+        """The forward.  ``waste``, ``slots``: see `grouped`; ``further``: `Packed.further`."""
+        kept = [_join(parts) for parts in (self.ids, self.positions, self.scored)]
+        own = [_join(self.slots)] if self.slots else []
+        ids, positions, scored, *there = upload([*kept, *own, *further], device)
+        own, there = there[: len(own)], there[len(own) :]
         segments = _alone(self.pieces) if not waste else None
         return Packed(
-            tensor(_join(self.ids), device)[None],
-            tensor(_join(self.positions), device)[None],
-            tensor(_join(self.slots), device) if self.slots else None,
-            grouped(self.pieces, device, waste, slots) if segments is None else segments,
-            tensor(_join(self.scored), device),
+            ids[None], positions[None], own[0] if own else None,
+            grouped(self.pieces, device, waste, slots) if segments is None else segments, scored,
             sliding=grouped(self.sliding, device) if self.sliding else None,
-        )
+            further=[*there],
+        )  # fmt: skip
 
 
 def pack(
     jobs: Sequence[Job], shift: int, stored: bool, device: torch.device,
     visibility: Visibility = BIDIRECTIONAL, last: Packed | None = None, uniform: int = 0,
+    further: Sequence[IntArray] = (),
 ) -> Packed:  # fmt: skip
     """Lay the jobs' computed positions end to end, all first lanes before the second ones.
 
@@ -105,11 +112,11 @@ def pack(
 
     ``last``: the forward before, whose layout is taken over where all rows feed what they fed.
     ``shift``: target t is scored by row t - shift.  ``stored``: keys are read from the buffer and
-    not from this forward.
+    not from this forward.  ``further``: int64 arrays that go up in the same copy.
     """
     known: list[Any] = [job.layout for job in jobs]
     if last is not None and last.layouts == known:
-        return _same(last, jobs, shift, device, uniform)
+        return _same(last, jobs, shift, device, uniform, further)
     order = [(job, 0) for job in jobs]
     if any(job.row.recipe.config.cfg_scale for job in jobs):
         order += [(job, 1) for job in jobs if job.lanes > 1]
@@ -162,7 +169,7 @@ def pack(
         packing.scored = [np.concatenate(scored) + np.repeat(moved, counts)]
     elif scored:
         packing.scored = [scored[0] + moved[0]]
-    packed = packing.packed(device)
+    packed = packing.packed(device, further=further)
     packed.lanes, packed.starts = order, starts
     packed.guided = _guided(jobs, second, device) if second else None
     if all(job.layout is not None and not job.masks.size and job.lanes == 1 for job in jobs):
@@ -181,8 +188,9 @@ def fed(canvas: Canvas, tokens: IntArray, layout: Layout, uniform: int) -> IntAr
 
 
 def _same(
-    last: Packed, jobs: Sequence[Job], shift: int, device: torch.device, uniform: int
-) -> Packed:
+    last: Packed, jobs: Sequence[Job], shift: int, device: torch.device, uniform: int,
+    further: Sequence[IntArray],
+) -> Packed:  # fmt: skip
     """Another step over the positions of the last one: its tokens, and what is scored of it."""
     layouts = last.layouts or []
     ids = [
@@ -200,7 +208,8 @@ def _same(
         scored = np.concatenate(where) + np.repeat(last.moved, [len(at) for at in where])
     else:
         scored = where[0] + last.moved[0]
-    last.ids, last.scored = tensor(_join(ids), device)[None], tensor(scored, device)
+    one, last.scored, *last.further = upload([_join(ids), scored, *further], device)
+    last.ids = one[None]
     last.lanes = [(job, 0) for job in jobs]
     return last
 
@@ -357,7 +366,7 @@ def grouped(
     return [run.segment(device) for run in runs]
 
 
-def noise_keys(jobs: Sequence[Job]) -> torch.Tensor:
+def noise_keys(jobs: Sequence[Job]) -> IntArray:
     """(R, 4) int64: seed, stream, position, step of every scored row, for keyed proposals."""
     parts = []
     for job in jobs:
@@ -368,4 +377,4 @@ def noise_keys(jobs: Sequence[Job]) -> torch.Tensor:
         keys[:, 2] = job.asked
         keys[:, 3] = canvas.step
         parts.append(keys)
-    return torch.from_numpy(np.concatenate(parts))
+    return np.concatenate(parts)

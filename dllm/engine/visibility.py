@@ -21,7 +21,7 @@ its ancestors.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -208,3 +208,14 @@ def tensor(array: IntArray, device: torch.device) -> torch.Tensor:
     """``array`` on ``device``; no copy on CPU."""
     result = torch.from_numpy(np.ascontiguousarray(array))
     return result if device.type == "cpu" else result.to(device, non_blocking=True)
+
+
+def upload(arrays: Sequence[IntArray], device: torch.device) -> list[torch.Tensor]:
+    """int64 ``arrays`` of any shape on ``device``, by one copy that is cut there; from pinned
+    memory where that is a GPU, so that the host does not wait for it."""
+    flat = torch.from_numpy(np.concatenate([array.ravel() for array in arrays]))
+    if device.type == "cuda":
+        flat = flat.pin_memory()
+    flat = flat if device.type == "cpu" else flat.to(device, non_blocking=True)
+    pieces = torch.split(flat, [array.size for array in arrays])
+    return [piece.view(array.shape) for piece, array in zip(pieces, arrays, strict=True)]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -12,11 +13,25 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..core.errors import ConfigError
 from .family import Facts, Family
 from .quantisation import of_config, parameters
 from .saving import save
 
 _DELIMITERS: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[int, ...]] = WeakKeyDictionary()
+
+
+# What other libraries' models have, and what to write here.
+GUESSES = {
+    "to": "where it lies is said when it is loaded: dllm.load(name, device='cuda', dtype=...)",
+    **dict.fromkeys(("cuda", "cpu", "half"), "say it when loading: dllm.load(name, device=...)"),
+    "eval": "a loaded model is in eval mode",
+    "config": "the network's is model.hf.config, what decoding needs model.facts",
+    "generate_stream": "it is model.stream(prompt)",
+    "chat": "pass messages: model.generate([{'role': 'user', 'content': ...}])",
+    "parameters": "those of the network: model.hf.parameters()",
+    "train": "see dllm train, or model.hf for a network of transformers",
+}
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -88,6 +103,29 @@ class DiffusionModel:
             known = tuple(i for i, piece in enumerate(pieces) if "\n" in piece)
             _DELIMITERS[self.tokenizer] = known
         return known
+
+    def generate(self, prompt: Any, **options: Any) -> Any:
+        """As `dllm.generate`."""
+        return import_module("dllm").generate(self, prompt, **options)
+
+    def stream(self, prompt: Any, **options: Any) -> Any:
+        """As `dllm.stream`."""
+        return import_module("dllm").stream(self, prompt, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        told = GUESSES.get(name)
+        raise AttributeError(
+            f"a DiffusionModel has no {name}" + (f": {told}" if told else ""), name=name, obj=self
+        )
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        raise ConfigError("a loaded model is called as model.generate(prompt), or for logits as "
+                          "model.hf(input_ids)")  # fmt: skip
+
+    def __iter__(self) -> Iterator[Any]:
+        raise ConfigError(
+            "dllm.load returns one thing: model = dllm.load(...); its tokenizer is model.tokenizer"
+        )
 
     def save_pretrained(
         self,

@@ -40,6 +40,13 @@ def resolve_dtype(dtype: str | torch.dtype) -> str | torch.dtype:
     raise ConfigError(f"dtype is 'auto', {', '.join(map(repr, DTYPES))}, not {dtype!r}")
 
 
+ELSEWHERE = {  # what other libraries call it, and what to write here
+    "load_in_8bit": "quantization='int8'", "load_in_4bit": "quantization='int4'",
+    "torch_dtype": "dtype", "precision": "dtype", "model_max_length": "max_new_tokens of a call",
+    "trust_remote_code": "nothing: remote code is never run",
+}  # fmt: skip
+
+
 def load_weights(
     folder: Path, family: Family, config: PreTrainedConfig, *, official: bool,
     dtype: str | torch.dtype, device: str | torch.device | None, device_map: Any,
@@ -57,7 +64,8 @@ def load_weights(
         device_map = {"": torch.device(device)}
     for name in options:
         if name not in OPTIONS:
-            raise UnknownNameError("option", name, (*ARGUMENTS, *SETTABLE, *OPTIONS))
+            known = (*ARGUMENTS, *SETTABLE, *OPTIONS)
+            raise UnknownNameError("option", name, known, ELSEWHERE.get(name))
     if quantization_config is not None:
         options["quantization_config"] = quantization_config
     cls: Any = family.model_class or transformers.AutoModelForCausalLM

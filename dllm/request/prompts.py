@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import threading
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from itertools import groupby
@@ -33,6 +34,9 @@ UNSIZED = re.compile(rf"\[\[(?:\*|\d+\.\.\d+):{FORM}\]\](?!\])")
 ODD_HOLE = re.compile(rf"\[\[(?:(?:\*|\d+\.\.\d+)(?::{FORM})?|\d+:{FORM})\]\](?!\])")
 SEEMING_HOLE = re.compile(r"\[\[[^\[\]]{0,40}\]\]")
 LOCKS: WeakKeyDictionary[PreTrainedTokenizerBase, threading.Lock] = WeakKeyDictionary()
+OPENINGS: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[str, tuple[str, ...]]] = (
+    WeakKeyDictionary()
+)
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
 OnePrompt = str | Sequence[Message] | Sequence[int] | IntArray | torch.Tensor
 ManyPrompts = list[str] | list[list[int]] | list[list[dict[str, str]]] | list[IntArray]
@@ -79,6 +83,13 @@ def _encoded(
         tokenizer = tokenizer_of(model)
         if chat is None:
             chat = bool(tokenizer.chat_template)
+        if chat and prompt.startswith(_openings(tokenizer)):
+            warnings.warn(
+                "this string went through the chat template already and is wrapped again: pass "
+                "the messages, or what apply_chat_template(..., tokenize=True) gives",
+                UserWarning,
+                stacklevel=2,
+            )
         return _template(tokenizer, [{"role": "user", "content": prompt}]) if chat else np.asarray(
             encode_text(tokenizer, prompt, add_special_tokens=True), np.int64
         )  # fmt: skip
@@ -174,6 +185,10 @@ def encode_holes(model: DiffusionModel, text: Any) -> tuple[IntArray, BoolArray,
     if 0 in sizes:
         raise PromptError("[[0]] is a hole of no tokens: write how many it has, from 1")
     if not holes.any():
+        if isinstance(text, str) and (marked := _mask_in(model, text)):
+            raise PromptError(
+                f"{marked} marks no hole: write [[1]] for each of them, or [[8]] for 8 tokens"
+            )
         mark = SEEMING_HOLE.search(text) if isinstance(text, str) else None
         odd = "" if mark is None else f"; {short(mark[0])} is none"
         raise PromptError(
@@ -182,6 +197,13 @@ def encode_holes(model: DiffusionModel, text: Any) -> tuple[IntArray, BoolArray,
     if not isinstance(text, str):
         sizes = tuple(len(list(run)) for hole, run in groupby(holes.tolist()) if hole)
     return np.maximum(array, 0), holes, sizes
+
+
+def _mask_in(model: DiffusionModel, text: str) -> str | None:
+    """What a text marks a hole by that is none here."""
+    own = None if model.tokenizer is None else model.tokenizer.mask_token
+    names = (own, "[MASK]", "<mask>", "<|mask|>", "<|mdm_mask|>")
+    return next((name for name in names if name and str(name) in text), None)
 
 
 def check_lengths_alone(text: Any, what: str) -> None:
@@ -277,6 +299,14 @@ def chat_openings(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
             shown = str(tokenizer.apply_chat_template(messages, tokenize=False))
             result.append(shown.partition(MARK)[0])
     return tuple(text for text in result if text.strip())
+
+
+def _openings(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
+    """`chat_openings`, remembered as long as the template stays."""
+    template, known = str(tokenizer.chat_template), OPENINGS.get(tokenizer)
+    if known is None or known[0] != template:
+        known = OPENINGS[tokenizer] = template, chat_openings(tokenizer)
+    return known[1]
 
 
 def _template(

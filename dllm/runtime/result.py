@@ -113,6 +113,16 @@ class Result:
         }  # fmt: skip
         return cls(**made | engine.figures(row))
 
+    def __getattr__(self, name: str) -> Any:
+        told = {
+            "outputs": ": its text is result.text; n answers are a list of results",
+            "choices": ": its text is result.text",
+            "token_ids": ": they are result.tokens",
+        }
+        raise AttributeError(
+            f"a {type(self).__name__} has no {name}{told.get(name, '')}", name=name, obj=self
+        )  # fmt: skip
+
     @property
     def parsed(self) -> Any:
         """What the text says, where it was asked for as JSON (``json_schema``): an object of the

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ from safetensors.torch import load_file
 import dllm
 from dllm import cache as caches
 from dllm import samplers
-from dllm.core.canvas import Canvas, IntArray
+from dllm.core.canvas import FED, PROPOSAL, Canvas, IntArray
 from dllm.engine import Engine
 from dllm.engine.recipe import MaskedRecipe
 from dllm.engine.rows import Soft
+from dllm.kernels.noise import uniform
+from dllm.samplers.entropy_bound import EntropyBound
 
 from ..golden.conftest import goldens_dir
 
@@ -150,3 +153,112 @@ def test_a_checkpoint_with_a_weight_missing(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes((folder / name).read_bytes())
     with pytest.raises(dllm.CheckpointError, match="layer_scalar"):
         dllm.load(tmp_path)
+
+
+class Draws:
+    """This library's keyed numbers in the place of transformers' draws, one row at a time."""
+
+    def __init__(self, seed: int, prompt: int, size: int, vocabulary: int) -> None:
+        self.seed, self.size, self.vocabulary = seed, size, vocabulary
+        self.low, self.step, self.drawn = prompt - size, 0, False
+
+    def _numbers(self, stream: int, step: int) -> Any:
+        return uniform(self.seed, stream, self.low + np.arange(self.size), step, 0)
+
+    def randint(self, *_: Any, **__: Any) -> torch.Tensor:
+        """A canvas at the beginning, or the noise behind a step, which the next one is fed."""
+        if not self.drawn:
+            self.low += self.size
+        self.drawn = False
+        ids = self._numbers(FED, self.step).astype(np.float64) * self.vocabulary
+        return torch.from_numpy(ids.astype(np.int64))[None]
+
+    def multinomial(self, probabilities: torch.Tensor, **_: Any) -> torch.Tensor:
+        shares = torch.from_numpy(self._numbers(PROPOSAL, self.step)).double()[:, None]
+        sums = probabilities.double().cumsum(1)
+        self.step, self.drawn = self.step + 1, True
+        return (sums <= shares * sums[:, -1:]).sum(1, keepdim=True)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    "seed", [*range(4), *(pytest.param(i, marks=pytest.mark.slow) for i in range(4, 200))]
+)
+def test_generate_beside_transformers(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same canvas before every step, the same number of passes, the same text."""
+    network, model = beside()
+    rng = np.random.default_rng(seed)
+    first, pace = rng.integers(4, 100), rng.integers(1, 4)
+    prompt = (first + pace * np.arange(rng.integers(3, 24))).tolist()
+    how: Any = {
+        "entropy_bound": float(rng.choice([0.05, 0.1, 0.5, 1.0, 2.0])),
+        "max_denoising_steps": int(rng.integers(3, 12)),
+        "t_max": float(rng.uniform(0.5, 1.2)), "t_min": float(rng.uniform(0.1, 0.5)),
+        "stability_threshold": int(rng.integers(0, 3)),
+        "confidence_threshold": float(rng.choice([0.005, 0.3, 0.6])),
+    }  # fmt: skip
+    canvases, length = int(rng.integers(1, 4)), 8
+    theirs: list[list[int]] = []
+
+    def record(module: Any, args: Any, inputs: Any) -> None:
+        theirs.append(inputs["decoder_input_ids"][0].tolist())
+
+    draws = Draws(seed, len(prompt), length, 192)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "randint", draws.randint)
+        patch.setattr(torch, "multinomial", draws.multinomial)
+        hook = network.model.decoder.register_forward_pre_hook(record, with_kwargs=True)
+        bound = how["entropy_bound"]
+        config = network.generation_config
+        settings = {k: v for k, v in how.items() if k != "entropy_bound"}
+        out = network.generate(
+            torch.tensor([prompt]), max_new_tokens=canvases * length, **settings,
+            sampler_config=type(config.sampler_config)(entropy_bound=bound),
+        )  # fmt: skip
+        hook.remove()
+    wanted = out.sequences[0, len(prompt) :].tolist()
+    mine: list[list[int]] = []
+
+    def remember(module: Any, args: Any, inputs: Any) -> None:
+        mine.append(inputs["input_ids"][0][inputs["open"]].tolist())
+
+    handle = model.hf.base_model.register_forward_pre_hook(remember, with_kwargs=True)
+    said = ", ".join(f"{name}={value}" for name, value in how.items())
+    result = dllm.generate(
+        model, prompt, sampler=f"entropy_bound({said})", cache="block", seed=seed,
+        max_new_tokens=canvases * length,
+    )  # fmt: skip
+    handle.remove()
+    assert mine == theirs
+    text = result.sequences[len(prompt) :].tolist()
+    assert text[: len(wanted)] == wanted and not any(text[len(wanted) :])
+
+
+@cache
+def beside() -> tuple[Any, dllm.DiffusionModel]:
+    from transformers import DiffusionGemmaForBlockDiffusion
+
+    folder = goldens_dir() / "dgemma-tiny"
+    return DiffusionGemmaForBlockDiffusion.from_pretrained(folder).eval(), dllm.load(folder)
+
+
+def test_entropy_bound_scheduler_of_diffusers() -> None:
+    """The same logits: the same positions are accepted."""
+    scheduling = pytest.importorskip("diffusers.schedulers.scheduling_entropy_bound")
+    generator = torch.Generator().manual_seed(0)
+    for bound in (0.05, 0.5, 3.0):
+        scheduler = scheduling.EntropyBoundScheduler(entropy_bound=bound)
+        scheduler.set_timesteps(8)
+        for index in range(8):
+            logits = torch.randn(1, 12, 50, generator=generator) * 3
+            out = scheduler.step(logits, index, torch.zeros(1, 12, dtype=torch.int64))
+            heat = scheduler.config.t_min + (
+                scheduler.config.t_max - scheduler.config.t_min
+            ) * (8 - index) / 8  # fmt: skip
+            p = (logits[0] / heat).softmax(-1)
+            entropy = -(p * p.clamp_min(1e-30).log()).sum(-1)
+            at = np.arange(12)
+            mine = EntropyBound(entropy_bound=bound).accepted(
+                samplers.Prediction(at, at, at.astype(np.float32), entropy=entropy.numpy())
+            )
+            assert mine.tolist() == out.accepted_index[0].tolist()

@@ -15,6 +15,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -298,8 +299,12 @@ def last_weights(folder: Path) -> dict[str, torch.Tensor]:
     return {name.removeprefix("network."): tensor for name, tensor in weights.items()}
 
 
-def snapshot(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase) -> DiffusionModel:
+def snapshot(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> DiffusionModel:
     """The network as `dllm.load` would return it: a copy on CPU, ready to decode."""
+    if isinstance(model, DiffusionGemmaForBlockDiffusion):
+        with TemporaryDirectory() as folder:
+            _write(model, tokenizer, Path(folder))
+            return load(folder)
     clone: Any = copy.deepcopy(model).requires_grad_(False)
     clone.to("cpu")
     clone.set_attn_implementation("sdpa")
@@ -313,13 +318,28 @@ def snapshot(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase) -> Dif
     return load(clone, family="llada", tokenizer=tokenizer, mask_token_id=mask_id)
 
 
+def _write(model: Any, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """A DiffusionGemma with its tokenizer, as transformers writes it."""
+    generation = {
+        "max_new_tokens": CANVAS, "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }  # fmt: skip
+    model.save_pretrained(folder)
+    (folder / "generation_config.json").write_text(json.dumps(generation, indent=1) + "\n")
+    tokenizer.save_pretrained(folder)
+
+
 def export(folder: Path, destination: Path) -> None:
     """Write the run in ``folder`` as a float16 checkpoint: ``nano`` in LLaDA's official layout,
-    ``nano-ar`` as a plain Llama."""
+    ``nano-ar`` as a plain Llama, ``nano-uniform`` under the names of transformers' DiffusionGemma.
+    """
     recipe = NanoTraining(**json.loads((folder / "recipe.json").read_text()))
     tokenizer = build_tokenizer()
     model = build_model(recipe, tokenizer)
     _trained(model).load_state_dict(last_weights(folder))
+    if recipe.objective == "uniform":
+        _write(model.half(), tokenizer, destination)  # type: ignore[arg-type]
+        return
     loaded = snapshot(model, tokenizer)
     loaded.hf.to(dtype=torch.float16)  # type: ignore[call-arg]
     layout = "official" if recipe.objective == "masked" else "native"

@@ -1,0 +1,94 @@
+"""What a step moves between host and device, whatever its rows: one array up, one back."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import dllm
+from dllm import cache as caches
+from dllm.core.canvas import Canvas
+from dllm.core.config import GenerationConfig
+from dllm.engine import Engine, MaskedRecipe, forward, packing, visibility
+from dllm.kernels.noise import uniform
+from dllm.samplers import compose
+
+WAITS = ("aten._local_scalar_dense.default", "aten.nonzero.default", "aten.item.default")
+
+
+class Watch(TorchDispatchMode):
+    """Operators for which the host waits for the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[str] = []
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if str(function) in WAITS:
+            self.waits.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("rows", [1, 32])
+@pytest.mark.parametrize(
+    ("spec", "settings"),
+    [
+        ("fixed(2)", {}),
+        ("fixed(2)", {"temperature": 0.8, "seed": 3}),
+        ("fixed(2)", {"temperature": 0.8, "top_p": 0.9}),
+        ("credit+fixed(2)", {}),  # asks for ids
+    ],
+)
+@pytest.mark.parametrize("cache", ["none", "dual"])
+def test_a_step_moves_one_array_each_way(
+    tiny: dllm.DiffusionModel, rows: int, spec: str, settings: dict[str, Any], cache: str
+) -> None:
+    """Also in the first step, whose layouts go up, too."""
+    facts = tiny.facts
+    assert facts.mask_token_id is not None and facts.eos_token_id is not None
+    recipe = MaskedRecipe(compose(spec), config=GenerationConfig(**settings))
+    try:
+        Engine(tiny, caches.compose(cache)).check(recipe)
+    except dllm.ConfigError:
+        pytest.skip("they do not go together")
+    engine = Engine(tiny, caches.compose(cache), max_batch_tokens=100_000)
+    for row in range(rows):
+        engine.admit(
+            Canvas.for_prompt(
+                np.arange(5, 9 + row % 3), 8, mask_id=facts.mask_token_id,
+                pad_id=facts.eos_token_id, row=row,
+                noise=lambda stream, step, at: uniform(0, stream, at, step, 0),
+            ),
+            recipe,
+        )  # fmt: skip
+    up, back, single = list[int](), list[int](), list[int]()
+    upload, to_host, tensor = packing.upload, forward.to_host, visibility.tensor
+
+    def counted(count: list[int], function: Any) -> Any:
+        def call(*args: Any) -> Any:
+            count.append(1)
+            return function(*args)
+
+        return call
+
+    with patch.object(packing, "upload", counted(up, upload)), \
+         patch.object(forward, "to_host", counted(back, to_host)), \
+         patch.object(packing, "tensor", counted(single, tensor)), \
+         patch.object(forward, "tensor", counted(single, tensor)), Watch() as watch:  # fmt: skip
+        for step in range(1, 4):
+            assert len(engine.step()) == rows
+            assert (len(up), len(back), len(single)) == (step, step, 0)
+    assert not watch.waits
+
+
+def test_what_goes_up_together_is_cut_apart() -> None:
+    arrays = [np.arange(3), np.arange(8).reshape(2, 4), np.arange(0), np.arange(5)[::-1]]
+    for one, other in zip(arrays, visibility.upload(arrays, torch.device("cpu")), strict=True):
+        assert (other.numpy() == one).all() and other.shape == one.shape
