@@ -89,14 +89,21 @@ def named(part: Any, registry: Registry[Any]) -> str:
 
 def main() -> int:
     recorded = {path.stem: path for path in sorted((goldens_dir() / "traces").glob("*.json"))}
+    stems = {
+        case["id"]: stem
+        for stem, path in recorded.items()
+        for case in json.loads(path.read_text(encoding="utf-8"))["cases"]
+    }
     count: dict[str, Counter[str]] = {}
     names: dict[str, set[str]] = {}
     seen: dict[str, Counter[str]] = {"sampler": Counter(), "cache": Counter()}
     for case, whole in cases():
-        stem = max((s for s in recorded if case["id"].startswith(s)), key=len)
+        stem = stems[case["id"]]
         count.setdefault(stem, Counter())["whole" if whole else "part"] += 1
         if case["drafting"]:
             names.setdefault(stem, set()).update(case["drafting"])
+            for kind, registry in (("sampler", SAMPLERS), ("cache", CACHES)):
+                seen[kind].update(name for name in case["drafting"] if name in registry)
             continue
         parts, cache = parts_of(case)
         names.setdefault(stem, set()).update(parts - BESIDES, cache - {"none"})
@@ -113,11 +120,6 @@ def main() -> int:
     return 0
 
 
-UNBUILT = (
-    "Not replayed are 11 recorded runs of DMax (`dmax_spd`, "
-    "[czg1225/DMax](https://github.com/czg1225/DMax) @ 82bc29ec): it feeds mixtures of embeddings, "
-    "which [are not built](architecture.md#decisions-that-may-surprise)."
-)
 END = "Made by `python benchmarks/fidelity.py`.\n"
 CHANGED = "\\*"
 BESIDES = {"eos", "prob", "blocks", "whole", "fixed"}  # parts that nearly every composition has
@@ -134,14 +136,16 @@ def routines(
         f"{CHANGED} marks a part that the tests change, where released code does something else "
         "than its paper (`tests/golden/quirks.py`); the others are those that a user names.",
         "",
-        UNBUILT, "",
         "| recorded | source | replayed by | cases | whole | what deviates, and why |",
         "| --- | --- | --- | --- | --- | --- |",
     ]  # fmt: skip
     for stem, path in recorded.items():
         data = json.loads(path.read_text(encoding="utf-8"))
         source = data["provenance"]
-        link = f"[{source['repo']}](https://github.com/{source['repo']}) @ {source['commit'][:10]}"
+        link = ", ".join(map(str, source.values()))
+        if "repo" in source:
+            repo = f"[{source['repo']}](https://github.com/{source['repo']})"
+            link = f"{repo} @ {source['commit'][:10]}, {source['file']}"
         own = count.get(stem, Counter())
         by = " ".join(map(code, sorted(names.get(stem, ())))) or "-"
         seen = own["whole"] + own["part"]
@@ -149,9 +153,7 @@ def routines(
         note = ROUTINES.get(stem, "")
         if (seen < len(data["cases"]) or own["part"]) and not note:
             raise SystemExit(f"{stem}: say in fidelity_notes.py what is not replayed, and why")
-        lines.append(
-            f"| `{stem}` | {link}, {source['file']} | {by} | {replayed} | {own['whole']} | {note} |"
-        )
+        lines.append(f"| `{stem}` | {link} | {by} | {replayed} | {own['whole']} | {note} |")
     return [*lines, ""]
 
 

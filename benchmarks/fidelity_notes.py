@@ -85,7 +85,7 @@ ROUTINES: dict[str, str] = {
     "s2d2_llada21": "With the recorded draws and, in place of refused drafts, the recorded tokens, "
     "whose support is compared. Released code drafts and verifies in one step; here these are two, "
     "edits come with the first, and a finished block is stored by the next forward.",
-    "s2d2_sdar": "As for LLaDA2.1. Not replayed: the case that falls back to the leftmost masks.",
+    "s2d2_sdar": "As for LLaDA2.1. Cases that fall back to the leftmost masks with `Sequential`.",
     "r2_dllm_llada": "Its factor cases with the official scan (`ReleasedFactor`).",
 }
 

@@ -1,10 +1,11 @@
 """`adaptive` on prompts that are bad for drafting, against plain decoding.
 
     python benchmarks/never_slower.py [--verifier smollm2] [--drafter examples/smollm2-drafter]
-        [--kinds "random words" ...]
+        [--prompts gsm8k.jsonl ...] [--kinds "random words" ...] [--methods tree ...]
 
 Three kinds: random words, languages that the verifier hardly knows, and ordinary questions at
-temperature 1.5.  Every prompt is answered by every method in turn; processor time per token, prompt
+temperature 1.5; every file of ``--prompts`` (Spec-Bench's form) is a kind, from ``--first`` on.
+Every prompt is answered by every method in turn; processor time per token, prompt
 included, of plain decoding divided by the method's: 1 is as fast, and the goal is 0.97.  Plain
 decoding takes two turns, and their mean counts; ``plain again`` is the first over the second, that
 is what the machine's noise makes of 1.  `adaptive` keeps what it learns from prompt to prompt, as
@@ -47,7 +48,11 @@ QUESTIONS = (
 )  # fmt: skip
 
 
-def prompts(kind: str, count: int, tokenizer: Any) -> list[str]:
+def prompts(kind: str, count: int, tokenizer: Any, first: int, files: list[Path]) -> list[str]:
+    for file in files:
+        if file.stem == kind:
+            lines = file.read_text(encoding="utf-8").splitlines()[first : first + count]
+            return [json.loads(line)["turns"][0] for line in lines]
     if kind == "another language":
         return list(LANGUAGES[:count])
     if kind == "temperature 1.5":
@@ -65,6 +70,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--prompts", nargs="+", type=Path, default=[])
+    parser.add_argument("--first", type=int, default=60, help="line that the prompts begin at")
+    parser.add_argument("--methods", nargs="+", default=["tree", "lookup + tree", "suffix"])
     parser.add_argument("--output", type=Path, default=RESULTS / "never_slower.json")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -73,18 +81,20 @@ def main() -> None:
                       tokenizer=loaded.tokenizer)  # fmt: skip
     tree = BlockDrafter(Path(options.drafter), head="tree")
     methods: dict[str, Any] = {
-        "plain": None, "tree": tree, "lookup + tree": ["prompt_lookup", tree],
-        "plain again": None, "suffix": "suffix",
+        "tree": tree, "lookup + tree": ["prompt_lookup", tree], "suffix": "suffix",
     }  # fmt: skip
+    chosen = {name: methods[name] for name in options.methods}
+    methods = {"plain": None, **chosen, "plain again": None}
     rates: dict[tuple[str, float], Adaptive] = defaultdict(Adaptive)  # as `adaptive` keeps them
     dllm.speculate(model, None, "warm up", max_new_tokens=4)
     settings = {name: str(value) for name, value in vars(options).items()
-                if name not in ("kinds", "output")}  # fmt: skip
+                if name not in ("kinds", "prompts", "output")}  # fmt: skip
     cases = measured(options.output, settings)
-    for kind in options.kinds:
+    for kind in [*(file.stem for file in options.prompts), *options.kinds]:
         temperature = 1.5 if kind == "temperature 1.5" else 0.0
+        texts_of = prompts(kind, options.count, model.tokenizer, options.first, options.prompts)
         ratios: dict[str, list[float]] = {name: [] for name in methods}
-        for i, prompt in enumerate(prompts(kind, options.count, model.tokenizer)):
+        for i, prompt in enumerate(texts_of):
             seconds, texts = {}, {}
             order = list(methods)
             for name in order[i % len(order) :] + order[: i % len(order)]:

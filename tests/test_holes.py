@@ -65,7 +65,7 @@ def test_holes_are_measured_and_filled(rule: str) -> None:
     [
         ("a [[8..4]]", "shortest length first"),
         ("a [[0..4]]", "from 1"),
-        ("a [[400..500]]", "the context has room for"),
+        ("a [[4000..5000]]", "the context has room for"),
         ("a [[x]]", "no hole"),
         ("a [[*:[0-9]+]] b", "says how many tokens it has"),
         ("a [[4]] b [[2..4:[0-9]+]]", "says how many tokens it has"),

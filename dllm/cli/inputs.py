@@ -65,7 +65,10 @@ def read_ids(text: str) -> list[int]:
 
 
 def read_lines(file: Path) -> list[str]:
-    """The lines of a file that are not blank; they end at line feeds alone."""
+    """The prompts of a ``.jsonl`` file, or the lines of another file that are not blank.  Lines
+    end at line feeds alone."""
+    if file.suffix == ".jsonl":
+        return read_prompts(None, file)
     return [line for line in read_text(None, file).split("\n") if line.strip()]
 
 

@@ -106,11 +106,16 @@ def guarded(
             response = refusal(problem)
             ACCESS.info("%s %s %d: %s", request.method, request.scope["path"][:80], problem.status,
                         problem.message[:200])  # fmt: skip
-        name = request.headers.get("x-request-id", "")[:128].strip()
-        response.headers["x-request-id"] = name or f"req_{secrets.token_hex(12)}"
-        return response
+        return named(request, response)
 
     return handle
+
+
+def named(request: Request, response: Response) -> Response:
+    """``response`` with the id that the client gave to the request, or one of ours."""
+    name = request.headers.get("x-request-id", "")[:128].strip()
+    response.headers["x-request-id"] = name or f"req_{secrets.token_hex(12)}"
+    return response
 
 
 class Operation:
@@ -172,4 +177,4 @@ async def _http_problem(request: Request, error: Exception) -> Response:
     response = refusal(Problem(error.status_code, text))
     with suppress(TypeError):
         response.headers.update(error.headers or {})
-    return response
+    return named(request, response)

@@ -300,8 +300,9 @@ def text_logprobs(found: Sequence[Entry], name: Name) -> dict[str, Any]:
         "token_logprobs": [None if one.logprob is None else _finite(one.logprob) for one in found],
         "top_logprobs": [
             None if one.logprob is None else
-            {name(other, None): _finite(q) for other, q in one.top}
-            | {name(one.token, one.text): _finite(one.logprob)} for one in found
+            {name(one.token, one.text): _finite(one.logprob)}
+            | {name(other, None): _finite(q) for other, q in one.top if other != one.token}
+            for one in found
         ],
         "text_offset": [*offsets][: len(found)],
     }  # fmt: skip

@@ -174,7 +174,7 @@ class Tables:
     lost, ``stripped_start``; ``ignored``: unknown keywords."""
 
     of: IntArray
-    next: IntArray
+    next: npt.NDArray[np.int32]
     accepting: BoolArray
     start: int
     stripped_start: int

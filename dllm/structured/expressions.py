@@ -12,7 +12,7 @@ import json
 import re
 import unicodedata
 import warnings
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from ..core.errors import ConfigError, one_line, short
 from .parts import (
@@ -166,7 +166,7 @@ class Expression:
             return [(list(value[3]), (flags | value[1]) & ~value[2])]
         if name == "BRANCH":
             return [(list(each), flags) for each in value[1]]
-        return self._refuse_ends()
+        self._refuse_ends()
 
     def _row(self, items: Any, flags: re.RegexFlag) -> Part:
         parts = tuple(self._part(str(name), value, flags) for name, value in items)
@@ -203,7 +203,7 @@ class Expression:
             if str(value) not in BEGINS + ENDS:
                 self._refuse("a word boundary")
             self._refuse_ends()
-        return self._refuse(BEYOND.get(name, name.lower()))
+        self._refuse(BEYOND.get(name, name.lower()))
 
     def _set(self, items: Any, flags: re.RegexFlag) -> Ranges:
         ranges: list[tuple[int, int]] = []
@@ -238,13 +238,13 @@ class Expression:
             self._refuse("half of a surrogate pair")
         return Bytes(string_bytes(chr(code)) if self.in_string else chr(code).encode())
 
-    def _refuse_ends(self) -> Any:
+    def _refuse_ends(self) -> NoReturn:
         raise ConfigError(
             f"{self.what} has ^ or $ in its middle: they may stand at its ends, or at those of its "
             "alternatives"
         )
 
-    def _refuse(self, has: str) -> Any:
+    def _refuse(self, has: str) -> NoReturn:
         raise ConfigError(
             f"{self.what} has {has}: look-around, back references, boundaries, atomic groups and "
             "possessive quantifiers are not available"

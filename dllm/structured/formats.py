@@ -17,6 +17,7 @@ DATE = f"(?:{YEAR}-(?:{MONTHS}|02-(?:0[1-9]|1[0-9]|2[0-8]))|{LEAP}-02-29)"
 CLOCK = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?"
 TIME = f"{CLOCK}(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
 LABEL = "[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+SHORT = "[A-Za-z0-9](?:[A-Za-z0-9-]{0,20}[A-Za-z0-9])?"
 OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 IPV4 = rf"{OCTET}(?:\.{OCTET}){{3}}"
 HEX = "[0-9A-Fa-f]{1,4}"
@@ -46,7 +47,7 @@ FORMATS = {
     "date-time": f"{DATE}T{TIME}",
     "duration": f"P(?:{DAYS}(?:T{HOURS})?|T{HOURS}|[0-9]+W)",
     "uuid": "[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}",
-    "email": rf"{ATOM}(?:\.{ATOM})*@{LABEL}(?:\.{LABEL})*",
+    "email": rf"{ATOM}(?:\.{ATOM})*@{SHORT}(?:\.{SHORT})*",
     "ipv4": IPV4,
     "ipv6": IPV6,
     "hostname": rf"{LABEL}(?:\.{LABEL})*",

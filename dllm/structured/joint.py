@@ -28,7 +28,7 @@ from .automaton import Automaton, BoolArray, IntArray
 Float64Array = npt.NDArray[np.float64]
 LEAST = 1e-300  # no state counts for less, beside the others of its position
 LOWEST = -690.0  # and no arc, its logarithm
-MOST_ARCS = 4_000  # of an automaton all of whose states are looked at
+MOST_ARCS = 20_000  # of an automaton all of whose states are looked at
 KEPT = 256  # states per position of a larger one
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import combinations
 from typing import Any, ClassVar
 from urllib.parse import unquote
@@ -47,7 +48,7 @@ MOST_PAIRS = 256  # of alternatives that two schemas have
 MOST_UNIQUE = 6  # values that may stand in any order in an array without equal items
 COMMA, COLON = Row((Bytes(b","), maybe(Bytes(b" ")))), Row((Bytes(b":"), maybe(Bytes(b" "))))
 QUOTE = Bytes(b'"')
-KEYWORDS = {
+KEYWORDS: dict[str, set[Any]] = {
     "object": {"properties", "required", "additionalProperties", "patternProperties",
                "propertyNames", "minProperties", "maxProperties"},
     "array": {"items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems",
@@ -145,9 +146,7 @@ class Reader:
             types = [*KEYWORDS]
         if types is None:
             return self.anything(self.depth)
-        return self._either(
-            [lambda name=name: self.TYPES[name](self, schema, path) for name in types], path
-        )
+        return self._either([partial(self.TYPES[name], self, schema, path) for name in types], path)
 
     def _counts(self, key: str) -> bool:
         """Whether a keyword says something about values."""
@@ -263,11 +262,9 @@ class Reader:
             parts = self._one_alone(parts, path)
         return self._either(
             [
-                lambda part=part, i=i: (
-                    self._followed([part], rest, f"{path}/{key}/{i}")
-                    if rest
-                    else self.value(part, f"{path}/{key}/{i}")
-                )
+                partial(self._followed, [part], rest, f"{path}/{key}/{i}")
+                if rest
+                else partial(self.value, part, f"{path}/{key}/{i}")
                 for i, part in enumerate(parts)
             ],
             path,
@@ -407,9 +404,7 @@ class Reader:
                 alternatives = [merged(a, b, path) for a in alternatives for b in pair]
                 if len(alternatives) > MOST_PAIRS:
                     raise ConfigError(f"{path} of the schema has too many dependencies")
-        return self._either(
-            [lambda each=each: self.value(each, path) for each in alternatives], path
-        )
+        return self._either([partial(self.value, each, path) for each in alternatives], path)
 
     def _if(self, schema: Schema, path: str) -> Part:
         rest = {key: value for key, value in schema.items() if key not in CONDITION}
@@ -419,7 +414,7 @@ class Reader:
         ]  # fmt: skip
         if ways[0][1] is True and ways[1][1] is True:
             return self.value(rest or True, path)
-        return self._either([lambda way=way: self._followed(way, rest, path) for way in ways], path)
+        return self._either([partial(self._followed, way, rest, path) for way in ways], path)
 
     # -- values ----------------------------------------------------------------------------------
 
@@ -722,9 +717,7 @@ class Reader:
                 value = self.value(schema, f"{path}/additionalProperties")
             except Nothing:
                 continue
-            ways.append(
-                Row((self.leaf(("keys", id(automaton)), lambda a=automaton: a), COLON, value))
-            )
+            ways.append(Row((Leaf(automaton), COLON, value)))
         return Either(tuple(ways)) if ways else None
 
     COMBINING: ClassVar[dict[str, Callable[[Reader, Schema, str], Part]]] = {

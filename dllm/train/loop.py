@@ -86,9 +86,7 @@ class Loop(Trainer):
     """Everything is transformers', except what an evaluation measures, and that checkpoints hold
     what is trained alone."""
 
-    def __init__(
-        self, measure: Callable[[Any], Metrics] | None, held: Sequence[Any], **how: Any
-    ) -> None:
+    def __init__(self, measure: Callable[[Any], Metrics] | None, held: Any, **how: Any) -> None:
         super().__init__(**how)
         self.measure, self.held = measure, held
 
@@ -146,7 +144,7 @@ class Loop(Trainer):
 
 def loop(
     objective: nn.Module, data: Any, schedule: Schedule, folder: Path, *,
-    measure: Callable[[Any], Metrics] | None = None, held: Sequence[Any] = (), bf16: bool = False,
+    measure: Callable[[Any], Metrics] | None = None, held: Any = (), bf16: bool = False,
     device: str = "cpu", report: Report = SILENT, optimizers: Any = (None, None),
 ) -> Loop:  # fmt: skip
     """Everything set up; `resume` runs it.  ``data[i]`` is batch ``i`` of the run, which takes

@@ -98,6 +98,9 @@ def test_prompts_that_are_all_held_out_are_refused(cli: Run, tmp_path: Path) -> 
         assert result.exit_code == 2
         assert f"has 2 prompts, and {held_out} are held out" in result.stderr
     assert not (tmp_path / "r").exists()
+    file.with_suffix(".jsonl").write_text('"Copy: a"\n{"prompt": "Copy: b"}\n')
+    lines = cli(*how[:5], str(file.with_suffix(".jsonl")), *how[6:], "--held-out", "2")
+    assert lines.exit_code == 2 and "has 2 prompts" in lines.stderr
     result = cli(*how, "--held-out", "1", "--steps", "0")
     assert result.exit_code == 0, result.stderr
     assert len((tmp_path / "r" / "trajectories.jsonl").read_text().splitlines()) == 1

@@ -36,6 +36,7 @@ from dllm.samplers.klass import KLASS, Divergences
 from dllm.samplers.llada import Quota, schedule
 from dllm.samplers.lopa import LoPA
 from dllm.samplers.scorers import Probability
+from dllm.samplers.threshold import Threshold
 from dllm.samplers.turn import Turn
 from dllm.samplers.windows import StaticBlocks, WholeRegion
 
@@ -139,6 +140,40 @@ class Awake(Selector):
 
     def select(self, view: View) -> BoolArray:
         return np.zeros(len(view.positions), np.bool_)
+
+
+@PARTS.register("sequential")
+@dataclass(frozen=True)
+class Sequential(Threshold):
+    """S2D2's fallback of the same name: the leftmost ``n`` masks; where it looks for ``sure``
+    ones, what is committed beside accepted drafts, which score infinity, goes by confidence."""
+
+    sure: bool = False
+
+    def select(self, view: View) -> BoolArray:
+        if self.sure and np.isinf(view.score).any():
+            return super().select(view)
+        return np.arange(len(view.score)) < self.n
+
+
+@dataclass(frozen=True)
+class RecordedDraws(Transform):
+    """Proposes what a recorded run drew: (position, token) pairs of every forward."""
+
+    name = "recorded_draws"
+
+    draws: tuple[tuple[tuple[int, int], ...], ...] = ()
+
+    def reads(self, canvas: Canvas) -> Reads:
+        ids = np.zeros((len(canvas.tokens), 1), np.int64)
+        for position, token in self.draws[canvas.nfe]:
+            ids[position] = token
+        return Reads(ids=ids)
+
+    def apply(self, canvas: Canvas, prediction: Prediction) -> Prediction:
+        drawn = dict(self.draws[canvas.nfe])
+        token = np.array([drawn[p] for p in prediction.positions.tolist()], np.int64)
+        return replace(prediction, token=token, logprob=prediction.asked[self.name][:, 0])
 
 
 @PARTS.register("released_factor")

@@ -9,7 +9,7 @@ import numpy as np
 from dllm.core.canvas import FloatArray, IntArray, UniformNoise
 
 from .call import Call
-from .quirks import cache_of, parts
+from .quirks import RecordedDraws, cache_of, parts
 
 
 def _draft(case: dict[str, Any]) -> str:
@@ -41,7 +41,11 @@ def remdm(case: dict[str, Any]) -> Call:
         "max_new_tokens": case["gen_length"], "block_length": case["block_length"],
         "steps": case["num_steps"], "eos_policy": "block_contains", "suppress_mask": False,
     }  # fmt: skip
-    return Call("remdm(n={remdm_number})".format(**case), "none", arguments)
+    sampler = parts("remdm(n={remdm_number})".format(**case))
+    if case["sampling"] == "categorical":
+        draws = tuple(tuple(map(tuple, step)) for step in case["samples"])
+        sampler = (*sampler, RecordedDraws(draws))
+    return Call(sampler, "none", arguments)
 
 
 def dpad(case: dict[str, Any]) -> Call:
@@ -56,11 +60,10 @@ def dpad(case: dict[str, Any]) -> Call:
         arguments["top_k"] = 50  # transformers' own default
         if case["cache"] != "none":  # the cached code cannot predict a block's first position later
             sampler += "+force_first"
-    cache = (
-        "dpad(base={cache}, dropout={dropout}, sigma={sigma}, scale={scale}, window={window}, "
-        "number={preserved_tokens})"
-    )
-    return Call(parts(sampler), cache.format(**case), arguments)
+    cache = "dpad(base={cache}, dropout={dropout}, window={window}, number={preserved_tokens}"
+    if case["dropout"] == "gaussian":
+        cache += ", sigma={sigma}, scale={scale}"
+    return Call(parts(sampler), cache.format(**case) + ")", arguments)
 
 
 def s2d2(case: dict[str, Any]) -> Call:
@@ -93,9 +96,11 @@ def s2d2(case: dict[str, Any]) -> Call:
         selector = f"threshold(tau={case['threshold']}, n={least})"
         if case["remasking_strategy"] == "low_confidence_static":
             selector = f"fixed({least})"
+        if case["remasking_strategy"] == "sequential":
+            selector = f"sequential(tau={case['threshold']}, n={least}, sure={options['sure']})"
     options["n"] = least
     given = ", ".join(f"{name}={value}" for name, value in options.items())
-    return Call(f"{selector}+s2d2({given})", "block", arguments)
+    return Call(parts(f"{selector}+s2d2({given})"), "block", arguments)
 
 
 def drawn(case: dict[str, Any]) -> UniformNoise | None:
@@ -108,6 +113,8 @@ def drawn(case: dict[str, Any]) -> UniformNoise | None:
     def noise(stream: int, step: int, positions: IntArray) -> FloatArray:
         block = (int(positions[0]) - start) // size - 1
         numbers = np.array(case["draws"][block], np.float32)
+        if case["dropout"] == "uniform":  # a permutation: the first so many of it are kept
+            numbers = np.argsort(numbers).astype(np.float32) / len(numbers)
         return numbers[positions - (start + (block + 1) * size)]
 
     return noise
@@ -117,6 +124,3 @@ BUILDERS = {
     "llada21_edit": edit, "t2m_remask": t2m, "remdm": remdm, "dpad": dpad,
     "s2d2_llada21": s2d2, "s2d2_sdar": s2d2,
 }  # fmt: skip
-FILES = (
-    "llada21_edit", "t2m_remask_llada2", "remdm_llada", "dpad_llada", "dpad_dream",
-)  # fmt: skip

@@ -6,7 +6,6 @@ here that token goes with the draft, so that only what the diffusion model is fe
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,15 +19,12 @@ from dllm.core.canvas import Canvas, IntArray
 from dllm.drafting import DiffusionDrafter, Drafting, DraftRequest
 from dllm.drafting.drafters.diffusion import DiffusionDrafting, Reuse
 
-from ..thin import some
 from .conftest import goldens_dir
+from .recorded import recorded
 from .together import model_of
 
 MASK = 255
-CASES = [
-    pytest.param(case, id=case["id"])
-    for case in json.loads((goldens_dir() / "traces" / "apd_dream.json").read_text())["cases"]
-]
+CASES = recorded("apd")
 PARTS = frozenset({"diffusion", "apd"})  # what replays the cases, for benchmarks/fidelity.py
 
 
@@ -72,7 +68,7 @@ def written(case: dict[str, Any]) -> list[list[int]]:
     return [[token for _, token in step] for step in case["steps"]]
 
 
-@pytest.mark.parametrize("case", some((c for c in CASES if c.values[0]["verifier"]), 4))
+@pytest.mark.parametrize("case", [c for c in CASES if c.values[0]["verifier"]])
 def test_recorded_rounds_are_reproduced(
     case: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,27 +5,17 @@ What is compared is what `test_traces` compares.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from ..thin import some
 from .call import Call
-from .conftest import goldens_dir
+from .recorded import recorded
 from .replay_caches import BUILDERS, WatchedD2, left_of_padding
 from .test_traces import _expected, _expected_sizes
 from .together import Together
 
-
-def _cases() -> Iterator[Any]:
-    for name in BUILDERS:
-        for case in json.loads((goldens_dir() / "traces" / f"{name}.json").read_text())["cases"]:
-            yield pytest.param(case, id=case["id"])
-
-
-CASES = list(_cases())
+CASES = recorded(*BUILDERS)
 
 
 def call_of(case: dict[str, Any]) -> Call:
@@ -40,7 +30,7 @@ def call_of(case: dict[str, Any]) -> Call:
 TOGETHER = Together((case.values[0] for case in CASES), call_of)
 
 
-@pytest.mark.parametrize("case", some(CASES, len(CASES) // 8))
+@pytest.mark.parametrize("case", CASES)
 def test_official_trace_is_reproduced(case: dict[str, Any]) -> None:
     call = call_of(case)
     (result,) = TOGETHER.results(case, call)

@@ -5,23 +5,16 @@ The official code prefills the prompt in a forward of its own; here that is part
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
-from ..thin import some
 from .call import Call
-from .conftest import goldens_dir
+from .recorded import recorded
 from .test_traces import _outcome
 from .together import Together
 
-CASES = [
-    pytest.param(case, id=case["id"])
-    for case in json.loads(
-        (goldens_dir() / "traces" / "dmax_spd_llada2.json").read_text(encoding="utf-8")
-    )["cases"]
-]
+CASES = recorded("dmax_spd")
 
 
 def call_of(case: dict[str, Any]) -> Call:
@@ -33,10 +26,11 @@ def call_of(case: dict[str, Any]) -> Call:
     )  # fmt: skip
 
 
+BUILDERS = {"dmax_spd": call_of}
 TOGETHER = Together((case.values[0] for case in CASES), call_of)
 
 
-@pytest.mark.parametrize("case", some(CASES, 4))
+@pytest.mark.parametrize("case", CASES)
 def test_soft_parallel_decoding(case: dict[str, Any]) -> None:
     (result,) = TOGETHER.results(case, call_of(case))
     assert result.trace is not None

@@ -7,25 +7,20 @@ what this library had decided before that forward and after it.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
-from ..thin import some
-from .conftest import goldens_dir
+from .recorded import recorded
 from .replay import call_of
 from .together import Together
 
-CASES = [
-    pytest.param(case, id=case["id"])
-    for family in ("llada", "dream")
-    for case in json.loads(
-        (goldens_dir() / "traces" / f"freedave_{family}.json").read_text(encoding="utf-8")
-    )["cases"]
+CASES = recorded(
+    "freedave_llada", "freedave_dream",
     # Eager acceptance drafts ahead into later blocks: not built.
-    if not (case["eager_acceptance_mode"] and case["gen_length"] > case["block_length"])
-]
+    where=lambda case: not case["eager_acceptance_mode"]
+    or case["gen_length"] <= case["block_length"],
+)  # fmt: skip
 
 TOGETHER = Together((case.values[0] for case in CASES), call_of)
 
@@ -38,7 +33,7 @@ def _decided(steps: list[list[Any]]) -> list[set[int]]:
     return result
 
 
-@pytest.mark.parametrize("case", some(CASES, len(CASES) // 8))
+@pytest.mark.parametrize("case", CASES)
 def test_recorded_drafts_are_confirmed_by_the_same_forwards(case: dict[str, Any]) -> None:
     (result,) = TOGETHER.results(case, call_of(case))
     assert result.trace is not None

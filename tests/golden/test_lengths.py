@@ -3,7 +3,6 @@ edits, forwards and final tokens, alone and side by side."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -11,17 +10,13 @@ import pytest
 import dllm
 from dllm.runtime.trace import TraceStep
 
-from ..thin import some
 from .call import Call
-from .conftest import goldens_dir
 from .quirks import parts
+from .recorded import recorded
 from .replay import OFFICIAL
 from .together import model_of
 
-CASES = [
-    pytest.param(case, id=case["id"])
-    for case in json.loads((goldens_dir() / "traces/daedal_llada.json").read_text())["cases"]
-]
+CASES = recorded("daedal_llada")
 RULE = (
     "threshold({high_conf_threshold})+released_daedal(initial={initial_gen_length}, "
     "expand={expansion_factor}, tokens={eos_check_tokens}, eos_token_id={eos_token_id}, "
@@ -70,7 +65,7 @@ def check(case: dict[str, Any], result: dllm.Result) -> None:
     assert result.canvas == len(case["final"]) - len(case["prompt"])
 
 
-@pytest.mark.parametrize("case", some(CASES, 4))
+@pytest.mark.parametrize("case", CASES)
 def test_a_recorded_run(case: dict[str, Any]) -> None:
     model, call = model_of(case["model"], case["eos_token_id"]), call_of(case)
     result = dllm.generate(

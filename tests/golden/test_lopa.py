@@ -8,7 +8,6 @@ same where attention is block-causal.  Where it is not, `ReleasedLoPA` replays i
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
@@ -20,17 +19,12 @@ from dllm.core.config import GenerationConfig
 from dllm.engine import Engine, MaskedRecipe
 from dllm.samplers import compose
 
-from .conftest import goldens_dir
 from .quirks import cache_of, parts
+from .recorded import recorded
 from .together import model_of
 
 MASK = 255
-CASES = [
-    pytest.param(case, id=case["id"])
-    for case in json.loads(
-        (goldens_dir() / "traces" / "lopa_dream.json").read_text(encoding="utf-8")
-    )["cases"]
-]
+CASES = recorded("lopa_dream")
 
 
 def lopa(case: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
@@ -94,7 +88,8 @@ def test_recorded_branches_are_reproduced(case: dict[str, Any]) -> None:
     expected = official(case)
     for i, branches in enumerate(expected):
         assert engine.plan() == [row], i
-        jobs = [*row.jobs[1:], row.jobs[0]]
+        competes = case["branch_verification_mode"] or case["branching_factor"] == 1
+        jobs = [*row.jobs[1:], row.jobs[0]] if competes else row.jobs
         if len(jobs) == 1:  # with nothing to try the official code feeds the row twice
             branches = branches[-1:]
         fed_with = [job.canvas.tokens.tolist() for job in jobs]

@@ -6,23 +6,17 @@ forwards that change nothing are compared, too.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
-from ..thin import some
 from .call import Call
-from .conftest import goldens_dir
-from .replay_recent import BUILDERS, FILES, drawn
+from .recorded import recorded
+from .replay_recent import BUILDERS, drawn
 from .test_traces import _expected, _expected_sizes, _outcome
 from .together import Together
 
-CASES = [
-    pytest.param(case, id=case["id"])
-    for name in FILES
-    for case in json.loads((goldens_dir() / "traces" / f"{name}.json").read_text())["cases"]
-]
+CASES = recorded("llada21_edit", "t2m_remask", "remdm", "dpad")
 LOOKS_AGAIN = ("llada21_edit", "t2m_remask", "remdm")
 
 
@@ -34,7 +28,7 @@ def call_of(case: dict[str, Any]) -> Call:
 TOGETHER = Together((case.values[0] for case in CASES), call_of, draws_of=drawn)
 
 
-@pytest.mark.parametrize("case", some(CASES, len(CASES) // 12))
+@pytest.mark.parametrize("case", CASES)
 def test_official_trace_is_reproduced(case: dict[str, Any]) -> None:
     (result,) = TOGETHER.results(case, call_of(case))
     assert result.trace is not None

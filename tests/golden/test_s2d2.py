@@ -7,8 +7,6 @@ they join the next forward.  In a forward that verifies only the run of masks is
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,22 +18,11 @@ from dllm.engine import forward
 from dllm.kernels.divergence import residual
 from dllm.request import requests
 
-from ..thin import some
-from .conftest import goldens_dir
+from .recorded import recorded
 from .replay_recent import s2d2
 from .together import model_of
 
-
-def _cases() -> Iterator[Any]:
-    for name in ("s2d2_llada21", "s2d2_sdar"):
-        for case in json.loads((goldens_dir() / "traces" / f"{name}.json").read_text())["cases"]:
-            # What official code falls back to from left to right has no counterpart.
-            left_to_right = case.get("remasking_strategy") == "sequential"
-            if not left_to_right or case["always_check_high_confidence"]:
-                yield pytest.param(case, id=case["id"])
-
-
-CASES = list(_cases())
+CASES = recorded("s2d2_llada21", "s2d2_sdar")
 
 
 def replay(case: dict[str, Any], cache: str, monkeypatch: pytest.MonkeyPatch) -> dllm.Result:
@@ -64,7 +51,7 @@ def replay(case: dict[str, Any], cache: str, monkeypatch: pytest.MonkeyPatch) ->
     return result
 
 
-@pytest.mark.parametrize("case", some(CASES, 3))
+@pytest.mark.parametrize("case", CASES)
 def test_official_trace_is_reproduced(
     case: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,38 +6,24 @@ grants nothing, or whose block is complete already, is not paid for.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from dllm.runtime.trace import TraceStep
 
-from ..thin import some
-from .conftest import goldens_dir
+from .recorded import recorded
 from .replay import BUILDERS, call_of, drawn
 from .together import Together
 
-FILES = (
-    "llada_generate*", "fastdllm_*", "dream_diffusion_generate*", "dparallel_*", "adablock_*",
-    "prophet_*", "r2_*", "dinfer_*", "d3llm_*", "dkv_*", "dllm_cache_*", "window_diffusion_*",
-    "localleap_*", "klass_*", "wino_*", "learn2pd_*", "sparse_dllm_*",
-)  # fmt: skip
 MASK = 255
 REVISING = {"wino_llada"}  # methods that take decisions back
 
 Steps = list[list[tuple[int, int]]]
 
 
-def _cases() -> Iterator[Any]:
-    folder = goldens_dir() / "traces"
-    for path in sorted({path for pattern in FILES for path in folder.glob(pattern + ".json")}):
-        for case in json.loads(path.read_text())["cases"]:
-            yield pytest.param(case, id=case["id"])
-
-
-CASES = list(_cases())
+CASES = recorded(*(name for name in BUILDERS if not name.startswith("freedave")))
 
 
 def _rows(case: dict[str, Any]) -> list[tuple[list[int], int]]:
@@ -103,8 +89,10 @@ def sound(case: dict[str, Any], expected: Steps) -> tuple[Steps, bool]:
     return expected[: inside.index(False) if False in inside else len(expected)], False
 
 
-@pytest.mark.parametrize("case", some(CASES, len(CASES) // 12))
-def test_official_trace_is_reproduced(case: dict[str, Any]) -> None:
+@pytest.mark.parametrize("case", CASES)
+def test_official_trace_is_reproduced(
+    case: dict[str, Any], record_property: Callable[[str, object], None]
+) -> None:
     results, rows = TOGETHER.results(case, call_of(case)), _rows(case)
     for row, (result, (_, moved)) in enumerate(zip(results, rows, strict=True)):
         final = case["final"][row] if "batch" in case else case["final"]
@@ -123,6 +111,7 @@ def test_official_trace_is_reproduced(case: dict[str, Any]) -> None:
         elif case["algorithm"] not in REVISING and "batch" not in case:
             expected, whole = sound(case, expected)
             if not whole:  # the same up to there; decoding goes on
+                record_property("in part", True)
                 assert outcome[: len(expected)] == expected
                 assert sizes[: len(expected)] == _expected_sizes(case)[: len(expected)]
                 continue

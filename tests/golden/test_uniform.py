@@ -263,6 +263,10 @@ def proposes(recorded: Case, step: Any) -> None:
 PIPELINE = cases("dgemma_diffusers")
 
 
+CASES = [*GENERATE, *PIPELINE]
+PARTS = frozenset({"entropy_bound", "ddim"})  # what replays them, for benchmarks/fidelity.py
+
+
 @pytest.mark.parametrize("case", some(PIPELINE, 10))
 def test_pipeline_of_diffusers(case: Case) -> None:
     config = {"temperature": case["temperature"]} if case["temperature"] else {}

@@ -9,7 +9,6 @@ by a window.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -17,10 +16,9 @@ import pytest
 
 import dllm
 
-from ..thin import some
 from .call import Call
-from .conftest import goldens_dir
 from .quirks import parts
+from .recorded import recorded
 from .together import model_of
 
 Step = list[tuple[int, int]]
@@ -48,14 +46,10 @@ def _blocks(case: dict[str, Any]) -> Call:
 BUILDERS: dict[str, Callable[[dict[str, Any]], Call]] = {
     "wedlm_stream": _stream, "wedlm_blocks": _blocks,
 }  # fmt: skip
-CASES = [
-    pytest.param(case, id=case["id"])
-    for name in BUILDERS
-    for case in json.loads((goldens_dir() / "traces" / f"{name}.json").read_text())["cases"]
-]
+CASES = recorded(*BUILDERS)
 
 
-@pytest.mark.parametrize("case", some(CASES, len(CASES) // 3))
+@pytest.mark.parametrize("case", CASES)
 def test_official_trace_is_reproduced(case: dict[str, Any]) -> None:
     call = BUILDERS[case["algorithm"]](case)
     result = dllm.generate(

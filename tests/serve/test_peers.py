@@ -264,6 +264,7 @@ def test_names_of_requests(served: Served) -> None:
     assert served.post(CHAT, HOW, headers={"x-request-id": "a"}).headers["x-request-id"] == "a"
     for body in (HOW, {}, HOW | {"stream": True}):
         assert served.post(CHAT, body).headers["x-request-id"].startswith("req_")
+    assert served.get("/nothing").headers["x-request-id"].startswith("req_")
 
 
 def test_what_is_told_of_the_tokenizer(served: Served, tiny: dllm.DiffusionModel) -> None:

@@ -6,8 +6,7 @@ checkpoints (tests/golden/data/losses).
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+from functools import cache
 from typing import Any
 
 import pytest
@@ -23,18 +22,24 @@ from dllm.train.objectives.parallel import (
     trajectory_state,
 )
 
-DATA = Path(__file__).parents[1] / "golden" / "data"
+from ..golden.conftest import goldens_dir
+from ..golden.recorded import recorded
+
 MASK = 255
 
 
-def cases(name: str) -> list[Any]:
-    recorded = json.loads((DATA / "losses" / f"{name}.json").read_text())["cases"]
-    return [pytest.param(case, id=case["id"]) for case in recorded]
+def cases(algorithm: str) -> list[Any]:
+    return [pytest.param(*p.values, id=p.id) for p in recorded(algorithm)]
 
 
-@pytest.fixture(scope="module")
-def llada() -> Network:
-    return Network(dllm.load(DATA / "llada-tiny", dtype="float32"))
+@cache
+def network(name: str) -> Network:
+    return Network(dllm.load(goldens_dir() / name, dtype="float32"))
+
+
+@pytest.fixture
+def llada(case: dict[str, Any]) -> Network:
+    return network(case["model"])
 
 
 def rows(case: dict[str, Any], name: str) -> torch.Tensor:
@@ -59,7 +64,7 @@ def close(value: torch.Tensor, recorded: float) -> None:
     assert value.item() == pytest.approx(recorded, rel=1e-5, abs=1e-6)
 
 
-@pytest.mark.parametrize("case", cases("dparallel_llada"))
+@pytest.mark.parametrize("case", cases("dparallel"))
 def test_dparallel(case: dict[str, Any], llada: Network) -> None:
     ids, total = torch.tensor(case["input_ids"]), torch.zeros(())
     for view, part in (("noisy", "masked"), ("noisy_complement", "masked_complement")):
@@ -77,7 +82,7 @@ def test_dparallel(case: dict[str, Any], llada: Network) -> None:
     close(total, case["loss"])
 
 
-@pytest.mark.parametrize("case", cases("d3llm_llada"))
+@pytest.mark.parametrize("case", cases("d3llm"))
 def test_d3llm(case: dict[str, Any], llada: Network) -> None:
     ids, learnt = torch.tensor(case["input_ids"]), rows(case, "masked")
     first, size = first_of_block(case), case["block_size"]
@@ -95,10 +100,18 @@ def test_d3llm(case: dict[str, Any], llada: Network) -> None:
     ce, entropy = certainty(logits, ids[learnt], case["temperature"])
     close(ce, case["ce"])
     close(entropy, case["entropy"])
-    close((ce + case["entropy_weight"] * entropy) / 4, case["loss"])
+    total = ce + case["entropy_weight"] * entropy
+    if case["complementary"]:  # of the second view only what is likeliest is learnt
+        assert case["noisy_complement"] is not None
+        other = rows(case, "masked_complement")
+        noisy = torch.tensor(case["noisy_complement"])
+        again, _ = certainty(llada.logits(noisy)[other], ids[other], case["temperature"])
+        close(again, case["ce_complement"])
+        total = total + again
+    close(total / 4, case["loss"])
 
 
-@pytest.mark.parametrize("case", cases("tad_llada"))
+@pytest.mark.parametrize("case", cases("tad"))
 def test_tad(case: dict[str, Any], llada: Network) -> None:
     students, teachers = case["student_ids"], case["teacher_ids"]
     ce, kl = [], []

@@ -19,7 +19,10 @@ from ...drafting.dflash.config import DFLASH, Variant
 from ...drafting.dflash.network import Convolution
 
 ATTENTION = "dllm_blocks_of_drafts"
-NO_ROTATION_KNOWN = {"rope_type": "default", "rope_theta": 10000.0}  # of verifiers without one
+NO_ROTATION_KNOWN: dict[str, Any] = {
+    "rope_type": "default",
+    "rope_theta": 10000.0,
+}  # of verifiers without one
 
 
 def blocks_attention(
@@ -79,7 +82,7 @@ def drafter_config(
         raise ConfigError("a drafter has at least one layer and blocks of at least 2 positions")
     kind = "full_attention" if sliding_window is None else "sliding_attention"
     heads = text.num_attention_heads
-    rope = getattr(text, "rope_parameters", None) or NO_ROTATION_KNOWN
+    rope: Any = getattr(text, "rope_parameters", None) or NO_ROTATION_KNOWN
     rope = rope.get("full_attention", rope)  # some have one per kind of layer
     return MuseGlimmerAssistantConfig(
         hidden_size=text.hidden_size, intermediate_size=text.intermediate_size,

@@ -23,6 +23,7 @@ from dllm.drafting.dflash.checkpoint import (
     load_checkpoint,
 )
 from dllm.drafting.dflash.drafter import BlockDrafter
+from dllm.drafting.dflash.heads import head_of
 from dllm.drafting.dflash.network import BlockNetwork
 from dllm.train.dflash.model import drafter_config, new_drafter
 
@@ -210,6 +211,18 @@ def test_a_trimmed_vocabulary_is_all_that_is_drafted(
         assert set(seen) <= allowed
         drafted += len(seen)
     assert drafted > 40
+
+
+def test_the_example_loads() -> None:
+    """Every part of it fits: the network, its ids, and a head that is run."""
+    example = load_checkpoint(Path(__file__).parents[3] / "examples" / "smollm2-drafter")
+    config = example.config
+    assert example.draft_ids is not None and len(example.draft_ids) == 19_797
+    rank = len(example.markov["project_in.weight"])
+    assert example.markov["project_in.weight"].shape == (rank, config.hidden_size)
+    assert example.markov["project_out.weight"].shape == (config.hidden_size, rank)
+    head = head_of(example, torch.device("cpu"), torch.randn(9, 576), torch.randn(5, 576))
+    assert head is not None and head.over(torch.zeros(1, 576), torch.arange(5)[None])(3, 0).any()
 
 
 def test_unknown_checkpoints_are_refused(

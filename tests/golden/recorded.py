@@ -1,0 +1,52 @@
+"""The recorded cases of a folder, by what was recorded and not by the name of a file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+import pytest
+
+from .conftest import goldens_dir
+
+Case = dict[str, Any]
+
+
+@cache
+def sets() -> dict[str, list[Case]]:
+    """Every file of decoding traces and of losses in the folder, and its cases."""
+    folder = goldens_dir()
+    paths = [
+        path for kind in ("traces", "losses") for path in sorted((folder / kind).glob("*.json"))
+    ]
+    return {
+        f"{path.parent.name}/{path.stem}": json.loads(path.read_text(encoding="utf-8"))["cases"]
+        for path in paths
+    }
+
+
+def setting(case: Case) -> tuple[Any, ...]:
+    """What names a way of decoding: words and switches, not numbers, texts or models."""
+    return tuple(
+        (key, value) for key, value in sorted(case.items())
+        if isinstance(value, str | bool) and key not in ("id", "model")
+    )  # fmt: skip
+
+
+def recorded(*algorithms: str, where: Callable[[Case], bool] = lambda case: True) -> list[Any]:
+    """The cases of these ``algorithms`` as parameters, in whatever files they are.  The default run
+    takes the first of each file and setting; the others are slow."""
+    return list(_parameters(set(algorithms), where))
+
+
+def _parameters(algorithms: set[str], where: Callable[[Case], bool]) -> Iterator[Any]:
+    for cases in sets().values():
+        seen: set[tuple[Any, ...]] = set()
+        for case in cases:
+            if case.get("algorithm") not in algorithms or not where(case):
+                continue
+            again = setting(case) in seen
+            seen.add(setting(case))
+            yield pytest.param(case, id=case["id"], marks=[pytest.mark.slow] * again)
