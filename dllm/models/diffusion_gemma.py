@@ -46,7 +46,7 @@ class Attention(DiffusionGemmaDecoderTextAttention):
         return keys, values
 
 
-class Layer(DiffusionGemmaDecoderTextLayer):
+class Layer(DiffusionGemmaDecoderTextLayer):  # type: ignore[no-untyped-call]
     """A layer whose scalar is given per position."""
 
     def __init__(self, config: Any, layer_idx: int) -> None:
@@ -94,7 +94,7 @@ class Decoder(nn.Module):
         self.self_conditioning = DiffusionGemmaSelfConditioning(config)
 
 
-class TextModel(DiffusionGemmaPreTrainedModel):
+class TextModel(DiffusionGemmaPreTrainedModel):  # type: ignore[no-untyped-call]
     """Encoder and decoder as one network over packed positions."""
 
     def __init__(self, config: DiffusionGemmaConfig) -> None:
@@ -108,7 +108,7 @@ class TextModel(DiffusionGemmaPreTrainedModel):
         self.encoder = nn.ModuleDict({"language_model": nn.ModuleDict({"layers": own})})
         self.decoder = Decoder(text)
         self.kinds: list[str] = text.layer_types
-        self.post_init()
+        self.post_init()  # type: ignore[no-untyped-call]
 
     def get_input_embeddings(self) -> Any:
         return self.decoder.embed_tokens
@@ -144,11 +144,11 @@ class TextModel(DiffusionGemmaPreTrainedModel):
         return BaseModelOutput(last_hidden_state=decoder.norm(x))
 
 
-class TextDiffusionGemma(DiffusionGemmaPreTrainedModel):
+class TextDiffusionGemma(DiffusionGemmaPreTrainedModel):  # type: ignore[no-untyped-call]
     """The text part of DiffusionGemma, with the weights under their published names."""
 
     config_class = DiffusionGemmaConfig
-    _tied_weights_keys: ClassVar[dict[str, str]] = {
+    _tied_weights_keys: ClassVar[dict[str, str]] = {  # type: ignore[misc]
         "lm_head.weight": "model.decoder.embed_tokens.weight"
     }
 
@@ -158,7 +158,7 @@ class TextDiffusionGemma(DiffusionGemmaPreTrainedModel):
         self.model = TextModel(config)
         self.lm_head = nn.Linear(text.hidden_size, text.vocab_size, bias=False)
         self.final_logit_softcapping = text.final_logit_softcapping
-        self.post_init()
+        self.post_init()  # type: ignore[no-untyped-call]
 
     def get_output_embeddings(self) -> Any:
         return self.lm_head

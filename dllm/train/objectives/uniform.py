@@ -80,4 +80,5 @@ class UniformDenoising(nn.Module):
                 )
             logits = F.linear(decoder.norm(hidden), decoder.embed_tokens.weight).float()
         cap = decoder.text_config.final_logit_softcapping
-        return torch.tanh(logits / cap) * cap
+        bent: torch.Tensor = torch.tanh(logits / cap) * cap
+        return bent

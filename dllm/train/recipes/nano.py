@@ -169,10 +169,10 @@ def _diffusion_gemma(
         "patch_size": 2, "pooling_kernel_size": 1, "position_embedding_size": 16,
         "default_output_length": 4,
     }  # fmt: skip
+    how: dict[str, Any] = {"experts_implementation": "eager"}
     config = DiffusionGemmaConfig(
-        text_config=text, vision_config=vision, canvas_length=CANVAS // 2,
-        experts_implementation="eager",
-    )  # fmt: skip
+        text_config=text, vision_config=vision, canvas_length=CANVAS // 2, **how
+    )
     model = DiffusionGemmaForBlockDiffusion(config)
     with torch.no_grad():  # scores are not scaled by the head size: these begin as if they were
         for layer in model.model.decoder.layers:
@@ -338,7 +338,7 @@ def export(folder: Path, destination: Path) -> None:
     model = build_model(recipe, tokenizer)
     _trained(model).load_state_dict(last_weights(folder))
     if recipe.objective == "uniform":
-        _write(model.half(), tokenizer, destination)  # type: ignore[arg-type]
+        _write(model.to(dtype=torch.float16), tokenizer, destination)  # type: ignore[call-arg]
         return
     loaded = snapshot(model, tokenizer)
     loaded.hf.to(dtype=torch.float16)  # type: ignore[call-arg]
