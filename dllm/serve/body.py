@@ -20,7 +20,7 @@ from .words import elsewhere, wire_names
 
 LONGEST_PATH = 80  # characters of the name of a field
 UNFIT, UNKNOWN, UNSUPPORTED = "unfit", "unknown", "unsupported_value"
-Refusals = Mapping[str, tuple[str, tuple[Any, ...]]]  # field: the reason, harmless values
+Refusals = dict[str, tuple[str, tuple[Any, ...]]]  # field: the reason, harmless values
 
 
 @dataclass(frozen=True, eq=False)

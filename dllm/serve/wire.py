@@ -105,8 +105,8 @@ def parameters(sent: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, A
     try:
         config = GenerationConfig(**given)
     except DllmError as error:
-        called = next((there for there, name in names.items() if name == error.field), None)
-        raise Problem(400, in_http(str(error)), called, "invalid_value") from None
+        blamed = next((there for there, name in names.items() if name == error.field), None)
+        raise Problem(400, in_http(str(error)), blamed, "invalid_value") from None
     return {name: getattr(config, name) for name in given}
 
 

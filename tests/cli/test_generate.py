@@ -127,8 +127,8 @@ def test_stop_strings_end_the_answer(ask: Run, tiny: dllm.DiffusionModel) -> Non
 
 
 def test_every_generation_argument_has_an_option() -> None:
-    only_for_parity = {"suppress_mask"}  # with official code, from Python
-    assert dllm.GenerationConfig.fields().keys() - only_for_parity == Answers.PARAMETERS
+    others = {"suppress_mask", "cache_salt", "structural_tag"}  # for parity, and for servers
+    assert dllm.GenerationConfig.fields().keys() - others == Answers.PARAMETERS
 
 
 def test_the_trace_is_written(ask: Run, tmp_path: Path) -> None:

@@ -303,15 +303,15 @@ class BlockDrafting(Drafting):
         text = Text(self.followers, context, self.hits) if ngrams else None
         nodes, deepest = self.part.nodes, min(budget.length, budget.room)
         found = walk.grow(deepest, nodes, text, tree, budget.nodes if tree else None)
-        sure = np.exp([node.chance for node in found])
+        chances = np.exp([node.chance for node in found])
         n = budget.tree_size(np.exp([node.score for node in found])) if tree else (
-            budget.chain_length(sure)
+            budget.chain_length(chances)
         )  # fmt: skip
         self.kinds = [node.mark[0] for node in found[:n]] if ngrams else []
         tokens = np.array([node.token for node in found], np.int64)
         return Draft(
             tokens[:n], np.array([node.parent for node in found[:n]], np.int64) if tree else None,
-            confidence=sure[:n], end=None if tree else self._end(tokens), source=SOURCE,
+            confidence=chances[:n], end=None if tree else self._end(tokens), source=SOURCE,
         )  # fmt: skip
 
     def _end(self, tokens: IntArray) -> int | None:

@@ -19,7 +19,10 @@ from ...drafting.dflash.config import DFLASH, Variant
 from ...drafting.dflash.network import Convolution
 
 ATTENTION = "dllm_blocks_of_drafts"
-NO_ROTATION_KNOWN = {"rope_type": "default", "rope_theta": 10000.0}  # of verifiers without one
+NO_ROTATION_KNOWN: dict[str, Any] = {
+    "rope_type": "default",
+    "rope_theta": 10000.0,
+}  # of verifiers without one
 
 
 def blocks_attention(
