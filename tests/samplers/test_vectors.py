@@ -162,6 +162,10 @@ def test_transfer_rates_equal_those_of_a_float32_linspace() -> None:
         pytest.param("factor(1)", [0.99, 0.95, 0.9, 0.85], {0, 1, 2, 3}, id="T7"),
         pytest.param("factor(1)", [0.4, 0.3], {0}, id="T8"),
         pytest.param("factor(1)", [0.9, 0.7, 0.76, 0.9], {0, 2, 3}, id="T9"),
+        pytest.param("factor(2)", [0.5, 0.5, 0.5], {0, 1, 2}, id="reaches 1 - 2 / 4"),
+        pytest.param("hierarchical(0.5, 0.25)", [0.5, 0.5], {0}, id="does not exceed 0.5"),
+        pytest.param("hierarchical(0.5, 0.25)", [0.75, 0.25], {0}, id="does not exceed 0.25"),
+        pytest.param("threshold(0.9, n=2)", [0.4, 0.7, 0.6], {1, 2}, id="the two best"),
         pytest.param("threshold(0)", [0.1, 0.2, 0.1], {0, 1, 2}, id="whole-block"),
         pytest.param("threshold(inf)", [1.0, 1.0, 0.9], {0}, id="one-per-step"),
         pytest.param("llada", [0.3, 0.5, 0.5], {1}, id="one-per-step-tie"),
@@ -178,6 +182,7 @@ def test_selection(spec: str, probabilities: list[float], expected: set[int]) ->
         pytest.param(0.0, [1, 2], 1),
         pytest.param(0.0, [0, 0, 0, 0.3], 4),
         pytest.param(np.inf, [1, 2, 3], 3),
+        pytest.param(0.25, [0.25, 0.25, 0.5], 2, id="reaches the bound"),
     ],
 )
 def test_entropy_bound(gamma: float, entropy: list[float], expected: int) -> None:
