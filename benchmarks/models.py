@@ -57,7 +57,11 @@ def page() -> str:
 def _row(family: Family) -> str:
     network = family.model_class.__name__ if family.model_class else ""
     facts = [release.facts for release in family.releases.values()]
-    mask = ", ".join(str(f["mask_token_id"]) for f in facts if "mask_token_id" in f)
+    mask = (
+        "uniform noise"
+        if family.uniform
+        else ", ".join(str(f["mask_token_id"]) for f in facts if "mask_token_id" in f)
+    )
     ends = [str(f["eos_token_id"]) for f in facts if "eos_token_id" in f]
     ends += [f"`{family.end_of_turn}`".replace("|", "\\|")] if family.end_of_turn else []
     return (
@@ -70,6 +74,8 @@ def _row(family: Family) -> str:
 def _attends(family: Family) -> str:
     if family.mask_kind == "block_causal":
         return f"blocks of {family.block_length or f'`{family.block_field}`'}"
+    if family.mask_kind == "causal_prefix":
+        return f"blocks of `{family.block_field}` from the prompt's end, causal before"
     if family.mask_kind == "decided_first":
         return "decided tokens first"
     return "whole text, or `block_length=`" if family.any_blocks else "whole text"

@@ -119,18 +119,19 @@ class DDIM(Reviser):
 
         def mixed(logprob: FloatArray) -> FloatArray:
             noisy = signal * np.exp(logprob.astype(np.float64)) + (1 - signal) / ids
-            return np.log(noisy)  # type: ignore[no-any-return]
+            return np.log(noisy).astype(np.float32)
 
         own, best = mixed(p.asked["held"][:, 0]), mixed(p.top_logprob[:, 0])
         if self.corrector_selection == "random":
-            keys = drawn.astype(np.float64)
+            keys = drawn
         else:
             other = np.where(p.top_token[:, 0] == here, mixed(p.top_logprob[:, 1]), best)
             doubt = {"lowest_maxprob": -best, "lowest_current_prob": -own}.get(
                 self.corrector_selection, other - own
             )
-            keys = doubt / self.corrector_selection_tau - np.log(-np.log(drawn.astype(np.float64)))
-        chosen = top(keys.astype(np.float32), self.corrector_k)
+            gumbel = -np.log(-np.log(drawn.astype(np.float64)))
+            keys = (doubt / self.corrector_selection_tau + gumbel).astype(np.float32)
+        chosen = top(keys, self.corrector_k)
         here[chosen] = p.token[chosen]
         return here
 

@@ -49,8 +49,8 @@ def logits_statistics(
     ]  # fmt: skip
     soft = None
     if inputs.embeddings is not None:
-        rows = inputs.embeddings(0, x.shape[1]).double()
-        soft = (torch.from_numpy(np.stack([np.exp(log_softmax(row)) for row in x])) @ rows).float()
+        p = torch.from_numpy(np.stack([np.exp(log_softmax(row)) for row in x]))
+        soft = (p @ inputs.embeddings(0, x.shape[1]).double()).float()
     return TokenStatistics(
         soft=soft,
         **{

@@ -217,7 +217,7 @@ class Walk:
         left = share - torch.nn.functional.pad(sums, (1, 0)).gather(1, tile[:, None])
         total.drawn, total.drawn_logit = torch.zeros_like(total.index), total.best.clone()
         total.noisy = total.best
-        for number in tile.unique().tolist():
+        for number in sorted({*tile.tolist()}):
             low, _ = self.parts[number]
             high = self.parts[number + 1][0] if number + 1 < len(self.parts) else size
             rows = (tile == number).nonzero().flatten()
