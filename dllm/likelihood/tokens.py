@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -66,7 +67,7 @@ def token_scores(
 
 def _masked(
     model: DiffusionModel, ids: IntArray, how: Scoring
-) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+) -> Iterator[tuple[int, torch.Tensor, Any]]:
     """Position, hidden states and head, a packed forward at a time."""
     forward, recipe = Forward(model, caches.compose("none")), recipe_of(how)
     count, request = len(ids), ScoreRequest(ids[:0], ids)
@@ -82,7 +83,7 @@ def _masked(
 
 def _causal(
     model: DiffusionModel, ids: IntArray, how: Scoring
-) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+) -> Iterator[tuple[int, torch.Tensor, Any]]:
     how.go_on()
     packed = torch.from_numpy(ids)[None].to(model.device)
     hidden = model.backbone(input_ids=packed, use_cache=False).last_hidden_state[0]

@@ -187,7 +187,7 @@ class ModelRoutes:
             if isinstance(prompt, str):
                 return encode_text(tokenizer_of(model), prompt, body.add_special_tokens)
             continued, ready = body.continue_final_message, body.add_generation_prompt
-            return encode_chat(model, prompt, continued, ready, template).tolist()
+            return [*map(int, encode_chat(model, prompt, continued, ready, template))]
 
         ids = await unless_gone(request, service.encoded([prompt], encoded))
         answer = {"count": len(ids), "max_model_len": service.model.facts.context_length,

@@ -8,7 +8,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -99,7 +99,7 @@ class Service:
         self.likelihoods = Likelihoods(self.encoder)
         self._seconds = 1.0  # of a request, lately
         self._pieces: dict[int, str] = {}
-        self.special = frozenset(getattr(model.tokenizer, "all_special_ids", ()))
+        self.special: Collection[int] = frozenset(getattr(model.tokenizer, "all_special_ids", ()))
         self._weights = digest(model.hf)
         self._forms: deque[str] = deque(maxlen=MOST_FORMS)
         self.verifying = None

@@ -65,7 +65,8 @@ class Arcs:
 def _ranges(first: IntArray, sizes: IntArray) -> IntArray:
     """Ranges of numbers side by side."""
     ends = sizes.cumsum()
-    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(first - ends + sizes, sizes)
+    low = np.repeat(first - ends + sizes, sizes)
+    return low + np.arange(len(low))
 
 
 @dataclass(frozen=True, eq=False)

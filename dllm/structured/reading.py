@@ -78,13 +78,11 @@ class TooDeep(Nothing):
 
 
 class Reader:
-    """Reads the parts of one schema.  ``depth``: of what contains itself; ``extra``: undeclared
-    keys are written behind the declared ones.  ``ignored``: unknown keywords that were met."""
+    """Reads the parts of one schema.  ``depth``: of what contains itself; ``ignored``: unknown
+    keywords that were met; ``cut``: whether something was written to a depth."""
 
-    def __init__(
-        self, root: Schema, budget: Budget, depth: int = DEPTH, extra: bool = False
-    ) -> None:
-        self.root, self.budget, self.depth, self.extra = root, budget, depth, extra
+    def __init__(self, root: Schema, budget: Budget, depth: int = DEPTH) -> None:
+        self.root, self.budget, self.depth = root, budget, depth
         self.open: list[str] = []  # references that are being followed
         self.parts = 0
         self.ignored: dict[str, None] = {}
@@ -397,7 +395,7 @@ class Reader:
         for key in DEPENDENCIES:
             for name, needs in schema.get(key, {}).items():
                 more: Any = {"required": list(needs)} if isinstance(needs, list) else needs
-                if name not in rest.get("properties", {}) and not self.extra:
+                if name not in rest.get("properties", {}):
                     continue  # it is not written
                 with_ = merged({"required": [name]}, more, path)
                 pair = [{"properties": {name: False}}, with_]
@@ -647,28 +645,16 @@ class Reader:
                     raise
                 continue
             members.append((Row((Bytes(_quoted(name)), COLON, value)), name in needed))
-        if declared and not self.extra:
+        if declared:
             if least > len(members):
                 raise Nothing(path)
             low = least if least > sum(need for _, need in members) else 0
             top = None if most is None or most >= len(members) else most
             return Row((Bytes(b"{"), Members(tuple(members), COMMA, low, top), Bytes(b"}")))
-        others = self._others(declared, more, named, keys, path)
-        if others is None:
-            if least > len(members):
-                raise Nothing(path)
-            return Row((Bytes(b"{"), Members(tuple(members), COMMA, least, most), Bytes(b"}")))
-        if not members:
-            return listed(b"{", others, b"}", least, most)
-        if least > sum(need for _, need in members) or most is not None:
-            raise ConfigError(
-                f"{path} of the schema has a number of properties beside undeclared ones"
-            )
-        tail = Repeat(Row((COMMA, others)), 0, None)
-        alone = Either((EMPTY, Row((others, tail))))
-        some = Row((Members(tuple(members), COMMA, 1, None), tail))
-        ways = (some,) if needed else (some, alone)
-        return Row((Bytes(b"{"), Either(ways), Bytes(b"}")))
+        others = self._others(more, named, keys, path)
+        if others is None and least:
+            raise Nothing(path)
+        return Bytes(b"{}") if others is None else listed(b"{", others, b"}", least, most)
 
     def _matching(self, named: Schema, name: str, path: str) -> list[str]:
         """The patterns of properties that a name matches."""
@@ -685,14 +671,9 @@ class Reader:
         with_type = merged({"type": "string"}, schema, path)
         return automaton_of(self.value(with_type, f"{path}/propertyNames"), self.budget)
 
-    def _others(
-        self, declared: Schema, more: Any, named: Schema, keys: Any, path: str
-    ) -> Part | None:
+    def _others(self, more: Any, named: Schema, keys: Any, path: str) -> Part | None:
         """A member that is not declared; None where there is none."""
         allowed = self._key(keys, path)
-        if declared:
-            names = Either(tuple(Bytes(_quoted(name)) for name in declared))
-            allowed = self._met(allowed, automaton_of(names, self.budget), path, without=True)
         groups: list[tuple[ByteAutomaton, Any]] = []
         left: ByteAutomaton | None = allowed
         for pattern, schema in named.items():

@@ -164,7 +164,6 @@ def test_transfer_rates_equal_those_of_a_float32_linspace() -> None:
         pytest.param("factor(1)", [0.9, 0.7, 0.76, 0.9], {0, 2, 3}, id="T9"),
         pytest.param("factor(2)", [0.5, 0.5, 0.5], {0, 1, 2}, id="reaches 1 - 2 / 4"),
         pytest.param("hierarchical(0.5, 0.25)", [0.5, 0.5], {0}, id="does not exceed 0.5"),
-        pytest.param("hierarchical(0.5, 0.25)", [0.75, 0.25], {0}, id="does not exceed 0.25"),
         pytest.param("threshold(0.9, n=2)", [0.4, 0.7, 0.6], {1, 2}, id="the two best"),
         pytest.param("threshold(0)", [0.1, 0.2, 0.1], {0, 1, 2}, id="whole-block"),
         pytest.param("threshold(inf)", [1.0, 1.0, 0.9], {0}, id="one-per-step"),
