@@ -108,10 +108,10 @@ def products(device: str) -> Iterator[Check]:
     """Linear layers on a CPU against float64, and a row among others against the row alone."""
     if device != "cpu" or not linear.available():
         unit = torch.backends.cpu.get_cpu_capability()
-        alone = (
+        told = (
             f"PyTorch multiplies ({unit}): in a batch a row has the bits it has alone with AVX-512"
         )
-        yield Check("packed weights", None, alone if device == "cpu" else "no CPU")
+        yield Check("packed weights", None, told if device == "cpu" else "no CPU")
         return
     generator = torch.Generator().manual_seed(0)
     for dtype in (torch.float32, torch.bfloat16):

@@ -123,7 +123,7 @@ class DDIM(Reviser):
 
         own, best = mixed(p.asked["held"][:, 0]), mixed(p.top_logprob[:, 0])
         if self.corrector_selection == "random":
-            keys = drawn
+            keys: FloatArray = drawn.astype(np.float32)
         else:
             other = np.where(p.top_token[:, 0] == here, mixed(p.top_logprob[:, 1]), best)
             doubt = {"lowest_maxprob": -best, "lowest_current_prob": -own}.get(

@@ -91,10 +91,10 @@ class Packing:
         kept = [_join(parts) for parts in (self.ids, self.positions, self.scored)]
         own = [_join(self.slots)] if self.slots else []
         ids, positions, scored, *there = upload([*kept, *own, *further], device)
-        own, there = there[: len(own)], there[len(own) :]
+        placed, there = there[: len(own)], there[len(own) :]
         segments = _alone(self.pieces) if not waste else None
         return Packed(
-            ids[None], positions[None], own[0] if own else None,
+            ids[None], positions[None], placed[0] if placed else None,
             grouped(self.pieces, device, waste, slots) if segments is None else segments, scored,
             sliding=grouped(self.sliding, device) if self.sliding else None,
             further=[*there],

@@ -333,8 +333,10 @@ def _name(kind: str) -> str:
 
 def reply_to(ask: GenerateRequest, service: Service) -> Reply:
     """The reply that ``ask`` wants."""
-    told = ask, service.name, service.fingerprint(ask), service
-    return Reply(*told) if ask.response is None else ResponseReply(*told, id=_name("resp"))
+    name, print_ = service.name, service.fingerprint(ask)
+    if ask.response is None:
+        return Reply(ask, name, print_, service)
+    return ResponseReply(ask, name, print_, service, id=_name("resp"))
 
 
 def _status(choice: Choice) -> str:

@@ -65,8 +65,9 @@ class Arcs:
 def _ranges(first: IntArray, sizes: IntArray) -> IntArray:
     """Ranges of numbers side by side."""
     ends = sizes.cumsum()
-    low = np.repeat(first - ends + sizes, sizes)
-    return low + np.arange(len(low))
+    low: IntArray = np.repeat(first - ends + sizes, sizes)
+    low += np.arange(len(low))
+    return low
 
 
 @dataclass(frozen=True, eq=False)
