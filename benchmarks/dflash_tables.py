@@ -10,10 +10,10 @@ Found = dict[str, Any]
 
 
 def counts(result: Found) -> str:
-    """Tokens per forward by category, and acceptance by place."""
+    """Tokens per forward by category."""
     categories = result["categories"]
     methods = list(dict.fromkeys(m for rows in categories.values() for m in rows))
-    rows, places = [], []
+    rows = []
     for method in methods:
         cells = [by[method]["tokens"] / by[method]["forwards"] if method in by else None
                  for by in categories.values()]  # fmt: skip
@@ -21,20 +21,12 @@ def counts(result: Found) -> str:
         mean = f"**{sum(known) / len(known):.2f}**"
         shown = ["" if cell is None else f"{cell:.2f}" for cell in cells]
         rows.append([method, *shown, mean, different(categories, method)])
-        reached = [by[method]["reached"] for by in categories.values()
-                   if "reached" in by.get(method, {})]  # fmt: skip
-        if reached:
-            total = [sum(column) for column in zip(*reached, strict=True)]
-            shares = [part / max(1, total[0]) for part in total[1:]]
-            places.append([method, f"{total[0]:,}", *(f"{s:.2f}" if s else "" for s in shares)])
     each = max(row["prompts"] for by in categories.values() for row in by.values())
     size = result["settings"]["tokens"]
     return (
         f"Tokens per forward of the verifier, {each} prompts of each category, at most {size} "
         "tokens each, bfloat16; `different`: texts that are not those of plain decoding.\n\n"
         + markdown(["method", *categories, "mean", "different"], rows)
-        + "\n\nOf the rounds with a draft, the share that accepted at least so many tokens:\n\n"
-        + markdown(["method", "rounds", *map(str, range(1, len(places[0]) - 1))], places)
     )
 
 

@@ -136,8 +136,8 @@ def routines(
         f"{CHANGED} marks a part that the tests change, where released code does something else "
         "than its paper (`tests/golden/quirks.py`); the others are those that a user names.",
         "",
-        "| recorded | source | replayed by | cases | whole | what deviates, and why |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| recorded | source | replayed by | whole/recorded | what deviates, and why |",
+        "| --- | --- | --- | --- | --- |",
     ]  # fmt: skip
     for stem, path in recorded.items():
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -145,15 +145,15 @@ def routines(
         link = ", ".join(map(str, source.values()))
         if "repo" in source:
             repo = f"[{source['repo']}](https://github.com/{source['repo']})"
-            link = f"{repo} @ {source['commit'][:10]}, {source['file']}"
+            link = f"{repo}@{source['commit'][:10]}"
         own = count.get(stem, Counter())
         by = " ".join(map(code, sorted(names.get(stem, ())))) or "-"
         seen = own["whole"] + own["part"]
-        replayed = f"{seen} of {len(data['cases'])}"
+        replayed = f"{own['whole']}/{len(data['cases'])}"
         note = ROUTINES.get(stem, "")
         if (seen < len(data["cases"]) or own["part"]) and not note:
             raise SystemExit(f"{stem}: say in fidelity_notes.py what is not replayed, and why")
-        lines.append(f"| `{stem}` | {link} | {by} | {replayed} | {own['whole']} | {note} |")
+        lines.append(f"| `{stem}` | {link} | {by} | {replayed} | {note} |")
     return [*lines, ""]
 
 
@@ -167,8 +167,8 @@ def methods(seen: dict[str, Counter[str]]) -> list[str]:
     """One row per registered part."""
     lines = [
         "## Methods", "",
-        "In how many cases a part is at work, as it is and as the tests change it, and where it "
-        "deviates from the published code.",
+        "Parts that deviate from the published code, and in how many cases they are at work, as "
+        "they are and as the tests change them.",
         "", "| name | paper | cases | what deviates, and why |", "| --- | --- | --- | --- |",
     ]  # fmt: skip
     for kind, registry in (("sampler", SAMPLERS), ("cache", CACHES)):
@@ -180,7 +180,8 @@ def methods(seen: dict[str, Counter[str]]) -> list[str]:
                 raise SystemExit(f"{kind} {name}: say in fidelity_notes.py why nothing is replayed")
             link = f"[{cls.arxiv}](https://arxiv.org/abs/{cls.arxiv})" if cls.arxiv else "-"
             shown = f"`{name}`" if kind == "sampler" else f"cache `{name}`"
-            lines.append(f"| {shown} | {link} | {cases or '-'} | {note} |")
+            if note:
+                lines.append(f"| {shown} | {link} | {cases or '-'} | {note} |")
     return [*lines, ""]
 
 

@@ -223,7 +223,7 @@ def front() -> str:
     )
 
 
-def defaults(most: int = 20) -> str:
+def defaults(most: int = 12) -> str:
     """Methods at their paper's defaults against the baseline, on the same prompts."""
     result = load("samplers")
     every = {
@@ -382,7 +382,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {"samplers": front},
     "docs/choose-a-cache.md": {"caches": partial(cache_costs, HEADLINE)},
     "docs/results/samplers.md": {
-        "defaults": defaults, "fastest": lambda: fastest_table(plain(), most=20),
+        "defaults": defaults, "fastest": lambda: fastest_table(plain(), most=12),
         "caches": cache_accuracy, "costs": cache_costs,
     },
     "docs/results/cpu.md": {"official": official, "llama": llama, "eight": eight,

@@ -301,7 +301,7 @@ HOLES: list[tuple[Any, str]] = [
     ([1.5, -1], "not a list with 1.5"),
     ([True, -1], "not a list with True"),
     (torch.tensor([1.0, -1.0]), "not a list with 1.0"),
-    ("a [[0]]", "no hole"),
+    ("a [[0]]", "a hole of no tokens"),
     ([5, 6], "no hole"),
     ([], "no hole"),
 ]

@@ -76,12 +76,12 @@ class Body(BaseModel):
         """The body in ``data``, parsed JSON; `Problem` for what is wrong with it."""
         if not isinstance(data, dict):
             raise Problem(400, "the body must be a JSON object", code="invalid_body")
-        for name, value in data.items():
-            if not is_unicode([name, value]):
-                raise Problem(
-                    400, f"{ascii(name)[:80]} is not valid Unicode: it has half a surrogate",
-                    name.encode(errors="replace").decode()[:80], "invalid_value",
-                )  # fmt: skip
+        if not is_unicode(data):
+            name = next(name for name, value in data.items() if not is_unicode([name, value]))
+            raise Problem(
+                400, f"{ascii(name)[:80]} is not valid Unicode: it has half a surrogate",
+                name.encode(errors="replace").decode()[:80], "invalid_value",
+            )  # fmt: skip
         names = cls.taken()
         for name in data.keys() & cls.REFUSED.keys():
             reason, harmless = cls.REFUSED[name]

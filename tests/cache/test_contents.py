@@ -127,7 +127,7 @@ def test_the_order_of_what_is_computed_and_read_does_not_matter() -> None:
         packed.ids, packed.positions = packed.ids[:, order], packed.positions[:, order]
         packed.slots = packed.slots[order]
         with torch.inference_mode():
-            return engine.forward._backbone(packed)[np.argsort(order)]
+            return engine.forward._backbone(packed, [job])[np.argsort(order)]
 
     expected = hidden(np.arange(5), read)
     shuffled = hidden(np.array([3, 0, 4, 2, 1]), np.random.default_rng(1).permutation(read))

@@ -10,7 +10,13 @@ import pytest
 
 import dllm
 from dllm import cache as caches
-from dllm.core.capabilities import FIXED_WINDOW, LEFT_TO_RIGHT, REPEATED_MASKS, SLIDING_BRANCHES
+from dllm.core.capabilities import (
+    FIXED_WINDOW,
+    LEFT_TO_RIGHT,
+    REPEATED_MASKS,
+    SLIDING_BRANCHES,
+    UNIFORM_NOISE,
+)
 from dllm.runtime.result import Result
 from dllm.samplers import compose
 
@@ -59,7 +65,7 @@ def refused(name: str, sampler: str, cache: str) -> bool:
         lacks
         or {need for need in how.needs if "a sampler" in need.remedies} - parts.offers
         or (REPEATED_MASKS in needs and model.logit_shift)
-        or LEFT_TO_RIGHT in needs
+        or needs & {LEFT_TO_RIGHT, UNIFORM_NOISE}
     )
 
 

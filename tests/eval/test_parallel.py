@@ -114,6 +114,6 @@ def test_they_do_not_touch_the_vocabulary_of_nano() -> None:
 def test_nano_refuses_what_does_not_fit_its_context() -> None:
     from dllm.eval.measure import Cell, Setting, measure
 
-    cell = Cell("pb_copy", Setting("t", "threshold", "none", {"max_new_tokens": 32}), 2)
+    cell = Cell("pb_copy", Setting("t", "threshold", "none", {"max_new_tokens": 2040}), 2)
     with pytest.raises(dllm.ConfigError, match="choose another task"):
         measure(dllm.load("nano"), PARALLEL["pb_copy"], cell, "nano")

@@ -123,5 +123,5 @@ def test_which_samplers_are_refused() -> None:
         except dllm.ConfigError:
             refused.append(name)
     assert {name.split("(")[0].split("+")[0] for name in refused} == {
-        "credit", "daedal", "edit", "s2d2",
+        "credit", "daedal", "ddim", "dmax", "edit", "entropy_bound", "s2d2",
     }  # fmt: skip
