@@ -23,12 +23,11 @@ import torch as _torch
 
 from ...core.errors import ConfigError, UnknownNameError
 from . import naive as _naive
-from . import parallel as _parallel
 from . import torch as _fast
 from .asked import logprobs_of
 from .classes import TokenClasses
 from .filters import PLAIN, Filters
-from .heads import Biased, Head, Shaped, Share, full_logits, split_linear
+from .heads import Biased, Head, Shaped, full_logits
 from .result import COLDEST, OPTIONAL, Inputs, Options, TokenStatistics, check, to_host
 
 __all__ = [
@@ -38,7 +37,6 @@ __all__ = [
     "Filters",
     "Head",
     "Shaped",
-    "Share",
     "TokenClasses",
     "TokenStatistics",
     "full_logits",
@@ -88,10 +86,8 @@ def token_statistics(
 ) -> TokenStatistics:
     """Statistics of the next-token distributions of ``hidden`` (R, d) under ``head``.
 
-    ``head``: a weight (V, d), an ``nn.Linear``, or any callable from (r, d) to (r, V).  A `Share`,
-    or an ``nn.Linear`` that tensor parallelism split along the vocabulary, is one head over all
-    processes of its group, which call this alike and get the same numbers.  With None ``hidden``
-    are the logits.
+    ``head``: a weight (V, d), an ``nn.Linear``, or any callable from (r, d) to (r, V).  With
+    None ``hidden`` are the logits.
 
     ``banned`` (n,) ids can be neither proposed nor counted; ``banned_rows`` (R, n) bool says in
     which rows (default: all).  A tensor on another device than the CPU costs a synchronisation.
@@ -131,13 +127,11 @@ def token_statistics(
         banned, banned_rows, noise_keys, select, vocab_size, uniforms, embeddings, lowered
     )
     check(options, noise_keys, hidden.shape[0])
-    module, share = _backend(backend, hidden.device), None if head is None else split_linear(head)
+    module = _backend(backend, hidden.device)
     if (inverse or embeddings is not None or lowered is not None) and module is not _naive:
-        module, share = _fast, None  # what the fused kernels leave out
+        module = _fast  # what the fused kernels leave out
     result: TokenStatistics
-    if share is not None and module is not _naive:
-        result = _parallel.token_statistics(hidden, share, options, module, inputs)
-    elif head is None:
+    if head is None:
         result = module.logits_statistics(hidden, options, inputs)
     else:
         result = module.token_statistics(hidden, head, options, inputs)

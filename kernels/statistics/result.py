@@ -16,9 +16,6 @@ from .filters import PLAIN, Filters
 # either every field is a torch tensor on the device, or (after `numpy`) every field is NumPy
 Array: TypeAlias = Any
 
-# takes the tensors of this process, returns those of all
-Gather: TypeAlias = Callable[[Sequence[torch.Tensor]], list[list[torch.Tensor]]]
-
 COLDEST = 1e-6  # below it noise would decide between logits that differ by rounding only
 
 OPTIONAL = frozenset({"margin", "gap", "entropy", "max_logprob"})

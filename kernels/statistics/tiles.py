@@ -89,21 +89,19 @@ def banned(x, token, banned_ptr, where_ptr, count, row, live, BANNED_ROWS: tl.co
 def partials(
     x_ptr, w_ptr, bias_ptr, banned_ptr, banned_rows_ptr, keys_ptr, select_ptr,
     best_out, sums_out, top_out,
-    rows, size, depth, first_id, n_banned, per_split, x_stride, w_stride, scale, temperature,
+    rows, size, depth, n_banned, per_split, x_stride, w_stride, scale, temperature,
     FUSED: tl.constexpr, HAS_BIAS: tl.constexpr, BANNED_ROWS: tl.constexpr, NOISE: tl.constexpr,
     SELECT: tl.constexpr, WARM: tl.constexpr, TOP: tl.constexpr, WIDE: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Numbers of a tile of rows over one share of the vocabulary.
+    """Numbers of a tile of rows over one split of the vocabulary.
 
-    Columns are numbered from the last multiple of four at or below ``first_id``, where the
-    words of the noise begin.  Writes best_out (2, S, R) int64 keys, sums_out (6, S, R) float32:
+    Writes best_out (2, S, R) int64 keys, sums_out (6, S, R) float32:
     rest, second, moment, drawn logit, selected logit, rest at the temperature, and top_out
     (S, R, TOP) int64 keys.
     """
     row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     live = row < rows
-    pad = first_id % 4
     best = tl.full([BLOCK_R], -_INF, tl.float32)
     index = tl.full([BLOCK_R], _FLIP, tl.int32)
     rest = tl.zeros([BLOCK_R], tl.float32)
@@ -117,20 +115,20 @@ def partials(
     if TOP > 0:
         top = tl.full([BLOCK_R, TOP], _NONE + 1, tl.int64) + tl.arange(0, TOP)[None, :]
     for tile in range(per_split):
-        low = (tl.program_id(1) * per_split + tile) * BLOCK_V - pad
+        low = (tl.program_id(1) * per_split + tile) * BLOCK_V
         column = low + tl.arange(0, BLOCK_V)
-        valid = (column >= 0) & (column < size)
+        valid = column < size
         if FUSED:
             x = product(x_ptr, w_ptr, bias_ptr, row, live, column, valid, depth, x_stride,
                         w_stride, HAS_BIAS, WIDE, BLOCK_D)  # fmt: skip
         else:
             at = row[:, None].to(tl.int64) * x_stride + column[None, :]
             x = tl.load(x_ptr + at, mask=live[:, None] & valid[None, :], other=0.0).to(tl.float32)
-        token = (first_id + column)[None, :]
+        token = column[None, :]
         x = tl.where(valid[None, :], x, -_INF)
         x = banned(x, token, banned_ptr, banned_rows_ptr, n_banned, row, live, BANNED_ROWS)
         if NOISE:
-            group = (first_id + low) // 4 + tl.arange(0, BLOCK_V // 4)
+            group = low // 4 + tl.arange(0, BLOCK_V // 4)
             group = group[None, :] + tl.zeros([BLOCK_R, 1], tl.int32)
             noise = to_gumbel(group_words(keys_ptr, row, live, group))
             perturbed = tl.where(valid[None, :], noise + x / temperature, -_INF)

@@ -33,8 +33,7 @@ Product = Callable[[int, int, int, int], torch.Tensor]  # rows [a, b), ids [low,
 class Call:
     """The arguments of one call that differ by row, ready to be cut."""
 
-    def __init__(self, options: Options, inputs: Inputs, first_id: int = 0) -> None:
-        self.first_id = first_id  # of a share of the vocabulary
+    def __init__(self, options: Options, inputs: Inputs) -> None:
         banned = inputs.banned
         self.options, self.banned_rows = options, inputs.banned_rows
         self.banned: list[int] = (
@@ -131,7 +130,7 @@ class Call:
                 if self.embeddings is not None:
                     self._ban(logits, first, low)
                     walk.expect(logits, low)
-                part = self.tile(logits, first, self.first_id + low, own)
+                part = self.tile(logits, first, low, own)
                 walk.parts.append((low, part))
                 total = part if total is None else merge(total, part, self.options)
             assert total is not None
@@ -232,7 +231,7 @@ class Walk:
             at = (cumulative <= wanted).sum(1, keepdim=True)
             last = x.shape[1] - 1 - (p > 0).flip(1).to(torch.int8).argmax(1, keepdim=True)
             at = torch.minimum(at, last)
-            total.drawn[rows] = at + low + self.call.first_id
+            total.drawn[rows] = at + low
             total.drawn_logit[rows] = x.gather(1, at)
 
 
@@ -266,7 +265,7 @@ def linear_partial(
     call: Call, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
     packed: Packed | None = None,
 ) -> Partial:  # fmt: skip
-    """What a weight (V, d), or the share of it that begins with id ``call.first_id``, says."""
+    """What a weight (V, d) says."""
     rows, size, options = hidden.shape[0], weight.shape[0], call.options
     carries = options.inverse or call.embeddings is not None or call.lowered is not None
     hidden = hidden.to(weight.dtype)
@@ -276,7 +275,7 @@ def linear_partial(
         return call.run(make, hidden, size, options.filtered, True, ROWS)
     if rows * size <= PIECE and not carries:
         logits = torch.nn.functional.linear(hidden, weight, bias).float()
-        return call.piece(logits if call.shape is None else call.shape(logits), 0, call.first_id)
+        return call.piece(logits if call.shape is None else call.shape(logits), 0, 0)
     make = partial(_tiled, weight=weight, bias=bias)
     return call.run(make, hidden, size, options.filtered, True)
 

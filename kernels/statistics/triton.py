@@ -20,8 +20,8 @@ import triton
 
 from . import torch as plain
 from .candidates import Candidates, narrowed
-from .heads import Head, Share, full_logits, plain_linear, vocabulary
-from .result import Gather, Inputs, Options, TokenStatistics, joined, mended
+from .heads import Head, full_logits, plain_linear, vocabulary
+from .result import Inputs, Options, TokenStatistics, joined, mended
 from .tiles import merge, partials
 
 MOST_TOP = 32  # longer lists are better sorted than kept in registers
@@ -47,17 +47,15 @@ def _ids(ids: tuple[int, ...], device: torch.device) -> torch.Tensor:
 class Pass:
     """One pass over some rows.  ``x`` (R, d) hidden rows with a ``weight``, or (R, V) logits.
 
-    ``size`` ids are scored, the first of them ``first_id``.  Passes of the same ``most``, at least
-    as large as ``size``, have the same number of splits.
+    ``size`` ids are scored.
     """
 
     def __init__(
         self, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, size: int,
-        options: Options, inputs: Inputs, first_id: int = 0, most: int | None = None,
+        options: Options, inputs: Inputs,
     ) -> None:  # fmt: skip
         self.x, self.weight, self.bias = _rows_together(x), weight, bias
-        self.size, self.options, self.first_id = size, options, first_id
-        self.reach = size + first_id % 4 if most is None else most + 3
+        self.size, self.options = size, options
         device, banned, banned_rows = x.device, inputs.banned, inputs.banned_rows
         if isinstance(banned, torch.Tensor):
             self.count, self.banned = len(banned), banned.to(device, torch.int64)
@@ -96,7 +94,7 @@ class Pass:
         """(2, S, R) int64 and (6, S, R) float32 sums, (S, R, K) int64 candidates as keys."""
         rows, options, device = len(self.x), self.options, self.x.device
         block_r = min(MOST_ROWS, max(16, _power(rows)))
-        tiles = ceil(self.reach / BLOCK_V)
+        tiles = ceil(self.size / BLOCK_V)
         wanted = ceil(2 * _processors(device) / ceil(rows / block_r))
         wanted = max(wanted, FILTER_SPLITS) if options.filtered else wanted
         per_split = ceil(tiles / min(tiles, wanted))
@@ -110,7 +108,7 @@ class Pass:
             self.x, _or(self.weight, unused), _or(self.bias, unused), self.banned,
             _or(self.banned_rows, unused), _or(self.keys, unused), _or(self.select, unused),
             best, sums, top,
-            rows, self.size, self.x.shape[1], self.first_id, self.count, per_split,
+            rows, self.size, self.x.shape[1], self.count, per_split,
             self.x.stride(0), self.weight.stride(0) if self.weight is not None else 0,
             self.scale, options.temperature or 1.0,
             FUSED=fused, HAS_BIAS=self.bias is not None,
@@ -218,24 +216,6 @@ def token_statistics(
         result, missed, hidden, inputs,
         lambda x, some: plain.token_statistics(x, head, options, some),
     )  # fmt: skip
-
-
-def split_statistics(
-    hidden: torch.Tensor,
-    share: Share,
-    options: Options,
-    gather: Gather,
-    inputs: Inputs,
-) -> tuple[TokenStatistics, torch.Tensor | None]:
-    """As `parallel.split_statistics`: every process's splits, merged as if they were one's."""
-    weight = _rows_together(share.weight)
-    own = Pass(
-        hidden.to(weight.dtype), weight, share.bias, len(weight), options, inputs,
-        first_id=share.first_id, most=max(share.sizes),
-    )  # fmt: skip
-    best, sums, top = zip(*gather(own.partials()), strict=True)
-    own.size = share.out_features
-    return own.finished(torch.cat(best, 1), torch.cat(sums, 1), torch.cat(top, 0))
 
 
 def logits_statistics(

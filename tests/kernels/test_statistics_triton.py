@@ -11,19 +11,17 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 from dllm.core.errors import ConfigError
-from dllm.kernels import statistics
-from dllm.kernels.statistics import Filters, Share, classes
-from dllm.kernels.statistics.result import FIELDS, OPTIONAL, Inputs, Options
+from dllm.kernels.statistics import classes
+from dllm.kernels.statistics.result import FIELDS
 
-from . import filtered
 from .filtered import logits_statistics, token_statistics
 from .test_filters import chi_square
-from .test_statistics import agree, cases, keys, rows_of
+from .test_statistics import agree, cases, keys
 
 fused = pytest.importorskip("dllm.kernels.statistics.triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -225,55 +223,6 @@ def test_no_rows_and_long_lists() -> None:
     compare(torch.randn(2, 8), weight[:15], top=20, tempered=True, top_k=3)
     compare(torch.randn(2, 8), weight[:40], top=20, top_p=0.7, temperature=1.0,
             noise_keys=keys(2))  # fmt: skip
-
-
-@settings(max_examples=8, deadline=None)
-@given(case=cases(SIZES), cut=st.integers(1, 196))
-def test_shares_of_the_vocabulary_join_at_any_id(case: Case, cut: int) -> None:
-    """The partial results of two processes are those of one."""
-    hidden, weight, chosen = case
-    size = len(weight)
-    assume(cut < size and chosen["top"] <= min(cut, size - cut))
-    hidden, weight, chosen = hidden.to(DEVICE), weight.to(DEVICE), on_device(chosen)
-    names = (*Filters._fields, "tempered", "top", "needs")
-    chosen["needs"] = OPTIONAL if chosen["needs"] is None else chosen["needs"]
-    options = filtered.options(**{name: chosen.pop(name) for name in names})
-    names = ("banned", "banned_rows", "noise_keys", "select")
-    inputs = Inputs(**{name: chosen.get(name) for name in names})
-    got, missed = joined(hidden, weight, cut, options, inputs)
-    naive: Any = statistics._backend("naive", hidden.device)
-    whole = naive.token_statistics(hidden, weight, options, inputs)
-    if missed is not None:
-        got, whole = (rows_of(result, (~missed).nonzero().flatten()) for result in (got, whole))
-    agree(got, whole, rtol=1e-4, atol=1e-5)
-
-
-def joined(
-    hidden: torch.Tensor, weight: torch.Tensor, cut: int, options: Options, inputs: Inputs
-) -> Any:
-    """What the second of two processes finds, the first having the ids below ``cut``."""
-    sizes, parts = (cut, len(weight) - cut), []
-
-    def gather(own: Any) -> Any:
-        parts.append(list(own))
-        return parts
-
-    for rank, mine in enumerate((weight[:cut], weight[cut:])):
-        share = Share(mine, None, sizes, rank)
-        result = fused.split_statistics(hidden, share, options, gather, inputs)
-    return result
-
-
-@pytest.mark.parametrize("cut, size", [(1, 129), (66, 197), (130, 197)])
-def test_shares_draw_the_noise_of_the_whole(cut: int, size: int) -> None:
-    """Also where the words of the noise push the last id into a tile of its own."""
-    hidden, weight = torch.randn(20, 8, device=DEVICE), torch.randn(size, 8, device=DEVICE)
-    weight[-1] = 9 * hidden[0]
-    drawn = on_device({"noise_keys": keys(20)})
-    got, _ = joined(hidden, weight, cut, filtered.options(temperature=1.5), Inputs(**drawn))
-    whole = token_statistics(hidden, weight, temperature=1.5, **drawn, backend="torch")
-    assert torch.equal(got.token, whole.token) and len(set(whole.token.tolist())) > 5
-    assert whole.token[0] == size - 1
 
 
 def test_every_field_is_optional_but_two() -> None:
