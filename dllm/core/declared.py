@@ -1,11 +1,11 @@
 """What is declared once: fields with a type, a range, a default and a sentence, and what follows
 from them.  The library checks values by a declaration, the command line makes its options of it,
-the server takes its fields from bodies, and the tables of the docs are printed from it.
+and the server takes its fields from bodies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -135,13 +135,3 @@ def _at(given: Mapping[str, Any], path: tuple[int | str, ...], called: str) -> t
             continue
         called = f"{called}[{key}]"
     return value, called
-
-
-def rows(cls: type[Declared]) -> Iterator[tuple[str, str, str, str]]:
-    """Name, values, default and sentence of every field, for a table of the docs."""
-    for name, field in cls.model_fields.items():
-        limits = {type(m).__name__: m for m in field.metadata}
-        low = next((str(m.ge) for m in field.metadata if hasattr(m, "ge")), "")
-        high = next((f"{m.le:g}" for m in field.metadata if hasattr(m, "le")), "")
-        values = f"{low} to {high}" if limits and low else about_of(field).kind
-        yield name, values, repr(field.get_default(call_default_factory=True)), about_of(field).says
