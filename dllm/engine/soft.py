@@ -12,7 +12,6 @@ hold while their block is open.  Two kinds:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,14 +23,6 @@ from ..samplers.turn import Mixture
 from .packing import Packed
 from .rows import Job
 from .visibility import tensor
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Soft:
-    """``vectors`` (n, d) for the ascending ``positions`` (n,) of a row."""
-
-    positions: IntArray
-    vectors: torch.Tensor
 
 
 def soft_inputs(

@@ -56,11 +56,9 @@ def footprint(checkpoint: Checkpoint) -> Footprint:
     parameters = sum(parameter.numel() for parameter in network.parameters())
     dtype = stored_dtype(checkpoint, parameters)
     text: Any = config.get_text_config()
-    queries = getattr(text, "num_attention_heads", None) or 0  # none: a network without attention
-    heads = getattr(text, "num_key_value_heads", None) or queries
-    size = getattr(text, "head_dim", None) or (text.hidden_size // queries if queries else 0)
     context = int(getattr(text, "max_position_embeddings", None) or 0)
-    numbers = 2 * text.num_hidden_layers * heads * size * context
+    each = text.per_layer_config if text.is_heterogeneous else [text] * text.num_hidden_layers
+    numbers = 2 * sum(map(_key_size, each)) * context
     width = WIDTHS.get(dtype, 2)
     stored = of_config(getattr(config, "quantization_config", None))
     held = parameters * width if stored is None else rounded_bytes(network, stored, width)
@@ -68,6 +66,14 @@ def footprint(checkpoint: Checkpoint) -> Footprint:
     cast = stored is None and dtype != _named(checkpoint)
     copies = copied_bytes(network, dtype) if cast else 0
     return Footprint(parameters, dtype, held, context, numbers * width, ways, copies)
+
+
+def _key_size(layer: Any) -> int:
+    """Numbers of a position's keys in a layer; 0 in a network without attention."""
+    queries = getattr(layer, "num_attention_heads", None) or 0
+    heads: int = getattr(layer, "num_key_value_heads", None) or queries
+    size: int = getattr(layer, "head_dim", None) or (layer.hidden_size // queries if queries else 0)
+    return heads * size
 
 
 def copied_bytes(network: Any, dtype: str) -> int:

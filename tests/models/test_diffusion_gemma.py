@@ -19,6 +19,8 @@ from dllm.engine import Engine
 from dllm.engine.recipe import MaskedRecipe
 from dllm.engine.rows import Soft
 from dllm.kernels.noise import uniform
+from dllm.models.checkpoint import open_checkpoint
+from dllm.models.footprint import footprint
 from dllm.samplers.entropy_bound import EntropyBound
 
 from ..golden.conftest import goldens_dir
@@ -132,6 +134,16 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
     before, after = model.hf.state_dict(), again.hf.state_dict()
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_its_memory_is_known_from_the_files() -> None:
+    """Layers differ in their heads: the keys of each are counted."""
+    folder = goldens_dir() / "dgemma-tiny"
+    needs, model = footprint(open_checkpoint(folder)), dllm.load(folder)
+    assert needs.parameters == sum(p.numel() for p in model.hf.parameters())
+    layers = model.hf.base_model.decoder.layers
+    keys = sum(layer.self_attn.k_proj.out_features for layer in layers)
+    assert needs.keys_values == 2 * keys * needs.context * 4  # keys and values, float32
 
 
 def test_the_text_is_read_alone(tmp_path: Path) -> None:
