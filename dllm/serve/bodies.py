@@ -43,8 +43,10 @@ def _is_schema(value: Any) -> bool:
 
 
 def _is_response_format(value: Any) -> bool:
-    if not isinstance(value, dict) or value.get("type") != "json_schema":
-        return _is_tag(value) or value in ({"type": "text"}, {"type": "json_object"})
+    if not isinstance(value, dict) or value.get("type") not in ("json_object", "json_schema"):
+        return _is_tag(value) or value == {"type": "text"}
+    if value["type"] == "json_object":
+        return _is_schema(value.get("schema", {}))  # llama.cpp's clients send one
     given = value.get("json_schema")
     return isinstance(given, dict) and _is_schema(given.get("schema"))
 
@@ -270,6 +272,10 @@ REFUSED: Refusals = {
     "use_beam_search": ("there are no beams", (False,)),
     "best_of": ("use n", (1,)),
     "bad_words": ("words cannot be forbidden", ([],)),
+    "allowed_token_ids": ("structured_outputs says which texts are allowed", ([],)),
+    "include_reasoning": ("thoughts are part of the answer", (True,)),
+    "kv_transfer_params": ("keys and values stay on this server", ()),
+    "truncation_side": ("of a prompt that is cut the end stays", ("left",)),
     "stop_token_ids": ("stop ids are the model's own: use stop", ([],)),
     "typical_p": (f"use one of {', '.join(FILTERS)}", (1,)),
     "include_stop_str_in_output": ("a stop string is never part of the text", (False,)),

@@ -282,7 +282,7 @@ def _form(body: Writing) -> dict[str, Any]:
     if wanted["type"] == "structural_tag":
         forms["structural_tag"] = {key: wanted[key] for key in wanted if key != "type"}
     elif wanted["type"] != "text":
-        schema = wanted.get("json_schema", {}).get("schema")
+        schema = wanted.get("json_schema", wanted).get("schema")
         forms["json_schema"] = {"type": "object"} if schema is None else schema
     if given is not None:
         named = {"regex": given.regex, "choice": given.choice, "json_schema": given.schema_,
