@@ -105,17 +105,17 @@ Holed = Annotated[
 ]  # fmt: skip
 Continuation = Annotated[
     str | Annotated[list[str], Field(min_length=1, max_length=MOST_TEXTS, fail_fast=True)],
-    Field(description=f"a string or 1 to {MOST_TEXTS} strings"),
+    Must(f"a string or 1 to {MOST_TEXTS} strings"),
 ]
 Content = Annotated[
     str | Annotated[list[Part], Field(fail_fast=True)],
-    Field(description="a string or text parts: this model reads text only"),
+    Must("a string or text parts: this model reads text only"),
 ]
-Drafts = Annotated[bool | Literal["text"], Field(description="true, false or 'text'")]
+Drafts = Annotated[bool | Literal["text"], Must("true, false or 'text'")]
 Choice = Annotated[
     list[Text],
-    Field(min_length=1, max_length=MOST_CHOICES_OF_TEXT,
-          description=f"a list of 1 to {MOST_CHOICES_OF_TEXT} strings", fail_fast=True),
+    Field(min_length=1, max_length=MOST_CHOICES_OF_TEXT, fail_fast=True),
+    Must(f"a list of 1 to {MOST_CHOICES_OF_TEXT} strings"),
 ]  # fmt: skip
 Schema = Annotated[
     dict[str, Any],
@@ -210,8 +210,8 @@ class Function(Body):
 
     name: Annotated[
         str,
-        Field(pattern="^[a-zA-Z0-9_-]{1,64}$",
-              description="a name of 1 to 64 letters, digits, _ and -"),
+        Field(pattern="^[a-zA-Z0-9_-]{1,64}$"),
+        Must("a name of 1 to 64 letters, digits, _ and -"),
     ]  # fmt: skip
     description: str = ""
     parameters: dict[str, Any] | None = None
@@ -220,7 +220,7 @@ class Function(Body):
 
 FunctionOnly = Annotated[
     Literal["function"],
-    Field(description='"function", a tool that the client runs (this server runs none)'),
+    Must('"function", a tool that the client runs (this server runs none)'),
 ]
 
 

@@ -117,7 +117,7 @@ def test_other_values_are_refused_with_a_reason(name: str, value: Any) -> None:
 )  # fmt: skip
 def test_values_that_will_not_do_name_their_field(name: str, value: Any) -> None:
     problem = refused(read_chat, {"messages": HELLO, name: value})
-    assert problem.param == name and problem.message.startswith(f"{name} must be ")
+    assert problem.param == name and problem.message.startswith(f"{name} must ")
 
 
 def test_unknown_fields_are_never_ignored() -> None:
