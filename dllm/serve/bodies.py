@@ -25,6 +25,7 @@ MOST_CHOICES_OF_TEXT = 1024
 MOST_TEXTS = 64
 SYSTEM = {"developer": "system"}  # what OpenAI calls it now -> what chat templates know
 MOST_TOOLS = 128
+MOST_NODES = 512  # of a draft
 MOST_IDS = 64  # whose log-probabilities are wanted
 
 STRING = {"type": "string"}
@@ -431,9 +432,21 @@ class DetokenizeBody(Body):
 
 
 class DeviceBody(Body):
-    """``POST /v1/verify/open``, without the prompt and the vocabulary."""
+    """``POST /v1/verify/open``."""
 
+    vocabulary: str
+    prompt: Annotated[Ids, Field(min_length=1)]
     repetition: Number = 0
     max_new_tokens: Count | None = None
 
     TAKES = ("seed", "temperature", "top_p", "top_k")
+
+
+class DraftBody(Body):
+    """``POST /v1/verify/step``: ``tokens`` behind ``base_len`` others, ``parents`` where they are a
+    tree."""
+
+    sid: str
+    base_len: Number
+    tokens: Annotated[Ids, Field(max_length=MOST_NODES)]
+    parents: Ids | None = None
