@@ -28,8 +28,6 @@ MOST_TOOLS = 128
 MOST_NODES = 512  # of a draft
 MOST_IDS = 64  # whose log-probabilities are wanted
 
-STRING = {"type": "string"}
-
 
 class Part(BaseModel):
     """A text in the content of a message; what else stands there, such as annotations, says nothing
@@ -44,7 +42,7 @@ def _is_schema(value: Any) -> bool:
 
 
 def _is_response_format(value: Any) -> bool:
-    if not isinstance(value, dict) or value.get("type") not in ("json_object", "json_schema"):
+    if value.get("type") not in ("json_object", "json_schema"):
         return _is_tag(value) or value == {"type": "text"}
     if value["type"] == "json_object":
         return _is_schema(value.get("schema", {}))  # llama.cpp's clients send one
@@ -53,19 +51,7 @@ def _is_response_format(value: Any) -> bool:
 
 
 def _is_tag(value: Any) -> bool:
-    return isinstance(value, dict) and value.get("type") == "structural_tag" and _is_schema(value)
-
-
-def _is_ids(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
-
-
-def _is_prompt(value: Any) -> bool:
-    if isinstance(value, str) or _is_ids(value):
-        return True
-    return isinstance(value, list) and 0 < len(value) <= MOST_TEXTS and (
-        all(isinstance(item, str) for item in value) or all(map(_is_ids, value))
-    )  # fmt: skip
+    return value.get("type") == "structural_tag" and _is_schema(value)
 
 
 def _is_tool_choice(value: Any) -> bool:
@@ -90,22 +76,20 @@ Alternatives = Annotated[int, Field(ge=0, le=20)]
 Ids = Annotated[list[int], Field(fail_fast=True)]
 Text = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
 Digits = Annotated[str, Field(pattern="^[0-9]{1,7}$")]
-Sampler = Annotated[
-    str,
-    Must(SPEC.kind, is_spec, STRING),
-]  # fmt: skip
+Sampler = Annotated[str, Must(SPEC.kind, is_spec)]
+Several = Field(min_length=1, max_length=MOST_TEXTS, fail_fast=True)
+Given = Annotated[Ids, Field(min_length=1)]  # ids of a prompt
 Prompt = Annotated[
-    Any,
-    Must(f"a string, token ids, or a list of at most {MOST_TEXTS} of either", _is_prompt,
-         {"anyOf": [STRING, {"type": "array"}]}),
-]  # fmt: skip
+    str | Given | Annotated[list[str], Several] | Annotated[list[Given], Several],
+    Must(f"a string, token ids, or a list of at most {MOST_TEXTS} of either"),
+]
 Holed = Annotated[
     str,
     Must(f"a string with at most {MOST_HOLES} holes such as [[8]]",
-         lambda v: isinstance(v, str) and v.count("[[") <= MOST_HOLES, STRING),
+         lambda value: value.count("[[") <= MOST_HOLES),
 ]  # fmt: skip
 Continuation = Annotated[
-    str | Annotated[list[str], Field(min_length=1, max_length=MOST_TEXTS, fail_fast=True)],
+    str | Annotated[list[str], Several],
     Must(f"a string or 1 to {MOST_TEXTS} strings"),
 ]
 Content = Annotated[
@@ -120,20 +104,20 @@ Choice = Annotated[
 ]  # fmt: skip
 Schema = Annotated[
     dict[str, Any],
-    Must(f"a JSON schema of at most {LONGEST_FORM} characters", _is_schema, {"type": "object"}),
+    Must(f"a JSON schema of at most {LONGEST_FORM} characters", _is_schema),
 ]
 ResponseFormat = Annotated[
-    Any,
+    dict[str, Any],
     Must('{"type": "text"}, {"type": "json_object"}, {"type": "structural_tag", "structures": ..., '
          '"triggers": ...} or {"type": "json_schema", "json_schema": '
          f'{{"name": ..., "schema": ...}}}} of at most {LONGEST_FORM} characters',
-         _is_response_format, {"type": "object"}),
+         _is_response_format),
 ]  # fmt: skip
 ToolChoice = Annotated[
-    Any,
+    str | dict[str, Any],
     Must('"none", "auto", "required", {"type": "function", "function": {"name": ...}} or '
          '{"type": "allowed_tools", "allowed_tools": {"mode": ..., "tools": [...]}}',
-         _is_tool_choice, {"anyOf": [STRING, {"type": "object"}]}),
+         _is_tool_choice),
 ]  # fmt: skip
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
@@ -435,7 +419,7 @@ class DeviceBody(Body):
     """``POST /v1/verify/open``."""
 
     vocabulary: str
-    prompt: Annotated[Ids, Field(min_length=1)]
+    prompt: Given
     repetition: Number = 0
     max_new_tokens: Count | None = None
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar, Self
 
@@ -37,18 +37,17 @@ class Must:
 
     text: str
     will_do: Callable[[Any], bool] = lambda _: True
-    schema: Mapping[str, Any] = field(default_factory=dict)
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
         return core_schema.no_info_wrap_validator_function(self._check, handler(source))
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
-        return {**handler(schema), **self.schema, "description": self.text}
+        return {**handler(schema), "description": self.text}
 
     def _check(self, value: Any, inner: Callable[[Any], Any]) -> Any:
         with suppress(ValidationError):
-            if self.will_do(value):
-                return inner(value)
+            if self.will_do(read := inner(value)):
+                return read
         raise PydanticCustomError(UNFIT, "must be {text}", {"text": self.text})
 
 
