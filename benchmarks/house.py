@@ -5,9 +5,10 @@
 ``lines``   lines of every room of production code, of benchmarks and of tests
 ``names``   hooks and class facts of samplers (public names of the parts in `samplers/base.py` and
             `samplers/turn.py`), and capabilities
-``calls``   calls of the library's own functions in a warm call of `localleap`, `dual` and `nano`:
-            preparation, a step without network and statistics, each of these, the result; and the
-            files that they lie in
+``calls``   calls of the library's own functions in a warm call of `localleap`, `dual` and `nano`,
+            and the files that they lie in: preparation, until the scheduler begins; admission;
+            a step with its scheduling, without network and statistics; each of these; the result
+            and closing.  A list comprehension and every value of a generator count as calls
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class Calls:
     call of one of its functions and ends when that returns."""
 
     def __init__(self, phases: dict[CodeType, str]) -> None:
-        self.phases, self.stack = phases, ["outside"]
+        self.phases, self.stack = phases, ["preparation"]
         self.count: Counter[str] = Counter()
         self.files: dict[str, set[str]] = {}
         self.names: dict[str, Counter[str]] = {}
@@ -94,6 +95,8 @@ class Calls:
         if event == "call":
             if code in self.phases:
                 self.stack.append(self.phases[code])
+                if self.stack[-1] == "step":  # what is scheduled between steps belongs to them
+                    self.stack[0] = "step"
                 self.entered[self.stack[-1]] += 1
             file = Path(code.co_filename)
             if ROOT in file.parents and file.parents[0].name != "benchmarks":
@@ -109,7 +112,6 @@ class Calls:
 def calls() -> Calls:
     """A warm call of a loaded model."""
     import dllm
-    from dllm.engine import Engine
     from dllm.engine.forward import Forward
     from dllm.runtime.scheduler import Scheduler
 
@@ -121,8 +123,9 @@ def calls() -> Calls:
 
     call()
     watch = Calls({
-        Engine.step.__code__: "step", Forward._backbone.__code__: "network",
-        Forward._statistics.__code__: "statistics", Scheduler._finish.__code__: "result",
+        Scheduler.advance.__code__: "step", Scheduler._admit.__code__: "admission",
+        Forward._backbone.__code__: "network", Forward._statistics.__code__: "statistics",
+        Scheduler._finish.__code__: "result", Scheduler.close.__code__: "result",
     })  # fmt: skip
     watch.watched(call)
     return watch
@@ -138,7 +141,7 @@ def main() -> None:
     watch = calls()
     steps = watch.entered["step"]
     for phase, count in watch.count.items():
-        per = count if phase in ("outside", "result") else count / steps
+        per = count / steps if phase in ("step", "network", "statistics") else count
         print(f"{per:7.1f} calls in {len(watch.files[phase])} files: {phase}")
     if "-v" in sys.argv:
         for phase, names in watch.names.items():

@@ -4,10 +4,11 @@
     DLLM_KERNELS= python benchmarks/step.py         # the same without compiled kernels
     python benchmarks/step.py --check               # measure, and compare with what stands there
     python benchmarks/step.py --rows 32 --dtypes bfloat16 --threads 1 --check
+    python benchmarks/step.py --host                # microseconds of the host per row and step
 
 A step of the 135M shape computes so many positions, which read 192 keys (or their own, if they are
 more), and scores all of them: the backbone and the statistics, without the host's decisions
-(`step_cost.py` has those).  Two things are measured beside it, in turns, in processor time:
+(`--host` has those).  Two things are measured beside it, in turns, in processor time:
 
 ``products``  the matrix products of the step and nothing else: every linear layer and the head, one
               after the other, on inputs of the right shape.  What is missing to 1 is attention,
@@ -29,16 +30,23 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
+import numpy as np
 import torch
 from torch import nn
 
 import dllm
+from dllm import cache as caches
+from dllm.core.canvas import Canvas
+from dllm.core.config import GenerationConfig
+from dllm.engine import Engine, MaskedRecipe, forward
 from dllm.engine.kv import KVBuffer
 from dllm.kernels.quantised import QuantisedLinear
 from dllm.kernels.statistics import token_statistics
 from dllm.models.quantisation import quantise, read
 from dllm.models.segments import Segment
+from dllm.samplers import compose
 
 from harness import RESULTS, kernels, llada_135m, write  # isort: skip
 
@@ -97,6 +105,67 @@ def roof(dtype: torch.dtype, int8: bool = False) -> Callable[[], None]:
 ROOF = 2 * 1024**3  # operations of `roof`
 
 
+HOST = [
+    *((sampler, "dual", 32, late) for sampler in ("threshold", "localleap", "eb")
+      for late in (False, True)),
+    ("threshold", "none", 32, False), ("localleap", "none", 32, False), ("eb", "none", 32, False),
+    ("threshold", "dual", 1, False), ("localleap", "dual", 1, False),
+]  # fmt: skip
+
+
+class Clocked:
+    """Processor time of a function, in all its calls."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function, self.seconds = function, 0.0
+
+    def __call__(self, *args: Any, **how: Any) -> Any:
+        began = time.process_time()
+        try:
+            return self.function(*args, **how)
+        finally:
+            self.seconds += time.process_time() - began
+
+
+def host_time(model: Any, spec: str, cache: str, rows: int, late: bool) -> float:
+    """Microseconds per live row and step, without backbone and statistics, of ragged rows that
+    decide few tokens a step; ``late``: four join per step, so that their blocks begin apart."""
+    sampler = compose(spec, options={"block_length": 32, "eos_policy": "none"})
+    recipe = MaskedRecipe(sampler, config=GenerationConfig())
+    engine = Engine(model, caches.compose(cache), slots=rows * 200, max_batch_tokens=1 << 20)
+    noise, facts = np.random.default_rng(0), model.facts
+    waiting = [
+        Canvas.for_prompt(noise.integers(5, 200, int(noise.integers(20, 120))), 64, row=row,
+                          mask_id=facts.mask_token_id, pad_id=facts.eos_token_id)
+        for row in range(rows)
+    ]  # fmt: skip
+    backbone = Clocked(engine.forward._backbone)
+    statistics = Clocked(forward.token_statistics)
+    count, seconds = 0, 0.0
+    with patch.object(engine.forward, "_backbone", backbone), \
+         patch.object(forward, "token_statistics", statistics):  # fmt: skip
+        while waiting or engine.live:
+            for _ in range(min(len(waiting), 4 if late else rows)):
+                engine.admit(waiting.pop(), recipe)
+            began = time.process_time()
+            count += len(engine.step())
+            seconds += time.process_time() - began
+    return 1e6 * (seconds - backbone.seconds - statistics.seconds) / count
+
+
+def host(rounds: int) -> None:
+    """A line per case, the median of ``rounds``."""
+    model = dllm.load("nano")
+    norm: Any = model.hf.model.norm
+    norm.weight.data.mul_(0.2)  # unsure, so that a step decides few tokens
+    torch.set_num_threads(1)
+    for case in HOST:
+        taken = [host_time(model, *case) for _ in range(rounds)]
+        sampler, cache, rows, late = case
+        when = ", out of phase" if late else ""
+        print(f"{sampler} {cache}, {rows} rows{when}: {median(taken):.0f} us", flush=True)
+
+
 def timed(function: Callable[[], Any], times: int) -> float:
     began = time.process_time()
     for _ in range(times):
@@ -150,7 +219,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--output", type=Path, default=RESULTS / "step.json")
+    parser.add_argument("--host", action="store_true")
     options = parser.parse_args()
+    if options.host:
+        host(options.rounds)
+        return
     cases: list[dict[str, Any]] = []
     for name in options.dtypes:
         model = llada_135m()

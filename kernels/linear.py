@@ -17,7 +17,7 @@ from __future__ import annotations
 import platform
 from bisect import bisect_left
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -29,6 +29,7 @@ from .mapped import release
 
 ROWS = 16384  # of a weight that are laid out as one part: what the head's tiles are made of
 SIZES = (2, *range(4, 32, 4), *range(32, 128, 8), *range(128, 256, 16), *range(256, 513, 32))
+FILLED = [SIZES[bisect_left(SIZES, rows)] for rows in range(SIZES[-1] + 1)]
 SAMPLE = 64  # numbers by which `Packed.check` knows a weight
 
 
@@ -60,6 +61,16 @@ def suits(weight: torch.Tensor) -> bool:
     )
 
 
+class Made(NamedTuple):
+    """Of a weight: pointer, version and dtype that it is known by; its parts; some of its numbers
+    and how far apart they stand; the part where there is one, and oneDNN's."""
+
+    known: tuple[int, int, torch.dtype]
+    parts: list[Any]
+    sample: tuple[torch.Tensor, int] | None
+    alone: torch.Tensor | None
+
+
 class Packed:
     """What oneDNN multiplies with in place of a weight (n, d).
 
@@ -70,7 +81,7 @@ class Packed:
 
     def __init__(self, copy: bool = True) -> None:
         self.copy = copy
-        self._made: tuple[Any, ...] | None = None  # known by, parts, sample
+        self.made: Made | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Packed:
         return Packed(self.copy)  # a copied model has weights of its own
@@ -83,33 +94,33 @@ class Packed:
         wanted, something is being compiled, or the weight no longer `suits`."""
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
             return None
-        made = self._made
-        if made is None or made[0] != _known_by(weight):
+        made = self.made
+        if made is None or made.known != _known_by(weight):
             if not suits(weight):
                 return None
-            made = self._made = self._make(weight)
-        parts: list[Any] = made[1]
-        return parts
+            made = self.made = self._make(weight)
+        return made.parts
 
     def check(self, weight: torch.Tensor) -> None:
         """Forget the copy of a weight that holds other numbers by now, as far as a sample tells."""
-        made = self._made
-        if made is not None and made[2] is not None:
-            known, step = made[2]
+        if self.made is not None and self.made.sample is not None:
+            known, step = self.made.sample
             if not torch.equal(known, weight.detach().reshape(-1)[::step]):
-                self._made = None
+                self.made = None
 
-    def _make(self, weight: torch.Tensor) -> tuple[Any, ...]:
+    def _make(self, weight: torch.Tensor) -> Made:
         source = weight.detach()
         parts: list[Any] = list(torch.split(source, ROWS))
         if library() is not None and fits(source):
             parts = [Weight(part, self.copy) for part in parts]
         elif self.copy:
             parts = [torch.ops.mkldnn._reorder_linear_weight(part) for part in parts]
-        known = _known_by(weight), parts, _sample(source) if self.copy else None
+        alone = parts[0] if len(parts) == 1 and isinstance(parts[0], torch.Tensor) else None
+        sample = _sample(source) if self.copy else None
+        made = Made(_known_by(weight), parts, sample, alone)
         if self.copy:
             release(source)
-        return known
+        return made
 
 
 def _known_by(weight: torch.Tensor) -> tuple[int, int, torch.dtype]:
@@ -159,7 +170,28 @@ def check_packed(network: nn.Module) -> None:
 
 
 def _forward(module: nn.Linear, packed: Packed, input: torch.Tensor) -> torch.Tensor:
-    return linear(input, module.weight, module.bias, packed)
+    """As `linear`.  A weight that is what it was at the last product, and a few rows, which is what
+    a step has, are multiplied here: calls of Python take as long as a small product."""
+    weight, bias, made = module.weight, module.bias, packed.made
+    if made is None or made.alone is None:
+        return linear(input, weight, bias, packed)
+    rows = input.shape[:-1].numel()
+    version = 0 if weight.is_inference() else weight._version
+    if (
+        not 0 < rows <= SIZES[-1]
+        or made.known != (weight.data_ptr(), version, input.dtype)
+        or torch.is_grad_enabled()
+        or torch.is_autocast_enabled("cpu")
+        or torch.compiler.is_compiling()
+    ):
+        return linear(input, weight, bias, packed)
+    x, size = input.reshape(rows, -1), FILLED[rows]
+    if size > rows:
+        x = nn.functional.pad(x, (0, 0, 0, size - rows))
+    result: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(
+        x, made.alone, bias, "none", [], ""
+    )
+    return result[:rows].view(*input.shape[:-1], len(weight))
 
 
 def linear(
@@ -201,7 +233,7 @@ def product(x: torch.Tensor, part: Any, bias: torch.Tensor | None) -> torch.Tens
 def _filled(x: torch.Tensor, part: Any, bias: torch.Tensor | None) -> torch.Tensor:
     """At most `SIZES[-1]` rows."""
     rows = len(x)
-    size = SIZES[bisect_left(SIZES, rows)]
+    size = FILLED[rows]
     if size > rows:
         x = nn.functional.pad(x, (0, 0, 0, size - rows))
     return _multiply(x, part, bias)[:rows]

@@ -118,7 +118,9 @@ class KVBuffer(Cache):
 
         ``cos``, ``sin`` (1, Q, dh).  Returns the rotated queries and the layer's whole buffer.
         """
-        keys, values, slots = self._layer(layer_idx, v)
+        keys, values, slots = self._keys[layer_idx], self._values[layer_idx], self.slots
+        if keys is None or values is None or slots is None or slots.device != keys.device:
+            keys, values, slots = self._layer(layer_idx, v)
         q = rotate_scatter(q[0], k[0], v[0], cos[0], sin[0], slots, keys[0], values[0])
         return q[None], keys, values
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..kernels.cpu import layers
+from ..kernels.cpu import layers, library
 from .segments import Segment
 
 WIDE = 2**17  # values that are held in float64 at a time
@@ -33,8 +33,12 @@ def grouped_rows(
         rows, n = segment.rows, (last - first) // segment.rows
         own = q[0, :, first:last].view(kv, heads // kv, rows, n, -1)
         folded = own.permute(2, 0, 1, 3, 4).reshape(rows, kv, heads // kv * n, -1)
-        mask = segment.folded(heads // kv, v.dtype)
-        attended = grouped(folded, segment.rows_of(k), segment.rows_of(v), scale, mask, exact)
+        mask = None if segment.mask is None else segment.folded(heads // kv, v.dtype)
+        where = segment.keys
+        if rows == 1 and type(where) is slice:
+            attended = grouped(folded, k[:, :, where], v[:, :, where], scale, mask, exact)
+        else:
+            attended = grouped(folded, segment.rows_of(k), segment.rows_of(v), scale, mask, exact)
         unfolded = attended.view(rows, kv, heads // kv, n, -1).permute(0, 3, 1, 2, 4)
         if last - first == q.shape[2]:
             return unfolded.reshape(1, rows * n, heads, -1)
@@ -50,7 +54,7 @@ def grouped(
     ``mask`` (R, m, L) is added to the scores.  ``exact``: as `exact_attention` promises; else a
     compiled kernel, where there is one, or SDPA.
     """
-    if layers.attends(q, k, v, mask):
+    if library() and layers.attends(q, k, v, mask):
         return layers.attention(q, k, v, mask, scale, exact)
     if not exact:
         added = None if mask is None else mask[:, None]

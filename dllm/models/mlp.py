@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ..kernels.cpu import layers
-from ..kernels.quantised import together
+from ..kernels.cpu import layers, library
+from ..kernels.quantised import QuantisedLinear, together
 from .forwards import replace_forwards
 
 LAYERS = (  # by name: a network that nobody loads is not imported
@@ -26,8 +26,11 @@ def round_once(hf: PreTrainedModel) -> None:
 
 
 def _forward(module: Any, x: torch.Tensor) -> torch.Tensor:
-    gate, up = together(x, (module.gate_proj, module.up_proj))
-    if type(module.act_fn).__name__ in SILU and layers.suits(gate, up):
+    if isinstance(module.gate_proj, QuantisedLinear):
+        gate, up = together(x, (module.gate_proj, module.up_proj))
+    else:
+        gate, up = module.gate_proj(x), module.up_proj(x)
+    if library() and type(module.act_fn).__name__ in SILU and layers.suits(gate, up):
         gated = layers.silu_times(gate, up)
     else:
         gated = module.act_fn(gate) * up

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel
 
-from ..kernels.cpu import layers
+from ..kernels.cpu import layers, library
 from .forwards import replace_forwards
 
 LAYERS = (  # by name: a network that nobody loads is not imported
@@ -32,7 +32,7 @@ def _forward(module: Any, x: torch.Tensor) -> torch.Tensor:
     if x.device.type != "cpu" or torch.is_grad_enabled():
         result: torch.Tensor = type(module).forward(module, x)
         return result
-    if layers.suits(x, module.weight):
+    if library() and layers.suits(x, module.weight):
         return layers.rms_norm(x, module.weight, module.variance_epsilon)
     normed = F.rms_norm(x.float(), (x.shape[-1],), None, module.variance_epsilon)
     scaled: torch.Tensor = module.weight * normed.to(x.dtype)

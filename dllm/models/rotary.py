@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ..kernels.quantised import together
+from ..kernels.quantised import QuantisedLinear, together
 from .attention import FUNCTIONS
 from .forwards import replace_forwards
 
@@ -40,11 +40,15 @@ def _forward(
         )
         return result
     shape = (*hidden_states.shape[:-1], -1, module.head_dim)
-    projections = module.q_proj, module.k_proj, module.v_proj
-    q, k, v = (x.view(shape).transpose(1, 2) for x in together(hidden_states, projections))
+    q_proj, k_proj, v_proj = module.q_proj, module.k_proj, module.v_proj
+    if isinstance(q_proj, QuantisedLinear):
+        q, k, v = together(hidden_states, (q_proj, k_proj, v_proj))
+    else:
+        q, k, v = q_proj(hidden_states), k_proj(hidden_states), v_proj(hidden_states)
     q, keys, values = past_key_values.rotate_scatter(
-        q, k, v, *position_embeddings, module.layer_idx
-    )
+        q.view(shape).transpose(1, 2), k.view(shape).transpose(1, 2),
+        v.view(shape).transpose(1, 2), *position_embeddings, module.layer_idx,
+    )  # fmt: skip
     attended, weights = FUNCTIONS[module.config._attn_implementation](
         module, q, keys, values, attention_mask, scaling=module.scaling, **rest
     )

@@ -25,9 +25,8 @@ MOST_CHOICES_OF_TEXT = 1024
 MOST_TEXTS = 64
 SYSTEM = {"developer": "system"}  # what OpenAI calls it now -> what chat templates know
 MOST_TOOLS = 128
+MOST_NODES = 512  # of a draft
 MOST_IDS = 64  # whose log-probabilities are wanted
-
-STRING = {"type": "string"}
 
 
 class Part(BaseModel):
@@ -43,26 +42,16 @@ def _is_schema(value: Any) -> bool:
 
 
 def _is_response_format(value: Any) -> bool:
-    if not isinstance(value, dict) or value.get("type") != "json_schema":
-        return _is_tag(value) or value in ({"type": "text"}, {"type": "json_object"})
+    if value.get("type") not in ("json_object", "json_schema"):
+        return _is_tag(value) or value == {"type": "text"}
+    if value["type"] == "json_object":
+        return _is_schema(value.get("schema", {}))  # llama.cpp's clients send one
     given = value.get("json_schema")
     return isinstance(given, dict) and _is_schema(given.get("schema"))
 
 
 def _is_tag(value: Any) -> bool:
-    return isinstance(value, dict) and value.get("type") == "structural_tag" and _is_schema(value)
-
-
-def _is_ids(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
-
-
-def _is_prompt(value: Any) -> bool:
-    if isinstance(value, str) or _is_ids(value):
-        return True
-    return isinstance(value, list) and 0 < len(value) <= MOST_TEXTS and (
-        all(isinstance(item, str) for item in value) or all(map(_is_ids, value))
-    )  # fmt: skip
+    return value.get("type") == "structural_tag" and _is_schema(value)
 
 
 def _is_tool_choice(value: Any) -> bool:
@@ -87,50 +76,48 @@ Alternatives = Annotated[int, Field(ge=0, le=20)]
 Ids = Annotated[list[int], Field(fail_fast=True)]
 Text = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
 Digits = Annotated[str, Field(pattern="^[0-9]{1,7}$")]
-Sampler = Annotated[
-    str,
-    Must(SPEC.kind, is_spec, STRING),
-]  # fmt: skip
+Sampler = Annotated[str, Must(SPEC.kind, is_spec)]
+Several = Field(min_length=1, max_length=MOST_TEXTS, fail_fast=True)
+Given = Annotated[Ids, Field(min_length=1)]  # ids of a prompt
 Prompt = Annotated[
-    Any,
-    Must(f"a string, token ids, or a list of at most {MOST_TEXTS} of either", _is_prompt,
-         {"anyOf": [STRING, {"type": "array"}]}),
-]  # fmt: skip
+    str | Given | Annotated[list[str], Several] | Annotated[list[Given], Several],
+    Must(f"a string, token ids, or a list of at most {MOST_TEXTS} of either"),
+]
 Holed = Annotated[
     str,
     Must(f"a string with at most {MOST_HOLES} holes such as [[8]]",
-         lambda v: isinstance(v, str) and v.count("[[") <= MOST_HOLES, STRING),
+         lambda value: value.count("[[") <= MOST_HOLES),
 ]  # fmt: skip
 Continuation = Annotated[
-    str | Annotated[list[str], Field(min_length=1, max_length=MOST_TEXTS, fail_fast=True)],
-    Field(description=f"a string or 1 to {MOST_TEXTS} strings"),
+    str | Annotated[list[str], Several],
+    Must(f"a string or 1 to {MOST_TEXTS} strings"),
 ]
 Content = Annotated[
     str | Annotated[list[Part], Field(fail_fast=True)],
-    Field(description="a string or text parts: this model reads text only"),
+    Must("a string or text parts: this model reads text only"),
 ]
-Drafts = Annotated[bool | Literal["text"], Field(description="true, false or 'text'")]
+Drafts = Annotated[bool | Literal["text"], Must("true, false or 'text'")]
 Choice = Annotated[
     list[Text],
-    Field(min_length=1, max_length=MOST_CHOICES_OF_TEXT,
-          description=f"a list of 1 to {MOST_CHOICES_OF_TEXT} strings", fail_fast=True),
+    Field(min_length=1, max_length=MOST_CHOICES_OF_TEXT, fail_fast=True),
+    Must(f"a list of 1 to {MOST_CHOICES_OF_TEXT} strings"),
 ]  # fmt: skip
 Schema = Annotated[
     dict[str, Any],
-    Must(f"a JSON schema of at most {LONGEST_FORM} characters", _is_schema, {"type": "object"}),
+    Must(f"a JSON schema of at most {LONGEST_FORM} characters", _is_schema),
 ]
 ResponseFormat = Annotated[
-    Any,
+    dict[str, Any],
     Must('{"type": "text"}, {"type": "json_object"}, {"type": "structural_tag", "structures": ..., '
          '"triggers": ...} or {"type": "json_schema", "json_schema": '
          f'{{"name": ..., "schema": ...}}}} of at most {LONGEST_FORM} characters',
-         _is_response_format, {"type": "object"}),
+         _is_response_format),
 ]  # fmt: skip
 ToolChoice = Annotated[
-    Any,
+    str | dict[str, Any],
     Must('"none", "auto", "required", {"type": "function", "function": {"name": ...}} or '
          '{"type": "allowed_tools", "allowed_tools": {"mode": ..., "tools": [...]}}',
-         _is_tool_choice, {"anyOf": [STRING, {"type": "object"}]}),
+         _is_tool_choice),
 ]  # fmt: skip
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
@@ -208,8 +195,8 @@ class Function(Body):
 
     name: Annotated[
         str,
-        Field(pattern="^[a-zA-Z0-9_-]{1,64}$",
-              description="a name of 1 to 64 letters, digits, _ and -"),
+        Field(pattern="^[a-zA-Z0-9_-]{1,64}$"),
+        Must("a name of 1 to 64 letters, digits, _ and -"),
     ]  # fmt: skip
     description: str = ""
     parameters: dict[str, Any] | None = None
@@ -218,7 +205,7 @@ class Function(Body):
 
 FunctionOnly = Annotated[
     Literal["function"],
-    Field(description='"function", a tool that the client runs (this server runs none)'),
+    Must('"function", a tool that the client runs (this server runs none)'),
 ]
 
 
@@ -270,6 +257,10 @@ REFUSED: Refusals = {
     "use_beam_search": ("there are no beams", (False,)),
     "best_of": ("use n", (1,)),
     "bad_words": ("words cannot be forbidden", ([],)),
+    "allowed_token_ids": ("structured_outputs says which texts are allowed", ([],)),
+    "include_reasoning": ("thoughts are part of the answer", (True,)),
+    "kv_transfer_params": ("keys and values stay on this server", ()),
+    "truncation_side": ("of a prompt that is cut the end stays", ("left",)),
     "stop_token_ids": ("stop ids are the model's own: use stop", ([],)),
     "typical_p": (f"use one of {', '.join(FILTERS)}", (1,)),
     "include_stop_str_in_output": ("a stop string is never part of the text", (False,)),
@@ -425,9 +416,21 @@ class DetokenizeBody(Body):
 
 
 class DeviceBody(Body):
-    """``POST /v1/verify/open``, without the prompt and the vocabulary."""
+    """``POST /v1/verify/open``."""
 
+    vocabulary: str
+    prompt: Given
     repetition: Number = 0
     max_new_tokens: Count | None = None
 
     TAKES = ("seed", "temperature", "top_p", "top_k")
+
+
+class DraftBody(Body):
+    """``POST /v1/verify/step``: ``tokens`` behind ``base_len`` others, ``parents`` where they are a
+    tree."""
+
+    sid: str
+    base_len: Number
+    tokens: Annotated[Ids, Field(max_length=MOST_NODES)]
+    parents: Ids | None = None

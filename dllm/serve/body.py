@@ -4,10 +4,11 @@ what it must be, and suggest the one that was meant."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+import re
+from collections.abc import Callable, Collection
 from contextlib import suppress
-from dataclasses import dataclass, field
-from functools import cache, reduce
+from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError, model_validator
@@ -19,28 +20,35 @@ from .wire import parameters
 from .words import elsewhere, wire_names
 
 LONGEST_PATH = 80  # characters of the name of a field
+# What pydantic calls otherwise.
+KINDS = {
+    "bool_type": "true or false", "int_type": "a whole number", "float_type": "a number",
+    "string_type": "a string", "list_type": "a list", "dict_type": "an object",
+    "model_type": "an object",
+}  # fmt: skip
 UNFIT, UNKNOWN, UNSUPPORTED = "unfit", "unknown", "unsupported_value"
 Refusals = dict[str, tuple[str, tuple[Any, ...]]]  # field: the reason, harmless values
 
 
 @dataclass(frozen=True, eq=False)
 class Must:
-    """Annotation of a field: what its value must be, and whether one is."""
+    """Annotation of a field: what its value must be, in one sentence, and whether one is beside
+    what its type asks for."""
 
     text: str
-    will_do: Callable[[Any], bool]
-    schema: Mapping[str, Any] = field(default_factory=dict)
+    will_do: Callable[[Any], bool] = lambda _: True
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
-        return core_schema.no_info_plain_validator_function(self._check)
+        return core_schema.no_info_wrap_validator_function(self._check, handler(source))
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
-        return {**self.schema, "description": self.text}
+        return {**handler(schema), "description": self.text}
 
-    def _check(self, value: Any) -> Any:
-        if not self.will_do(value):
-            raise PydanticCustomError(UNFIT, "{text}", {"text": self.text})
-        return value
+    def _check(self, value: Any, inner: Callable[[Any], Any]) -> Any:
+        with suppress(ValidationError):
+            if self.will_do(read := inner(value)):
+                return read
+        raise PydanticCustomError(UNFIT, "must be {text}", {"text": self.text})
 
 
 class Body(BaseModel):
@@ -62,7 +70,7 @@ class Body(BaseModel):
         given = {k: v for k, v in data.items() if v is not None}
         unknown = next((k for k in given if k not in known), None) if cls.STRICT else None
         if unknown is not None:  # the first one: there may be a hundred thousand
-            raise PydanticCustomError(UNKNOWN, "{name}", {"name": unknown})
+            raise PydanticCustomError(UNKNOWN, "{name}", {"name": unknown, "known": [*known]})
         return given
 
     @classmethod
@@ -92,7 +100,7 @@ class Body(BaseModel):
         try:
             body = cls.model_validate(fields)
         except ValidationError as error:
-            raise _problem(cls, error, data) from None
+            raise _problem(cls, error) from None
         sent = {k: v for k, v in data.items() if k in names and v is not None}
         body._how = parameters(sent, names)
         return body
@@ -136,7 +144,7 @@ def is_unicode(value: Any) -> bool:
     return True
 
 
-def _problem(body: type[Body], error: ValidationError, data: Any) -> Problem:
+def _problem(body: type[Body], error: ValidationError) -> Problem:
     """The first thing that is wrong."""
     found = error.errors(include_url=False)
     typed = (e for e in found if e["loc"][-1:] == ("type",))  # it says what else there may be
@@ -144,38 +152,27 @@ def _problem(body: type[Body], error: ValidationError, data: Any) -> Problem:
     first = next(typed, first)
     kind, path, value = first["type"], first["loc"], first["input"]
     if kind == UNKNOWN:
-        return _unknown(body, path, first["ctx"]["name"])
-    where, known_path = _where(path), _known(body, path)
-    if kind == "missing" and known_path == path:
+        return _unknown(body, path, **first["ctx"])
+    where = _where(path)
+    if kind == "missing":
         return Problem(400, f"{where} is missing", where, "missing_field")
-    if known_path != path:  # it may have several types, and none of them fits
-        path, where = known_path, _where(known_path)
-        value = reduce(lambda part, key: part[key], path, data)
-    text = f"{where} must be {expected(_schema_at(body, path))}, not {shortened(value)}"
-    return Problem(400, text, where, "invalid_value")
+    said = f"must be {KINDS[kind]}" if kind in KINDS else first["msg"]
+    said = re.sub(r"^\w+ should|( after validation)?, not \d+$", lambda m: "must" * (not m.start()),
+                  said)  # fmt: skip
+    return Problem(400, f"{where} {said}, not {shortened(value)}", where, "invalid_value")
 
 
-def _unknown(body: type[Body], path: tuple[int | str, ...], name: str) -> Problem:
+def _unknown(body: type[Body], path: tuple[int | str, ...], name: str, known: list[str]) -> Problem:
     """The problem of a field that the part at ``path`` has not."""
-    above, known = _where(path), list(_schema_at(body, path)["properties"])
-    where = _where((*path, name))
-    instead = None
+    above, instead = _where(path), None
     if above:
-        known = [f"{above}.{k}" for k in known]
+        known = [f"{above}.{k}" for k in sorted(known)]
     else:
         known = sorted((body.own() | body.taken().keys()) - body.REFUSED.keys())
         instead = elsewhere(name, body.taken())
+    where = _where((*path, name))
     text = str(UnknownNameError("field", where, known, instead))
     return Problem(400, text, where, "unknown_field")
-
-
-def _known(body: type[Body], path: tuple[int | str, ...]) -> tuple[int | str, ...]:
-    """The part of ``path`` that leads through one type each."""
-    for length in range(len(path), 0, -1):
-        with suppress(KeyError):
-            _schema_at(body, path[:length])
-            return path[:length]
-    return ()
 
 
 def _where(path: tuple[int | str, ...]) -> str:
@@ -184,52 +181,3 @@ def _where(path: tuple[int | str, ...]) -> str:
     for key in path:
         text += f"[{key}]" if isinstance(key, int) else f".{key[:LONGEST_PATH]}" if text else key
     return text[:LONGEST_PATH]
-
-
-@cache
-def _schema(body: type[Body]) -> dict[str, Any]:
-    return body.model_json_schema()
-
-
-def _schema_at(body: type[Body], path: tuple[int | str, ...]) -> dict[str, Any]:
-    """The JSON schema of the part of ``body`` at ``path``; `KeyError` inside of what may have
-    several types."""
-    whole = _schema(body)
-    part = whole
-    for key in (None, *path):
-        if isinstance(key, str):
-            part = part["properties"][key]
-        elif isinstance(key, int):
-            part = part["items"]
-        kinds = [p for p in part.get("anyOf", ()) if p.get("type") != "null"]
-        part = kinds[0] if len(kinds) == 1 else part
-        if "$ref" in part:
-            part = whole["$defs"][part["$ref"].rpartition("/")[2]]
-    return part
-
-
-def expected(schema: Mapping[str, Any]) -> str:
-    """What a value of ``schema`` is, in words."""
-    if "description" in schema and "properties" not in schema:
-        return str(schema["description"])
-    if "const" in schema:
-        return json.dumps(schema["const"])
-    if "enum" in schema:
-        return " or ".join(map(json.dumps, schema["enum"]))
-    kind = schema.get("type", "")
-    names = {"integer": "a whole number", "number": "a number", "boolean": "true or false",
-             "string": "a string", "array": "a list", "object": "an object"}  # fmt: skip
-    text = names.get(kind, "something else")
-    if "minLength" in schema:
-        text += f" of {schema['minLength']} to {schema['maxLength']} characters"
-    if "minimum" in schema:
-        text += f" from {schema['minimum']:g}"
-    if "exclusiveMinimum" in schema:
-        text += f" above {schema['exclusiveMinimum']:g}"
-    if "maximum" in schema:
-        text += f" to {schema['maximum']:.12g}" if schema["maximum"] < 2**53 else ""
-    if "minItems" in schema:
-        text += f" of at least {schema['minItems']}"
-    if "maxItems" in schema:
-        text += f", at most {schema['maxItems']}"
-    return text

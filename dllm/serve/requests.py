@@ -36,6 +36,7 @@ class GenerateRequest:
     """``kind`` is "chat", "text" or "infill"; every one of ``prompts`` is answered ``n`` times.
     ``arguments`` are fields of `dllm.GenerationConfig`.
 
+    ``only_prompt``: the answer is the prompt, whose log-probabilities are what is wanted.
     ``text`` is what `dllm.infill` fills, ``suffix`` what follows a hole of the whole length.
     ``logprobs``: None, or how many alternatives are wanted beside each token.
     ``usage_with_each``: whether every chunk counts the tokens so far, as vLLM's do.  ``drafts``:
@@ -74,6 +75,7 @@ class GenerateRequest:
     trace: bool = False
     deadline: float | None = None
     echo: bool = False
+    only_prompt: bool = False
     template: Mapping[str, Any] = field(default_factory=dict)
     penalties: Mapping[str, float] = field(default_factory=dict)
     response: Mapping[str, Any] | None = None
@@ -179,12 +181,15 @@ def _chosen(choice: Any, names: list[str]) -> tuple[str, list[str]]:
 
 def read_text(data: Any) -> GenerateRequest:
     """``POST /v1/completions``."""
-    body = TextBody.read(data)
+    only = isinstance(data, dict) and data.get("max_tokens") == 0 and data.get("echo") is True
+    body = TextBody.read(data | {"max_tokens": 1} if only else data)
     several = isinstance(body.prompt, list) and not isinstance(body.prompt[0], int)
     for name in ("stop", "min_tokens", "ignore_eos", "constraints", "length", "initial_text"):
         if body.suffix and body.value(name):
             raise unsupported(name, f"{name} does not go with suffix: the hole has max_tokens "
                               "positions and all of them are written")  # fmt: skip
+    if only and body.stream:
+        raise unsupported("stream", "max_tokens=0 writes nothing: drop stream")
     if body.echo and (body.suffix or body.diffusing):
         raise unsupported("echo", "echo repeats the prompt before the text: it does not go with "
                           "suffix and diffusing")  # fmt: skip
@@ -192,7 +197,8 @@ def read_text(data: Any) -> GenerateRequest:
     wanted = {"prompt_logprobs": body.logprobs} if echoed else {}
     return _request(
         "text", body, body.prompt if several else [body.prompt], body.value("max_tokens"),
-        chat=False, suffix=body.suffix or None, logprobs=body.logprobs, echo=body.echo, **wanted,
+        chat=False, suffix=body.suffix or None, logprobs=body.logprobs, echo=body.echo,
+        only_prompt=only, **wanted,
     )  # fmt: skip
 
 
@@ -282,7 +288,7 @@ def _form(body: Writing) -> dict[str, Any]:
     if wanted["type"] == "structural_tag":
         forms["structural_tag"] = {key: wanted[key] for key in wanted if key != "type"}
     elif wanted["type"] != "text":
-        schema = wanted.get("json_schema", {}).get("schema")
+        schema = wanted.get("json_schema", wanted).get("schema")
         forms["json_schema"] = {"type": "object"} if schema is None else schema
     if given is not None:
         named = {"regex": given.regex, "choice": given.choice, "json_schema": given.schema_,

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
 from ..core.config import Count
 from .bodies import (
@@ -25,7 +26,7 @@ from .bodies import (
     Spoken,
     parsed,
 )
-from .body import Body
+from .body import UNFIT, Body, Must
 from .problems import Problem, unsupported
 from .replies import Choice, Reply, chat_logprobs, entries, event, figures, message, usage
 from .requests import GenerateRequest, chat_request
@@ -49,8 +50,8 @@ class Item(Body):
 
     type: Annotated[
         Literal["message", "reasoning", "function_call", "function_call_output"],
-        Field(description="message, reasoning, function_call or function_call_output: this model "
-              "reads text only"),
+        Must("message, reasoning, function_call or function_call_output: this model reads text "
+             "only"),
     ] = "message"  # fmt: skip
     role: Role = "assistant"
     content: Content = ""
@@ -87,12 +88,20 @@ class TextOptions(Body):
     verbosity: str | None = None
 
 
+def _items(given: Any) -> Any:
+    if not isinstance(given, str | list):
+        raise PydanticCustomError(UNFIT, "must be a string, or items")
+    return [{"role": "user", "content": given}] if isinstance(given, str) else given
+
+
 class ResponseBody(Spoken):
     """``POST /v1/responses``: a text or items in, items out.  Nothing is kept: every request brings
     the whole conversation as ``input``."""
 
     input: Annotated[
-        list[Item], Field(min_length=1, description="a string, or items", fail_fast=True)
+        list[Item],
+        Field(min_length=1, description="a string, or items", fail_fast=True),
+        BeforeValidator(_items),
     ]
     instructions: str = ""
     max_output_tokens: Count | None = None
@@ -116,13 +125,6 @@ class ResponseBody(Spoken):
         "max_tokens": ("here it is max_output_tokens", ()),
         "response_format": ("here it is text.format", ()),
     }
-
-    @model_validator(mode="before")
-    @classmethod
-    def _with_items(cls, data: Any) -> Any:
-        if isinstance(data, dict) and isinstance(data.get("input"), str):
-            return data | {"input": [{"role": "user", "content": data["input"]}]}
-        return data
 
 
 # Of a delta: the name of a text -> the kind of item and of part that it stands in.

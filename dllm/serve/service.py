@@ -9,6 +9,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -420,6 +421,9 @@ class Service:
             parser.feed(result.text)
             parser.end()
         before = self.decode(prompt) if ask.echo else ""
+        if ask.only_prompt:
+            result = replace(result, text="", tokens=[], order=[], logprobs=result.logprobs[:0],
+                             finish_reason="length")  # fmt: skip
         said = None if parser is None else parser.said
         return Choice(result, before + result.text, said, given)
 

@@ -21,14 +21,16 @@ import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ..core.canvas import IntArray
 from ..core.errors import ConfigError, PromptError, one_line
-from ..drafting.base import Budget, Draft
+from ..drafting.base import Draft
 from ..drafting.outside import Outside
 from ..drafting.vocabulary import fingerprint
+from ..request.prompts import check_ids
 from ..runtime.events import Event
 from ..runtime.handle import Handle
 from ..session import Session
-from .bodies import DeviceBody
+from .bodies import DeviceBody, DraftBody
 from .http import Path, as_json, read_json
 from .problems import Problem
 
@@ -37,7 +39,6 @@ LARGEST = 1 << 24  # bytes
 PATIENCE = 60.0  # seconds
 MOST_TEXTS = 256  # of all devices
 LONGEST_DRAFT = 64
-MOST_NODES = 512
 OTHER_VOCABULARY = "other_vocabulary"  # an error after which nobody asks again
 
 
@@ -83,35 +84,25 @@ class VerifyRoutes:
                 return as_json(self._open(message, request.client.host if request.client else ""))
             if action == "step":
                 return as_json(await self._step(message))
-            sid = str(message["sid"])
+            sid = str(message.get("sid"))
             self._forget(sid)
             return as_json({"sid": sid})
         except KeyError as error:
-            raise Problem(
-                400, f"the message lacks {one_line(error, 200)}, or names no text"
-            ) from None
+            raise Problem(400, f"sid {one_line(error, 200)} is no text of this server") from None
 
     def _open(self, message: dict[str, Any], owner: str) -> dict[str, Any]:
-        if self.vocabulary and message["vocabulary"] != self.vocabulary:
+        body = DeviceBody.read(message)
+        if self.vocabulary and body.vocabulary != self.vocabulary:
             raise Problem(
                 409, "device and verifier use different vocabularies: draft with a model that was "
                 "trained on the verifier's tokenizer", code=OTHER_VOCABULARY,
             )  # fmt: skip
-        facts, prompt = self.session.model.facts, message["prompt"]
-        right = isinstance(prompt, list) and prompt and all(
-            type(i) is int and 0 <= i < facts.vocab_size for i in prompt
-        )  # fmt: skip
-        if not right:
-            raise PromptError("prompt is a list of the verifier's token ids")
-        body = DeviceBody.read(
-            {k: v for k, v in message.items() if k not in ("vocabulary", "prompt")}
-        )
-        given = body.given | body.how
-        repetition = given.pop("repetition", 0)
-        drafts, sid = Outside(), uuid.uuid4().hex
+        prompt = check_ids(self.session.model, body.prompt)
+        drafts, sid, facts = Outside(), uuid.uuid4().hex, self.session.model.facts
+        length = {} if body.max_new_tokens is None else {"max_new_tokens": body.max_new_tokens}
         handle = self.session.submit(
-            np.asarray(prompt, np.int64), repetition=repetition, drafter=drafts,
-            controller="full", **given,
+            prompt, repetition=body.repetition, drafter=drafts, controller="full", **length,
+            **body.how,
         )  # fmt: skip
         while len(self.texts) >= MOST_TEXTS:
             self._forget(self._dispensable(owner))
@@ -127,21 +118,17 @@ class VerifyRoutes:
         return min(mine, key=lambda sid: self.texts[sid].seen)
 
     async def _step(self, message: dict[str, Any]) -> dict[str, Any]:
-        sid, base, tokens = (message[name] for name in ("sid", "base_len", "tokens"))
-        text = self.texts[str(sid)]
+        body = DraftBody.read(message)
+        sid, text = body.sid, self.texts[body.sid]
         text.seen = time.monotonic()
         if text.news is not None:
             if not text.news.done():
                 raise ConfigError("a draft of this text is being verified: wait for the answer")
             self._learn(sid, text)  # what came too late for the step before
             text = self.texts[sid]
-        reply = {"base_len": base, "tokens": tokens, "parents": message.get("parents")}
-        budget = Budget(LONGEST_DRAFT, text.limit - text.length - 1)
-        size = self.session.model.facts.vocab_size
-        try:
-            draft = checked(reply, text.length, budget, size)
-        except ValueError as error:
-            raise PromptError(f"the draft does not fit the text: {error}") from None
+        if body.base_len != text.length:
+            raise PromptError(f"the text has {text.length} tokens, base_len is {body.base_len}")
+        draft = drafted(check_ids(self.session.model, body.tokens), body.parents)
         text.drafts.offer(draft)
         self.session.wake()
         text.news = asyncio.ensure_future(anext(text.events))
@@ -174,30 +161,16 @@ class VerifyRoutes:
             text.news.exception()  # nobody waits for it any more
 
 
-def checked(
-    reply: dict[str, Any], length: int, budget: Budget, vocab_size: int, source: str = ""
-) -> Draft:
-    """The draft in a reply, for a text of ``length`` tokens; raises `ValueError` when it is stale
-    or malformed.  Longer chains than asked for are cut."""
-    tokens, parents, end = (reply.get(name) for name in ("tokens", "parents", "end"))
-    if reply.get("base_len") != length:
-        raise ValueError("the reply is about another text")
-    if not isinstance(tokens, list) or len(tokens) > MOST_NODES:
-        raise ValueError(f"tokens are a list of at most {MOST_NODES}")
-    if not all(type(token) is int and 0 <= token < vocab_size for token in tokens):
-        raise ValueError("tokens lie within the verifier's vocabulary")
-    end = end if type(end) is int and end >= 0 else None
+def drafted(tokens: IntArray, parents: list[int] | None) -> Draft:
+    """A chain, of which the first tokens are taken, or a tree; `PromptError` for one that is
+    none, or is too deep."""
     if parents is None:
-        ids = np.asarray(tokens[: budget.length], np.int64)
-        return Draft(ids, end=end, source=source)
-    if not isinstance(parents, list) or len(parents) != len(tokens):
-        raise ValueError("every node has a parent")
-    depths: list[int] = []
+        return Draft(tokens[:LONGEST_DRAFT])
+    depths = {-1: 0}
     for node, parent in enumerate(parents):
-        if type(parent) is not int or not -1 <= parent < node:
-            raise ValueError("parents stand before their children")
-        depths.append(1 + depths[parent] if parent >= 0 else 1)
-    if max(depths, default=0) > budget.length:
-        raise ValueError("the tree is deeper than asked for")
-    return Draft(np.asarray(tokens, np.int64), np.asarray(parents, np.int64), end=end,
-                 source=source)  # fmt: skip
+        if parent not in depths or (depth := 1 + depths[parent]) > LONGEST_DRAFT:
+            raise PromptError(f"parents stand before their children, at most {LONGEST_DRAFT} deep")
+        depths[node] = depth
+    if len(parents) != len(tokens):
+        raise PromptError(f"{len(tokens)} tokens have {len(parents)} parents")
+    return Draft(tokens, np.asarray(parents, np.int64))

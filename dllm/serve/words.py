@@ -13,7 +13,7 @@ from ..core.declared import about_of
 FORMS = {
     "json_schema": "response_format", "regex": 'structured_outputs {"regex": ...}',
     "choice": 'structured_outputs {"choice": ...}',
-    "grammar": 'structured_outputs {"regex": ...}', "top_candidates": "top_logprobs",
+    "grammar": 'structured_outputs {"grammar": ...}', "top_candidates": "top_logprobs",
 }  # fmt: skip
 
 

@@ -13,6 +13,7 @@ import torch as _torch
 
 from ...core.errors import ConfigError, UnknownNameError
 from ..cpu import layers as _compiled
+from ..cpu import library as _library
 from . import naive as _naive
 from . import torch as _fast
 
@@ -58,7 +59,7 @@ def rotate_scatter(
         if q.device.type == "cuda" and _find_spec("triton"):
             backend = "triton"
         else:
-            fits = _compiled.rotates(q, k, v, cos, sin, slots, keys, values)
+            fits = _library() and _compiled.rotates(q, k, v, cos, sin, slots, keys, values)
             backend = "compiled" if fits else "torch"
     if backend == "triton":
         from . import triton as module

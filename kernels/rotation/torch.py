@@ -13,12 +13,15 @@ def rotate_scatter(
 ) -> torch.Tensor:  # fmt: skip
     """As `dllm.kernels.rotation.rotate_scatter`.  Few queries and keys turn together, because every
     operation costs as much as its numbers; many turn apart, and in place."""
-    turn = _turned_in_place if q.numel() > MANY else _turned
-    parts = [q, k] if q.numel() > MANY else [torch.cat([q, k])]
-    turned = [turn(part, cos, sin).to(keys.dtype) for part in parts]
-    keys.index_copy_(1, slots, turned[-1][-len(k) :])
+    if q.numel() > MANY:
+        turned = _turned_in_place(q, cos, sin).to(keys.dtype)
+        kept = _turned_in_place(k, cos, sin).to(keys.dtype)
+    else:
+        both = _turned(torch.cat([q, k]), cos, sin).to(keys.dtype)
+        turned, kept = both[: len(q)], both[len(q) :]
+    keys.index_copy_(1, slots, kept)
     values.index_copy_(1, slots, v.to(values.dtype))
-    return turned[0][: len(q)]
+    return turned
 
 
 def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -180,6 +180,14 @@ def test_echo_repeats_the_prompt(served: Served) -> None:
     assert "".join(pieces) == "one two" + plain
     whole = served.post(TEXT, {**body, "echo": True, "logprobs": 1}).json()["choices"][0]
     assert "".join(whole["logprobs"]["tokens"]) == whole["text"] == "one two" + plain
+    scored = served.post(TEXT, {"prompt": "a b c", "max_tokens": 0, "echo": True, "logprobs": 1})
+    (choice,), used = scored.json()["choices"], scored.json()["usage"]
+    assert choice["text"] == "".join(choice["logprobs"]["tokens"]) == "a b c"
+    assert used["completion_tokens"] == 0 and choice["finish_reason"] == "length"
+    more = served.post(TEXT, {"prompt": "a b c", "max_tokens": 1, "echo": True, "logprobs": 1})
+    likely = choice["logprobs"]["token_logprobs"]
+    assert more.json()["choices"][0]["logprobs"]["token_logprobs"][: len(likely)] == likely
+    assert served.post(TEXT, {"prompt": "a b c", "max_tokens": 0}).status_code == 400
 
 
 def test_the_document_describes_what_is_answered(served: Served) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -396,3 +397,103 @@ def test_lm_eval(url: str) -> None:
     how = {"until": ["\n"], "max_gen_toks": 8, "temperature": 0}
     (text,) = made.generate_until([instance("generate_until", "Tom, Anna, Ben", how)])
     assert isinstance(text, str)
+
+
+# -- LlamaIndex, smolagents, DSPy ----------------------------------------------------------------
+
+
+def test_llama_index(url: str) -> None:
+    pytest.importorskip("llama_index.llms.openai_like")
+    import openai
+    from llama_index.core.llms import ChatMessage
+    from llama_index.core.prompts import PromptTemplate
+    from llama_index.core.tools import FunctionTool
+    from llama_index.llms.openai_like import OpenAILike
+
+    how: dict[str, Any] = {"model": "nano", "api_base": url, "api_key": "none", "max_retries": 0,
+                           "max_tokens": 96, "context_window": 2048}  # fmt: skip
+    chat = OpenAILike(is_chat_model=True, is_function_calling_model=True, **how)
+    turn = [ChatMessage(role="user", content=ASK)]
+    assert chat.chat(turn).message.content == ANSWER
+    assert [*chat.stream_chat(turn)][-1].message.content == ANSWER
+    assert asyncio.run(OpenAILike(is_chat_model=True, **how).achat(turn)).message.content == ANSWER
+    assert isinstance(OpenAILike(is_chat_model=False, **how).complete("Tom, Anna").text, str)
+
+    def add(a: int, b: int) -> int:
+        """Add two numbers."""
+        return a + b
+
+    tool = FunctionTool.from_defaults(add)
+    called = chat.chat_with_tools([tool], user_msg=SUM, tool_required=True)
+    calls = chat.get_tool_calls_from_response(called)
+    assert calls[0].tool_name == "add" and set(calls[0].tool_kwargs) == {"a", "b"}
+    results = [
+        ChatMessage(role="tool", content="9", additional_kwargs={"tool_call_id": one.tool_id})
+        for one in calls
+    ]
+    before = [ChatMessage(role="user", content=SUM), called.message, *results]
+    chat.chat_with_tools([tool], chat_history=before, tool_choice="none")
+    assert isinstance(chat.structured_predict(Verdict, PromptTemplate(ASK)), Verdict)
+    with pytest.raises(openai.BadRequestError, match="context length"):
+        chat.chat([ChatMessage(role="user", content=LONG)])
+
+
+def test_smolagents(url: str) -> None:
+    smolagents = pytest.importorskip("smolagents")
+
+    @smolagents.tool
+    def add(a: int, b: int) -> int:
+        """Add two numbers.
+
+        Args:
+            a: the first one
+            b: the second one
+        """
+        return a + b
+
+    model = smolagents.OpenAIModel(model_id="nano", api_base=url, api_key="none", max_tokens=96)
+    turn = [{"role": "user", "content": [{"type": "text", "text": ASK}]}]
+    assert model.generate(turn).content == ANSWER
+    assert "".join(one.content or "" for one in model.generate_stream(turn)) == ANSWER
+    said = model.generate(
+        turn, tools_to_call_from=[add], stop_sequences=["Observation:", "Calling tools:"]
+    )
+    assert said.tool_calls[0].function.name == "add"
+    calling = smolagents.ToolCallingAgent(tools=[add], model=model, max_steps=2, verbosity_level=0)
+    calling.prompt_templates["system_prompt"] = "Add."  # the usual one is longer than the context
+    calling.run(SUM)  # it may give up: what matters is that every step got an answer
+    steps = [step for step in calling.memory.steps if isinstance(step, smolagents.ActionStep)]
+    assert all(step.model_output_message is not None for step in steps[:2])
+    assert not any(isinstance(step.error, smolagents.AgentGenerationError) for step in steps)
+
+
+def test_dspy(url: str) -> None:
+    dspy = pytest.importorskip("dspy")
+    lm = dspy.LM("openai/nano", api_base=url, api_key="none", max_tokens=96, cache=False,
+                 num_retries=0)  # fmt: skip
+    assert lm(ASK) == [ANSWER]
+    assert "".join(lm(messages=[{"role": "user", "content": ASK}], temperature=1.0, rollout_id=1))
+    formed = lm(ASK, response_format=Verdict)
+    assert Verdict.model_validate_json(formed[0])
+    with pytest.raises(Exception, match="context length"):
+        lm(LONG)
+
+
+# -- the page ------------------------------------------------------------------------------------
+
+PAGE = Path(__file__).parents[2] / "docs" / "use-it-with.md"
+SNIPPETS = re.findall(
+    r"## (\S+)\n\n(?:[^`#]*\n)?```python notest\n(.*?)```", PAGE.read_text(), re.S
+)
+
+
+@pytest.mark.parametrize("snippet", [code for _, code in SNIPPETS], ids=[n for n, _ in SNIPPETS])
+def test_a_snippet_of_the_page(url: str, snippet: str) -> None:
+    for name in set(re.findall(r"^(?:from|import) (\w+)", snippet, re.M)):
+        pytest.importorskip(name)
+    done = subprocess.run(
+        [sys.executable, "-c", snippet.replace("http://127.0.0.1:8000/v1", url)],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert ANSWER in done.stdout or "sure=" in done.stdout

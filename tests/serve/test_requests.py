@@ -117,7 +117,7 @@ def test_other_values_are_refused_with_a_reason(name: str, value: Any) -> None:
 )  # fmt: skip
 def test_values_that_will_not_do_name_their_field(name: str, value: Any) -> None:
     problem = refused(read_chat, {"messages": HELLO, name: value})
-    assert problem.param == name and problem.message.startswith(f"{name} must be ")
+    assert problem.param == name and problem.message.startswith(f"{name} must ")
 
 
 def test_unknown_fields_are_never_ignored() -> None:
@@ -214,6 +214,7 @@ def test_forms_of_answers() -> None:
     for given, expected in (
         ({"response_format": wanted}, {"json_schema": SCHEMA}),
         ({"response_format": {"type": "json_object"}}, {"json_schema": {"type": "object"}}),
+        ({"response_format": {"type": "json_object", "schema": SCHEMA}}, {"json_schema": SCHEMA}),
         ({"structured_outputs": {"json": SCHEMA}}, {"json_schema": SCHEMA}),
         ({"structured_outputs": {"regex": "a+", "choice": None}}, {"regex": "a+"}),
         ({"structured_outputs": {"choice": ["a", "b"]}}, {"choice": ["a", "b"]}),
@@ -228,6 +229,7 @@ def test_forms_of_answers() -> None:
     for wrong, param in (
         ({"response_format": {"type": "xml"}}, "response_format"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"response_format": {"type": "json_object", "schema": 5}}, "response_format"),
         ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
         ({"structured_outputs": {"regex": "a"}, "response_format": wanted}, "structured_outputs"),
         ({"structured_outputs": {"grammar": 5}}, "structured_outputs.grammar"),
@@ -309,7 +311,8 @@ def test_what_clients_echo_of_other_servers_is_ignored() -> None:
 
 @pytest.mark.parametrize(
     ("name", "there"),
-    [("regex", "structured_outputs"), ("json_schema", "response_format"), ("stop_strings", "stop"),
+    [("regex", "structured_outputs"), ("grammar", "grammar"),
+     ("json_schema", "response_format"), ("stop_strings", "stop"),
      ("max_new_tokens", "max_tokens"), ("max_length", "max_tokens"),
      ("guidance_scale", "cfg_scale"),
      ("num_inference_steps", "steps"), ("temprature", "temperature")],
