@@ -46,9 +46,8 @@ from .visibility import Visibility, tensor
 
 Predictions = tuple[Prediction, Prediction | None]  # of a job's targets, of its masks fed again
 UNLIKELIEST = -27.6  # log-probability that a draft had at least
-# Columns in the order of the fields of a prediction.
-READ = ("token", "logprob", "margin", "gap", "entropy", "max_logprob", "kl", "top_token",
-        "top_logprob")  # fmt: skip
+# Columns that are fields of a prediction.
+READ = ("token", "logprob", "margin", "gap", "entropy", "max_logprob", "top_token", "top_logprob")
 SHARED = tuple(field.name for field in fields(TokenStatistics))  # columns with a row per position
 
 
@@ -127,20 +126,21 @@ class Forward:
     def _run(self, jobs: list[Job]) -> tuple[torch.Tensor, AttentionMaps | None]:
         """`hidden`, and the attention maps that some of the jobs want."""
         stored = self.buffer is not None
-        draws = any(job.options.filters.temperature and not job.options.inverse for job in jobs)
+        draws = any([job.options.keyed for job in jobs])
         further = [noise_keys(jobs)] if draws else []
-        further += [ids for job in jobs for ids in job.ids.values()]
+        own = [job for job in jobs if job.own]
+        further += [ids for job in own for ids in job.ids.values()]
         packed = pack(jobs, self.shift, stored, self.device, self.visibility, self._last,
                       self.uniform, further)  # fmt: skip
         there = iter(packed.further)
         self.keys = next(there) if draws else None
-        for job in jobs:
+        for job in own:
             job.wanted_ids = {name: next(there) for name in job.ids}
         self._last = packed if packed.layouts is not None else None
-        watched = [job for job in jobs if job.options.maps]
+        watched = any([job.options.maps for job in own])
         maps = AttentionMaps(packed, self.visibility) if watched else None
         hidden = self._backbone(packed, jobs, maps)
-        scored = hidden[packed.scored]
+        scored = hidden.index_select(0, packed.scored)
         if packed.guided is None:
             return scored, maps
         # The head is affine and the weights sum to one: mixing hidden states mixes the logits.
@@ -176,9 +176,9 @@ class Forward:
     ) -> list[Predictions | NumericError]:
         """Statistics of every group of equal options, each job's part of them, on the host."""
         options = jobs[0].options
-        same = all(job.options is options for job in jobs)
-        if same and maps is None and _shared_alone(jobs, options):
+        if not [job for job in jobs if job.options is not options or job.own]:
             return self._alike(jobs, options, hidden)
+        same = all(job.options is options for job in jobs)
         own: list[dict[str, torch.Tensor]] = [{} for _ in jobs]
         if same:
             groups = [(list(range(len(jobs))), self._group(jobs, own, options, hidden, self.keys))]
@@ -203,24 +203,22 @@ class Forward:
         self, jobs: list[Job], options: RowOptions, hidden: torch.Tensor
     ) -> list[Predictions | NumericError]:
         """The share of jobs that all read the same numbers, and nothing of their own."""
-        rows = self._banned_rows(jobs, options, len(hidden))
-        names, tensors = zip(
-            *self._statistics(jobs, options, hidden, rows, self.keys).columns(), strict=True
-        )
-        columns = dict(zip(names, to_host(tensors), strict=True))
-        if not np.isfinite(columns["logprob"]).all():
+        rows = self._banned_rows(jobs, options, len(hidden)) if options.conditional else None
+        result = self._statistics(jobs, options, hidden, rows, self.keys)
+        names = [name for name in READ if getattr(result, name) is not None]
+        arrays = to_host([getattr(result, name) for name in names])
+        columns = dict(zip(names, arrays, strict=True))
+        if not math.isfinite(np.add.reduce(columns["logprob"])):
             return [*self._parts(jobs, columns)]
-        arrays = [columns.get(name) for name in READ]
-        given = [(i, array) for i, array in enumerate(arrays) if array is not None]
+        if len(jobs) == 1:
+            return [(Prediction(jobs[0].targets, **columns), None)]
         answers: list[Predictions | NumericError] = []
-        at, none = 0, [None] * len(READ)
+        at = 0
         for job in jobs:
             here = slice(at, at + len(job.targets))
             at = here.stop
-            mine: list[Any] = none.copy()
-            for i, array in given:
-                mine[i] = array[here]
-            answers.append((Prediction(job.targets, *mine), None))
+            mine = {name: array[here] for name, array in columns.items()}
+            answers.append((Prediction(job.targets, **mine), None))
         return answers
 
     def _parts(
@@ -335,7 +333,7 @@ class Forward:
                       "floor": 1 - options.signal}  # fmt: skip
         result = token_statistics(
             hidden,
-            self._head(options),
+            self.head if options.plain else self._head(options),
             banned=options.banned,
             banned_rows=rows,
             filters=options.filters,
@@ -389,13 +387,6 @@ class Forward:
         """(n, m) clean log-probabilities of ``ids``, beside the clean statistics."""
         known = clean.token[here], clean.logprob[here]
         return logprobs_of(hidden[here], self._head(options), ids, *known)
-
-
-def _shared_alone(jobs: Sequence[Job], options: RowOptions) -> bool:
-    """Whether no job has numbers of its own."""
-    if options.needs & {"kl", "residual"} or options.classes is not None or options.signal:
-        return False
-    return not any(job.masks.size or job.ids or job.verifies for job in jobs)
 
 
 def _predictions(job: Job, numbers: Mapping[str, Any]) -> Predictions | NumericError:
