@@ -127,7 +127,7 @@ class MaskedRecipe(Recipe):
     sampler: Sampler
     ban_stops: bool = field(default=False, kw_only=True)
 
-    @property
+    @cached_property
     def lanes(self) -> int:
         """Lanes of a branch: with guidance the row as it is, and with its given text masked."""
         return 2 if self.config.cfg_scale > 0 else 1
@@ -140,12 +140,12 @@ class MaskedRecipe(Recipe):
     def grows(self) -> bool:
         return self.sampler.length is not None
 
-    @property
+    @cached_property
     def width(self) -> int:
         """Branches that a step may feed."""
         return 1 if self.sampler.explorer is None else self.sampler.explorer.width
 
-    @property
+    @cached_property
     def owned(self) -> int:
         """Lanes that a row owns slots for: of its branches, and one for masks fed again."""
         return self.lanes * self.width + self.sampler.feeds_masks

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -72,6 +73,7 @@ class Visibility:
     open: int = 0
 
     @classmethod
+    @lru_cache(maxsize=16)
     def of(cls, facts: Facts) -> Visibility:
         return cls(
             facts.block_length, facts.mask_kind in ("causal", "decided_first"),

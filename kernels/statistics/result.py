@@ -100,12 +100,36 @@ def mended(
     )
 
 
+class ToHost:
+    """Tensors of one device on their way to the host, in one copy that is waited for when they are
+    read; on a CPU they are there."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._tensors, self._bytes = tensors, torch.empty(0)
+        self._done: torch.cuda.Event | None = None
+        if tensors and tensors[0].device.type != "cpu":
+            packed = pack(tensors)
+            if packed.device.type == "cuda":  # of memory that the device can write to by itself
+                self._bytes = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
+                self._bytes.copy_(packed, non_blocking=True)
+                self._done = torch.cuda.Event()
+                self._done.record()
+            else:
+                self._bytes = packed.cpu()
+
+    def arrays(self) -> list[Any]:
+        """As NumPy arrays."""
+        if self._done is not None:
+            self._done.synchronize()
+        tensors = self._tensors
+        if self._bytes.numel():
+            tensors = unpack(self._bytes, [(t.shape, t.dtype) for t in tensors])
+        return [tensor.numpy() for tensor in tensors]
+
+
 def to_host(tensors: Sequence[torch.Tensor]) -> list[Any]:
     """Tensors of one device as NumPy arrays: views on the CPU, else one copy for all of them."""
-    if tensors and tensors[0].device.type != "cpu":
-        shapes = [(t.shape, t.dtype) for t in tensors]
-        tensors = unpack(pack(tensors).cpu(), shapes)
-    return [tensor.numpy() for tensor in tensors]
+    return ToHost(tensors).arrays()
 
 
 def pack(tensors: Any) -> torch.Tensor:
