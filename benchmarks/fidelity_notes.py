@@ -43,10 +43,10 @@ ROUTINES: dict[str, str] = {
     "`ReleasedD2F`. With nothing to try the official code feeds the row "
     "twice.",
     "d3llm_multi_block_dream": "With `ReleasedDelayed`: of the positions fed the first "
-    "is predicted from its own row, because the slice is shifted and not the canvas. Of "
-    "cached runs with an early stop only those are recorded in which no decided block waits "
-    "to be kept when a text ends: the official code then marks the blocks behind the end as "
-    "kept without having computed them, and what waits in front of them is kept twice.",
+    "is predicted from its own row, because the slice is shifted and not the canvas.",
+    "d3llm_multi_block_dream_waiting": "Two decided blocks wait at once: the official refresh "
+    "keeps the first of them and does not count it, so that it is then kept twice. Compared up "
+    "to there.",
     "dkv_cache_llada_greedy": "With `llada(remasking=random)`; numbers that give the "
     "recorded order replace this library's noise, because the official ones are not at hand.",
     "apd_dream": 'With `speculate(rule="apd", search="apd")`; its baseline from left to right with '
