@@ -223,8 +223,6 @@ DRAFTING: dict[str, str] = {
     "Neither is followed: leaving the cap out where the whole draft is judged is not lossless "
     "(tested).",
     "keyed": "Equals plain decoding with the same seed token by token (tested).",
-    "pivot": "LOSSY. The paper's repository was not at hand; features are the verifier's. Labels "
-    "are the user's.",
     "point": "Tested to be lossless in distribution.",
     "ratio": "Tested to be lossless in distribution.",
     "traversal": "Tested to be lossless in distribution; equals `block` on a chain.",
