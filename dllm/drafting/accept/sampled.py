@@ -43,22 +43,6 @@ class Block(AcceptRule):
         return Outcome(list(range(best)), rows.draw(p, best - 1))
 
 
-@register(
-    "hsd",
-    paper="Overcoming Joint Intractability with Lossless Hierarchical Speculative Decoding",
-    arxiv="2601.05724",
-)
-@dataclass
-class HSD(Block):
-    """Hierarchical Speculative Decoding on one chain: the outcomes of `block`, coin for coin.
-
-    Its cap divides the joint ratio of a prefix by the largest that it or a shorter one has had, at
-    least 1, which is the weight of `block`; its branch divergences give the same thresholds and
-    the same residuals.  The released code judges the whole draft by the ratio without the cap,
-    which is not lossless; here the cap holds there, too.
-    """
-
-
 @RULES.register(
     "traversal",
     paper="Traversal Verification for Speculative Tree Decoding",
