@@ -34,7 +34,7 @@ class Block(AcceptRule):
                 share = float(
                     np.maximum(weight * rows.distribution(i - 1) - draft.q(i - 1), 0.0).sum()
                 )
-                threshold = share / (share + 1.0 - weight) if share > 0 else 0.0
+                threshold = share / (share + (1.0 - weight)) if share > 0 else 0.0
             if rows.coin(i - 1) < threshold:
                 best, best_weight = i, weight
         p = rows.distribution(best - 1)
@@ -74,7 +74,7 @@ class Traversal(AcceptRule):
             if left > 0:
                 p = excess / left
             if node != ROOT:
-                weight = left / (left + 1.0 - weight) if left > 0 else 0.0
+                weight = left / (left + (1.0 - weight)) if left > 0 else 0.0
             q = without(q, token)
         if node == ROOT or rows.coin(node) < weight:
             return Outcome(draft.path(node), rows.draw(p, node))

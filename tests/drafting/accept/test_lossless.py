@@ -131,3 +131,18 @@ def test_traversal_is_block_on_a_chain() -> None:
             for judged in (Block().judge, Traversal().judge)
         ]
         assert outcomes[0] == outcomes[1]
+
+
+@pytest.mark.parametrize("rule", [Block(), Traversal()], ids=["block", "traversal"])
+def test_what_is_gained_may_be_less_than_one_can_hold(rule: Block | Traversal) -> None:
+    """1e-20 more than the draft's probability, beside a weight of one."""
+    with np.errstate(divide="ignore"):
+        q = np.log(np.eye(toy.V)[[0, 0]])
+    draft = Draft(np.array([0, 0]), None, Distribution.MARGINALS, q)
+
+    class Nearly(toy.TableRows):
+        def distribution(self, node: int) -> np.ndarray:
+            return np.array([1.0, 1e-20, 0.0, 0.0, 0.0])
+
+    rows = Nearly(toy.Target(), draft, (), np.random.default_rng(0))
+    assert rule.judge(rows, draft) == Outcome([0, 1], 0)
