@@ -217,14 +217,7 @@ DRAFTING: dict[str, str] = {
     "fly": "LOSSY. Constants and edges of the official code: five tokens that follow, none of the "
     "last six tokens relaxed, entropy of the three most probable tokens in nats, of raw logits; "
     "vLLM asks for six.",
-    "hsd": "The block rule: with its cap HSD has the outcomes of `block`, coin for coin (tested). "
-    "The released files differ from one another: in one a capped prefix stays at 1 until a new "
-    "maximum, in another the cap is the smaller of p and q with no step back at ratios from 1 on. "
-    "Neither is followed: leaving the cap out where the whole draft is judged is not lossless "
-    "(tested).",
     "keyed": "Equals plain decoding with the same seed token by token (tested).",
-    "pivot": "LOSSY. The paper's repository was not at hand; features are the verifier's. Labels "
-    "are the user's.",
     "point": "Tested to be lossless in distribution.",
     "ratio": "Tested to be lossless in distribution.",
     "traversal": "Tested to be lossless in distribution; equals `block` on a chain.",
