@@ -212,17 +212,12 @@ DRAFTING: dict[str, str] = {
     "trains a head to predict acceptance; here it is calibrated confidence.",
     "apd": "LOSSY. Log-probabilities are mixed, in the official code raw logits: the same choice. "
     "The weight is this library's.",
-    "block": "Tested to be lossless in distribution.",
+    "block": "Tested to be lossless in distribution. HSD (2601.05724) has its outcomes, coin for "
+    "coin; its released files, which differ from one another, are not lossless.",
     "fly": "LOSSY. Constants and edges of the official code: five tokens that follow, none of the "
     "last six tokens relaxed, entropy of the three most probable tokens in nats, of raw logits; "
     "vLLM asks for six.",
-    "hsd": "The block rule: with its cap HSD has the outcomes of `block`, coin for coin "
-    "(tested). The released files differ: in one a capped prefix stays at 1 until a new maximum, "
-    "in another the cap is the smaller of p and q with no step back at ratios from 1 on. Neither "
-    "is followed: without the cap on the whole draft it is not lossless (tested).",
     "keyed": "Equals plain decoding with the same seed token by token (tested).",
-    "pivot": "LOSSY. Of amir-zsh/PAD only the README could be read; features are the "
-    "verifier's, labels the user's.",
     "point": "Tested to be lossless in distribution.",
     "ratio": "Tested to be lossless in distribution.",
     "traversal": "Tested to be lossless in distribution; equals `block` on a chain.",
