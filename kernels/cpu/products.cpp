@@ -59,11 +59,11 @@ void product(const typename T::In *x, const void *weight, bool plain, int64_t m,
           }
           for (int64_t t = 0; t < tiles; t++) {
             const int64_t from = rows * t / tiles, to = rows * (t + 1) / tiles;
-            const bool ahead = t * 64 < GROUP_BYTES && tiles * 64 >= GROUP_BYTES &&
-                               b + 1 < blocks && !plain;
-            const char *next = ahead ? part + size + count * t * 64 : part;
+            const bool ahead = tiles * 64 >= GROUP_BYTES && b + 1 < blocks && !plain;
+            const int64_t hop = GROUP_BYTES / tiles;
+            const char *next = ahead ? part + size + count * t * hop : part;
             tile_of<T>(int(to - from), ready + from * stride + g * T::PARTS * 4, stride, part,
-                       count, sums + from * VECTORS, next);
+                       count, sums + from * VECTORS, next, hop);
             if (g + count < groups) continue;
             for (int64_t r = from; r < to; r++)
               for (int64_t v = 0; v < VECTORS && b * BLOCK + WIDE * v < n; v++)

@@ -18,7 +18,7 @@ constexpr int64_t MANY = 240;    // rows that go through a block before the next
 // row is made ready with `row`, where a number is not what lies in memory (`Row`, not `In`).
 
 #if defined(__x86_64__)
-// One instruction; as an intrinsic, GCC 12 copies every accumulator.
+// One instruction; as an intrinsic, GCC 12 copies accumulators, here and below.
 inline Floats multiplied(Floats sum, Words x, Words w) {
   asm("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(x), "v"(w));
   return sum;
@@ -92,7 +92,9 @@ struct Eights {  // numbers 0 and 2, then 1 and 3 of a group, in 16 bits: sums o
     return (Words)_mm256_srai_epi16(odd ? twice : _mm256_slli_epi16(twice, 8), 8);
   }
   static Sum add(Sum s, Words x, Words w) {
-    return s + (Ints)_mm256_madd_epi16((__m256i)x, (__m256i)w);
+    Words pairs;
+    asm("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0" : "+v"(s), "=&v"(pairs) : "v"(x), "v"(w));
+    return s;
   }
   static void row(const In *x, int64_t d, Row *to) {
     for (int64_t k = 0; k < d; k += 4)
@@ -119,15 +121,15 @@ struct Eights {
 
 inline Words repeated(const char *from) { return load<uint32_t>(from) - Words{}; }
 
-// `sums` += R rows, `stride` bytes apart, times a chunk of a block; `next` is brought into the cache
-// meanwhile.
+// `sums` += R rows, `stride` bytes apart, times a chunk of a block.  Meanwhile what lies from `next`
+// on is brought into the cache, `hop` bytes per group.
 template <class T, int R>
 void tile(const char *x, int64_t stride, const char *w, int64_t groups, typename T::Sum *sums,
-          const char *next) {
+          const char *next, int64_t hop) {
   typename T::Sum s[R][VECTORS];
   for (int r = 0; r < R; r++)
     for (int v = 0; v < VECTORS; v++) s[r][v] = sums[r * VECTORS + v];
-  for (int64_t g = 0; g < groups; g++, w += GROUP_BYTES, next += 64) {
+  for (int64_t g = 0; g < groups; g++, w += GROUP_BYTES, next += hop) {
     __builtin_prefetch(next, 0, 2);
 #pragma GCC unroll 2
     for (int part = 0; part < T::PARTS; part++, x += 4) {
