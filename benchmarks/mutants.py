@@ -35,7 +35,10 @@ import transformers
 ROOT = Path(__file__).parents[1]
 CODE = (
     "samplers", "cache", "dllm/drafting/accept", "dllm/drafting/drafters", "dllm/drafting/length",
-    "dllm/drafting/search", "dllm/engine", "dllm/train/objectives",
+    "dllm/drafting/search", "dllm/train/objectives",
+    *(f"dllm/engine/{name}.py" for name in (
+        "extents", "loop", "maps", "prefixes", "recipe", "rows", "turn", "visibility", "work",
+    )),
 )  # fmt: skip
 TESTS = ("golden", "engine", "drafting", "cache", "train", "samplers", "test_holes.py")
 SECONDS = 40
@@ -48,52 +51,63 @@ TURNED: dict[type, type] = {
 Change = Callable[[Any], ast.AST]
 
 
-def changes(node: ast.AST) -> Iterator[tuple[str, Change]]:
-    """What may be done to an expression: in words, and as a function of a copy of it."""
+def changes(node: ast.AST) -> Iterator[Change]:
+    """What may be done to an expression, as functions of a copy of it."""
     match node:
         case ast.Compare(ops=[op]) if type(op) in TURNED:
-            yield "turned", lambda n: ast.Compare(n.left, [TURNED[type(op)]()], n.comparators)
+            yield lambda n: ast.Compare(n.left, [TURNED[type(op)]()], n.comparators)
         case ast.BoolOp(op=op):
-            yield "and/or", lambda n: ast.BoolOp(TURNED[type(op)](), n.values)
+            yield lambda n: ast.BoolOp(TURNED[type(op)](), n.values)
             yield (
                 "last condition left out",
                 lambda n: n.values[0] if len(n.values) == 2 else ast.BoolOp(n.op, n.values[:-1]),
             )
         case ast.UnaryOp(op=ast.Not() | ast.USub() | ast.Invert()):
-            yield "without its sign", lambda n: n.operand
+            yield lambda n: n.operand
         case ast.BinOp(op=op):
-            yield "first operand alone", lambda n: n.left
+            yield lambda n: n.left
             if type(op) in TURNED:
-                yield "turned", lambda n: ast.BinOp(n.left, TURNED[type(op)](), n.right)
+                yield lambda n: ast.BinOp(n.left, TURNED[type(op)](), n.right)
             if isinstance(op, ast.Sub | ast.Div | ast.FloorDiv):
-                yield "swapped", lambda n: ast.BinOp(n.right, n.op, n.left)
+                yield lambda n: ast.BinOp(n.right, n.op, n.left)
         case ast.Constant(value=bool(value)):
-            yield "turned", lambda n: ast.Constant(not value)
+            yield lambda n: ast.Constant(not value)
         case ast.Constant(value=int() | float() as value):
-            yield "+ 1", lambda n: ast.Constant(value + 1)
-            yield "- 1", lambda n: ast.Constant(value - 1)
+            yield lambda n: ast.Constant(value + 1)
+            yield lambda n: ast.Constant(value - 1)
 
 
-def mutable(tree: ast.AST) -> Iterator[tuple[int, int, ast.AST]]:
-    """Expressions in the bodies of functions: index in the walk, line of the function, node.
+def functions(tree: ast.AST, within: str = "") -> Iterator[tuple[str, ast.FunctionDef]]:
+    """Functions and methods with their qualified names; those inside of others belong to these."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef):
+            yield within + node.name, node
+        elif isinstance(node, ast.ClassDef):
+            yield from functions(node, f"{within}{node.name}.")
+        elif not isinstance(node, ast.expr):
+            yield from functions(node, within)
+
+
+def mutable(tree: ast.AST) -> Iterator[tuple[int, str, ast.AST]]:
+    """Expressions in the bodies of functions: index in the walk, name of the function, node.
     Messages, checks of what a user gives, and annotations are left out."""
     index = {id(node): i for i, node in enumerate(ast.walk(tree))}
-    for function in ast.walk(tree):
-        if not isinstance(function, ast.FunctionDef) or function.name in ("check", "__post_init__"):
+    for name, function in functions(tree):
+        if function.name in ("check", "__post_init__"):
             continue
-        line = min([function.lineno, *(d.lineno for d in function.decorator_list)])
         todo: list[ast.AST] = list(function.body)
         while todo:
             node = todo.pop()
-            if isinstance(node, ast.Raise | ast.Assert | ast.FunctionDef | ast.JoinedStr):
+            if isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr):
                 continue
             if isinstance(node, ast.If) and isinstance(node.body[-1], ast.Raise):
                 todo += node.orelse
                 continue
-            yield index[id(node)], line, node
+            yield index[id(node)], name, node
             children = (
-                child for name, child in ast.iter_fields(node)
-                if name not in ("annotation", "returns", "slice_")
+                child for field, child in ast.iter_fields(node)
+                if field not in ("annotation", "returns", "args", "decorator_list")
+                or isinstance(node, ast.Call)
             )  # fmt: skip
             for child in children:
                 items = child if isinstance(child, list) else [child]
@@ -101,12 +115,10 @@ def mutable(tree: ast.AST) -> Iterator[tuple[int, int, ast.AST]]:
 
 
 class Mutant:
-    def __init__(self, path: Path, at: int, line: int, node: Any, words: str, change: Change):
-        self.path, self.at, self.function, self.change = path, at, line, change
-        self.line = node.lineno
+    def __init__(self, path: Path, at: int, function: str, node: Any, change: Change) -> None:
+        self.path, self.at, self.function, self.change = path, at, function, change
         new = ast.unparse(ast.fix_missing_locations(change(copy.deepcopy(node))))
-        self.name = f"{path.relative_to(ROOT)}:{self.line}  {ast.unparse(node)}  ->  {new}"
-        self.words = words
+        self.name = f"{path.relative_to(ROOT)}:{node.lineno}  {ast.unparse(node)}  ->  {new}"
 
     def code(self) -> Any:
         tree = ast.parse(self.path.read_text(encoding="utf-8"))
@@ -121,15 +133,17 @@ class Mutant:
 
 
 def files() -> list[Path]:
-    return [path for folder in CODE for path in sorted((ROOT / folder).rglob("*.py"))]
+    found = [[ROOT / name] if name.endswith(".py") else sorted((ROOT / name).rglob("*.py"))
+             for name in CODE]  # fmt: skip
+    return [path for several in found for path in several]
 
 
 def mutants(only: str) -> list[Mutant]:
     return [
-        Mutant(path, at, line, node, words, change)
+        Mutant(path, at, function, node, change)
         for path in files() if only in str(path.relative_to(ROOT))
-        for at, line, node in mutable(ast.parse(path.read_text(encoding="utf-8")))
-        for words, change in changes(node)
+        for at, function, node in mutable(ast.parse(path.read_text(encoding="utf-8")))
+        for change in changes(node)
     ]  # fmt: skip
 
 
@@ -145,7 +159,7 @@ class Calls:
     def trace(self, frame: Any, *_: Any) -> None:
         code = frame.f_code
         if code.co_filename in self.watched:
-            self.now.add(f"{code.co_filename}:{code.co_firstlineno}")
+            self.now.add(f"{code.co_filename}:{code.co_qualname.split('.<locals>')[0]}")
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
