@@ -18,7 +18,7 @@ import torch
 from ..cache import Cache
 from ..core.canvas import PROPOSAL, FloatArray, IntArray
 from ..core.errors import NumericError
-from ..kernels.divergence import divergence, drawn_from, log_probabilities, residual
+from ..kernels.divergence import drawn_from, log_probabilities, residual
 from ..kernels.linear import check_packed
 from ..kernels.statistics import (
     COLDEST,
@@ -47,7 +47,7 @@ from .visibility import Visibility, tensor
 Predictions = tuple[Prediction, Prediction | None]  # of a job's targets, of its masks fed again
 UNLIKELIEST = -27.6  # log-probability that a draft had at least
 # Columns in the order of the fields of a prediction.
-READ = ("token", "logprob", "margin", "gap", "entropy", "max_logprob", "kl", "top_token",
+READ = ("token", "logprob", "margin", "gap", "entropy", "max_logprob", "top_token",
         "top_logprob")  # fmt: skip
 SHARED = tuple(field.name for field in fields(TokenStatistics))  # columns with a row per position
 
@@ -255,7 +255,7 @@ class Forward:
         hidden: torch.Tensor, keys: torch.Tensor | None,
     ) -> TokenStatistics:  # fmt: skip
         """The statistics of jobs with equal options, one after the other.  What belongs to one job
-        goes to its ``numbers``: what a part asks for as ``asked.<part>``, the divergence as "kl",
+        goes to its ``numbers``: what a part asks for as ``asked.<part>``,
         the probabilities of tokens whose places are fed again as "stands", and of drafts that are
         judged how much likelier they are here than where they were drawn."""
         rows = self._banned_rows(jobs, options, len(hidden))
@@ -267,10 +267,8 @@ class Forward:
         for job, own in zip(jobs, numbers, strict=True):
             here = slice(at, at + len(job.targets))
             at += len(job.asked)
-            if options.needs & {"kl", "residual"} and not job.verifies:
+            if "residual" in options.needs and not job.verifies:
                 job.logprobs = self._all(hidden, here, options, rows)
-            if "kl" in options.needs and job.logprobs is not None:
-                own["kl"] = divergence(job.targets, job.logprobs, job.row.previous)
             for name, ids in job.wanted_ids.items():
                 own[f"asked.{name}"] = self._logprobs(hidden, clean, here, ids, options)
             judged = job.masks if job.masks.size else job.targets
@@ -393,7 +391,7 @@ class Forward:
 
 def _shared_alone(jobs: Sequence[Job], options: RowOptions) -> bool:
     """Whether no job has numbers of its own."""
-    if options.needs & {"kl", "residual"} or options.classes is not None or options.signal:
+    if "residual" in options.needs or options.classes is not None or options.signal:
         return False
     return not any(job.masks.size or job.ids or job.verifies for job in jobs)
 
@@ -464,6 +462,6 @@ def _prediction(positions: IntArray, numbers: Mapping[str, Any]) -> Prediction:
         asked["held"] = numbers["select_logprob"][:, None]
     return Prediction(
         positions, numbers["token"], numbers["logprob"], get("margin"), get("gap"),
-        get("entropy"), get("max_logprob"), get("kl"), get("top_token"), get("top_logprob"),
-        asked, get("attention"),
+        get("entropy"), get("max_logprob"), get("top_token"), get("top_logprob"), asked,
+        get("attention"),
     )  # fmt: skip
