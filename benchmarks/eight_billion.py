@@ -40,6 +40,7 @@ CONFIG: dict[str, Any] = {
     "activation_type": "silu", "weight_tying": False, "include_bias": False,
     "include_qkv_bias": False, "mask_token_id": 126336, "eos_token_id": 126081,
 }  # fmt: skip
+PER_STEP = 4  # tokens
 WAYS = {"bfloat16": None, "int8": "int8", "int4": "int4(embeddings=True)"}
 SHARD = 6  # layers in a file
 
@@ -95,15 +96,9 @@ def memory() -> dict[str, float]:
 
 def one(options: argparse.Namespace) -> None:
     """A way in this process: a line of JSON per cache."""
-    from dllm.cli.capacity import PER_STEP, tokens_per_second
-    from dllm.models.checkpoint import open_checkpoint
-
-    way, context = options.one, CONFIG["max_sequence_length"]
+    way = options.one
     torch.set_num_threads(options.threads)
     steps = options.new // PER_STEP
-    predicted = tokens_per_second(
-        open_checkpoint(options.folder), way, context, options.prompt, options.new
-    )
     began = time.perf_counter()
     model = dllm.load(options.folder, threads=options.threads, quantization=WAYS[way])
     loaded, after = time.perf_counter() - began, memory()
@@ -123,7 +118,6 @@ def one(options: argparse.Namespace) -> None:
             "way": way, "cache": cache, "load": loaded, "loaded": after, "first": first,
             "seconds": seconds, "processor": time.process_time() - busy, "forwards": result.nfe,
             "tokens_per_second": options.new / seconds, "memory": memory(),
-            "predicted": None if predicted is None else predicted[cache == "dual"],
         }  # fmt: skip
         print("found " + json.dumps(found), flush=True)
 

@@ -349,16 +349,13 @@ def llama() -> str:
 
 
 def eight() -> str:
-    """A network of LLaDA-8B's shape, and what `doctor` predicted of it."""
+    """A network of LLaDA-8B's shape."""
     rows = [
         [f"`{case['way']}`", f"`{case['cache']}`", f"{case['memory']['peak']:.1f} GB",
-         f"{case['tokens_per_second']:.2f}",
-         "" if case["predicted"] is None else f"{case['predicted']:.2f}"]
+         f"{case['tokens_per_second']:.2f}"]
         for case in load("eight_billion")["cases"]
     ]  # fmt: skip
-    return markdown(
-        ["weights", "cache", "peak memory", "tokens per second", "predicted by `doctor`"], rows
-    )
+    return markdown(["weights", "cache", "peak memory", "tokens per second"], rows)
 
 
 def served(name: str) -> str:
