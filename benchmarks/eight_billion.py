@@ -1,12 +1,11 @@
-"""A network of LLaDA-8B's exact shape on this machine's processor, beside what `dllm doctor`
-predicts of it.
+"""A network of LLaDA-8B's exact shape on this machine's processor.
 
     python benchmarks/eight_billion.py --folder /somewhere/8b --make    # 16 GB of random bfloat16
     python benchmarks/eight_billion.py --folder /somewhere/8b           # every way
     python benchmarks/eight_billion.py --folder /somewhere/8b --ways bfloat16 --caches dual
 
 Each way is a process of its own: it loads the folder (`bfloat16`: mapped; `int8`, `int4`: rounded
-while loading), predicts tokens per second from products that it measures, and decodes ``--new``
+while loading), and decodes ``--new``
 tokens after ``--prompt`` random ones in ``--steps`` steps without a cache and with `dual`.  Seconds
 are wall clock: run it on a machine that does nothing else, with ``--threads`` for its processors.
 Random weights decide nothing here but the tokens.  Memory: ``anonymous`` is what the process needs,
