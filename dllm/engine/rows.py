@@ -227,5 +227,7 @@ class Step(AnyStep):
 
     @property
     def proposals(self) -> dict[int, int]:
-        p = self.prediction
-        return dict(zip(p.positions.tolist(), p.token.tolist(), strict=True))
+        p, drawn = self.prediction, self.canvas.mask_id >= 0
+        # with uniform noise it is the likeliest tokens that a canvas ends as
+        tokens = p.token if drawn or p.top_token is None else p.top_token[:, 0]
+        return dict(zip(p.positions.tolist(), tokens.tolist(), strict=True))

@@ -103,7 +103,7 @@ def token_statistics(
     its expectation, and no row of probabilities is held for it.
 
     ``lowered``: an id per row (R,) whose logit is lowered by a number first.  ``floor``: draws by
-    ``uniforms`` are from a mixture that is uniform by this share.
+    ``uniforms`` are from a mixture that is uniform by this share, over what bans and filters leave.
 
     Log-probabilities, margin, entropy and top describe the clean distribution: after bans, before
     temperature and filters.  With ``tempered`` they describe the one after temperature (if > 0)
