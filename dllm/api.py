@@ -99,7 +99,8 @@ def generate(
     """
     following: Any = nullcontext() if streamer is None else feeding(streamer)
     with following as feed:
-        prompts = list(prompt) if is_batch(prompt) else [prompt]
+        batch = is_batch(prompt)
+        prompts = list(prompt) if batch else [prompt]
         loaded = remembered(model)
         recipe = recipe_for(loaded, sampler, config, arguments)
         requests = answering(loaded, recipe, prompts, chat, repetitions, n, trace)
@@ -107,7 +108,7 @@ def generate(
             raise ConfigError("a streamer follows one answer: pass prompts one by one")
         results = _scheduler(loaded, cache, requests).completed(None if feed is None else feed.take)
     grouped = [results[i : i + n] for i in range(0, len(results), n)] if n > 1 else results
-    return grouped if is_batch(prompt) else grouped[0]
+    return grouped if batch else grouped[0]
 
 
 def as_completed(

@@ -227,7 +227,8 @@ def _tokens(checkpoint: Checkpoint) -> Iterator[Finding]:
     else:
         yield Finding("tokenizer", f"{len(tokenizer):,} tokens", GOOD)
     if facts.mask_token_id is not None:
-        yield Finding("mask token", f"{facts.mask_token_id}, ends {facts.stop_token_ids}")
+        name = "none: the noise is uniform" if facts.uniform else str(facts.mask_token_id)
+        yield Finding("mask token", f"{name}, ends {facts.stop_token_ids}")
 
 
 def _weights(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -269,7 +270,9 @@ def fit(needs: Footprint, device: str, free: int) -> Iterator[Finding]:
         way = f"--quantization int{bits}"
         if device != "the main memory":
             way = f"quantization_config=BitsAndBytesConfig(load_in_{bits}bit=True)"
-        yield Finding("instead", f"{way}: about {size(needs.weights_in(bits))} of weights")
+        held = needs.weights_in(bits)
+        rest = "; experts are not rounded" if held > 0.9 * needs.weights else ""
+        yield Finding("instead", f"{way}: about {size(held)} of weights{rest}")
     yield Finding(
         "instead", 'dllm.load(..., device_map="auto"): spread over all GPUs and main memory'
     )

@@ -28,6 +28,7 @@ from ..engine import MaskedRecipe
 from ..engine.forward import Forward
 from ..engine.recipe import RowOptions
 from ..engine.rows import Job, Row
+from ..kernels.noise import uniform
 from ..models import DiffusionModel
 from ..samplers.compose import lengths as length_rules
 from .prompts import (
@@ -238,7 +239,10 @@ class _Probe:
         assert mask is not None, "options were made"
         tokens = np.concatenate([self.before, ids])
         masked = np.concatenate([np.zeros(len(self.before), np.bool_), holes])
-        canvas = Canvas.for_infill(tokens, masked, len(self.before), mask_id=mask, pad_id=mask)
+        canvas = Canvas.for_infill(
+            tokens, masked, len(self.before), mask_id=mask, pad_id=mask,
+            noise=lambda stream, step, at: uniform(0, stream, at, step, 0),
+        )  # fmt: skip
         first = int(np.flatnonzero(masked)[sum(lengths[:which])])
         row = Row(canvas, self.recipe, self.options, Slots.empty(len(tokens)), canvas)
         return Job(row, canvas, full_plan(canvas), first + np.arange(lengths[which]))

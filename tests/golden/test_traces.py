@@ -69,11 +69,38 @@ def _outcome(step: TraceStep) -> list[tuple[int, int]]:
     return sorted({**{p: t for p, t in commits.items() if p not in step.remasked}, **taken}.items())
 
 
+def kept_once(case: dict[str, Any]) -> int:
+    """The forwards of a cached run of d3LLM's code for Dream that keep nothing twice.
+
+    While decided blocks wait, its refresh keeps what is left of the last of them, but goes on
+    counting what was kept before: where several wait, all but the last are then kept again.
+    """
+    start, size, end = len(case["prompt"]), case["block_size"], len(case["final"])
+    edges, since = [*range(start, end, size), end], {start: 0}
+    decided, counted, kept = set(range(start)), 0, 0
+    for number, step in enumerate(case["steps"], 1):
+        waiting = [e for e in edges if e > counted and decided.issuperset(range(e))]
+        delays = {e: number - since.setdefault(e, number) for e in waiting}
+        ready = [e for e, delay in delays.items() if delay >= case["cache_delay_iter"]]
+        if ready and kept > counted:
+            return number - 1
+        if ready:
+            counted = kept = ready[-1]
+        elif counted and (waiting or number % case["refresh_interval"] == 0):
+            kept = edges[edges.index(waiting[-1]) - 1] if waiting else counted
+        decided.update(p for p, _ in step)
+    return len(case["steps"])
+
+
 def sound(case: dict[str, Any], expected: Steps) -> tuple[Steps, bool]:
     """The steps up to which the official run decodes as every method does, and whether that is
-    all.  Two defects of official code end it: a top-k that takes more positions than are eligible
-    writes over decided ones (or masks them), and a loop with a fixed number of steps leaves a
-    block, or ends, with masks in it."""
+    all.  Three defects of official code end it: `kept_once`, a top-k that takes more positions than
+    are eligible and writes over decided ones (or masks them), and a loop with a fixed number of
+    steps that leaves a block, or ends, with masks in it."""
+    if case.get("algorithm") == "d3llm_multi_block_dream":
+        forwards = kept_once(case)
+        kept = [step for step in case["steps"][:forwards] if step]
+        return expected[: len(kept)], forwards == len(case["steps"])
     decided = set(range(len(case["prompt"])))
     for i, step in enumerate(expected):
         fresh = [(p, t) for p, t in step if p not in decided and t != MASK]

@@ -34,29 +34,13 @@ class Block(AcceptRule):
                 share = float(
                     np.maximum(weight * rows.distribution(i - 1) - draft.q(i - 1), 0.0).sum()
                 )
-                threshold = share / (share + 1.0 - weight) if share > 0 else 0.0
+                threshold = share / (share + (1.0 - weight)) if share > 0 else 0.0
             if rows.coin(i - 1) < threshold:
                 best, best_weight = i, weight
         p = rows.distribution(best - 1)
         if best < len(draft):
             p = residual(best_weight * p, draft.q(best - 1), otherwise=p)
         return Outcome(list(range(best)), rows.draw(p, best - 1))
-
-
-@register(
-    "hsd",
-    paper="Overcoming Joint Intractability with Lossless Hierarchical Speculative Decoding",
-    arxiv="2601.05724",
-)
-@dataclass
-class HSD(Block):
-    """Hierarchical Speculative Decoding on one chain: the outcomes of `block`, coin for coin.
-
-    Its cap divides the joint ratio of a prefix by the largest that it or a shorter one has had, at
-    least 1, which is the weight of `block`; its branch divergences give the same thresholds and
-    the same residuals.  The released code judges the whole draft by the ratio without the cap,
-    which is not lossless; here the cap holds there, too.
-    """
 
 
 @RULES.register(
@@ -90,7 +74,7 @@ class Traversal(AcceptRule):
             if left > 0:
                 p = excess / left
             if node != ROOT:
-                weight = left / (left + 1.0 - weight) if left > 0 else 0.0
+                weight = left / (left + (1.0 - weight)) if left > 0 else 0.0
             q = without(q, token)
         if node == ROOT or rows.coin(node) < weight:
             return Outcome(draft.path(node), rows.draw(p, node))

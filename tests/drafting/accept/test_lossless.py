@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
 from dllm.drafting.accept.chains import Match, Point, Ratio, residual
-from dllm.drafting.accept.sampled import HSD, Block, Traversal
+from dllm.drafting.accept.sampled import Block, Traversal
 from dllm.drafting.base import Distribution, Draft, Outcome
 
 from ...thin import some
@@ -79,25 +78,6 @@ def uncorrected(rows: toy.TableRows, draft: Draft) -> Outcome:
     return Outcome(list(range(len(draft))), rows.draw(rows.distribution(len(draft) - 1), 0))
 
 
-def released_hsd(rows: toy.TableRows, draft: Draft, capped: bool = False) -> Outcome:
-    """The rule of HSD's released code, whose last test leaves out the cap."""
-    tokens = draft.tokens.tolist()
-    p, q = ([f(i - 1) for i in range(len(tokens))] for f in (rows.distribution, draft.q))
-    joint = [1.0, *np.cumprod([a[t] / b[t] for a, b, t in zip(p, q, tokens, strict=True)])]
-    cap = np.maximum.accumulate(np.maximum(joint, 1.0))
-    if rows.coin(len(tokens) - 1) < joint[-1] / (cap[-1] if capped else 1.0):
-        n = len(tokens)
-        return Outcome(list(range(n)), rows.draw(rows.distribution(n - 1), n - 1))
-    for n in range(len(tokens) - 1, -1, -1):
-        gain = joint[n] / cap[n] * p[n] - q[n]
-        plus, minus = np.maximum(gain, 0.0), np.maximum(-gain, 0.0)
-        stays = plus.sum() / max(plus.sum(), minus.sum(), 1e-300)
-        if n == 0 or rows.coin(n - 1) < stays:
-            left = plus / plus.sum() if plus.sum() > 0 else p[n]
-            return Outcome(list(range(n)), rows.draw(left, n - 1))
-    raise AssertionError("the empty prefix always stays")
-
-
 def left_to_right(target: toy.Target, text: tuple[int, ...], rng: Any) -> Draft:
     """Drawn from marginals, presented with conditionals."""
     tokens = toy.sampled(target, text, rng).tokens
@@ -131,19 +111,13 @@ def test_a_fault_is_noticed(judge: toy.Judge, make: toy.Make) -> None:
     assert toy.run(judge, make, FEW).p_value < 1e-6
 
 
-def test_hsd_without_its_last_cap_is_not_lossless() -> None:
-    assert toy.run(released_hsd, toy.sampled, 2 * FEW).p_value < 1e-6
-
-
 def test_block_accepts_no_less_than_ratio() -> None:
     ratio, block = (toy.run(rule.judge, toy.sampled, FEW) for rule in (Ratio(), Block()))
     assert block.tokens_per_round > ratio.tokens_per_round - 0.02
 
 
-@pytest.mark.parametrize("rule", [Traversal(), HSD(), None], ids=["traversal", "hsd", "released"])
-def test_what_is_block_on_a_chain(rule: Traversal | HSD | None) -> None:
+def test_traversal_is_block_on_a_chain() -> None:
     target = toy.Target()
-    judge = partial(released_hsd, capped=True) if rule is None else rule.judge
     for seed in range(200):
         draft = toy.sampled(target, (), np.random.default_rng(seed))
         coins = np.random.default_rng(seed + 1).random(3)
@@ -154,6 +128,21 @@ def test_what_is_block_on_a_chain(rule: Traversal | HSD | None) -> None:
 
         outcomes = [
             judged(Same(target, draft, (), np.random.default_rng(5)), draft)  # type: ignore[operator]
-            for judged in (Block().judge, judge)
+            for judged in (Block().judge, Traversal().judge)
         ]
         assert outcomes[0] == outcomes[1]
+
+
+@pytest.mark.parametrize("rule", [Block(), Traversal()], ids=["block", "traversal"])
+def test_what_is_gained_may_be_less_than_one_can_hold(rule: Block | Traversal) -> None:
+    """1e-20 more than the draft's probability, beside a weight of one."""
+    with np.errstate(divide="ignore"):
+        q = np.log(np.eye(toy.V)[[0, 0]])
+    draft = Draft(np.array([0, 0]), None, Distribution.MARGINALS, q)
+
+    class Nearly(toy.TableRows):
+        def distribution(self, node: int) -> np.ndarray:
+            return np.array([1.0, 1e-20, 0.0, 0.0, 0.0])
+
+    rows = Nearly(toy.Target(), draft, (), np.random.default_rng(0))
+    assert rule.judge(rows, draft) == Outcome([0, 1], 0)
