@@ -1,11 +1,11 @@
-"""An agent of OpenAI's Agents SDK on a server of this library: a tool is called, and its result answered.
+"""An agent of OpenAI's Agents SDK on a server of this library: it calls a tool and answers.
 
     pip install openai-agents
     dllm serve GSAI-ML/LLaDA-8B-Instruct &
     python examples/agent.py http://127.0.0.1:8000/v1
 
-Without an address it starts a server of `nano`, which never saw a tool in training: `tool_choice` makes it
-call one, with numbers of its own.
+Without an address it starts a server of `nano`, which never saw a tool in training: `tool_choice`
+makes it call one, with numbers of its own.
 """
 
 from __future__ import annotations
