@@ -284,22 +284,6 @@ def test_credit_is_logits_with_a_memory() -> None:
         assert np.allclose(result.logprob, fused.max(1), atol=1e-5)
 
 
-def test_klass_waits_until_distributions_rest() -> None:
-    canvas, sampler = canvas_of(3), compose("klass(tau=0.6, kappa=0.01)")
-    kls = [[np.inf] * 3, [0.001, 0.5, 0.001], [0.001, 0.001, 0.001]]
-    commits = []
-    for kl in kls:
-        sampler.prepare(canvas)
-        at = canvas.masks()
-        p = np.array([0.7, 0.8, 0.5], np.float32)[at]
-        row = np.array(kl, np.float32)[at]
-        prediction = Prediction(at, np.ones(len(at), np.int64), np.log(p), kl=row)
-        commits.append(set(decide(sampler, canvas, prediction).committed))
-        canvas.step += 1
-    # Nothing is ready at first: the surest is forced.  Then position 0 has two quiet steps.
-    assert commits == [{1}, {0}, {2}]
-
-
 def run(spec: str, table: Any, masks: int = 16, cache: str = "none", **how: Any) -> Canvas:
     sampler = compose(spec, options=how, stop_ids=(EOS,))
     config = GenerationConfig(max_new_tokens=masks)

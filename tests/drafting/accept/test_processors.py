@@ -15,9 +15,8 @@ import pytest
 import torch
 
 import dllm
-from dllm.drafting.accept.chains import Keyed, Match, Point, Ratio
+from dllm.drafting.accept.chains import Block, Keyed, Match, Point, Ratio
 from dllm.drafting.accept.rows import KeyedNoise, Rows, Sampling
-from dllm.drafting.accept.sampled import Block, Traversal
 from dllm.drafting.base import AcceptRule, Draft
 from dllm.kernels.statistics import Filters
 
@@ -40,7 +39,6 @@ RULES: dict[str, tuple[AcceptRule, toy.Make]] = {
     "point": (Point(), toy.argmax),
     "ratio": (Ratio(), toy.sampled),
     "block": (Block(), toy.sampled),
-    "traversal": (Traversal(), toy.tree),
 }
 FEW, MANY = 1_000, 6_000
 TARGET = toy.Target()
@@ -117,7 +115,7 @@ def p_value(name: str, rule: AcceptRule, make: toy.Make, n: int, rows: type[Rows
     return toy.chi_square(counts.ravel(), expected.ravel() * n)
 
 
-@pytest.mark.parametrize("case", some(["ratio", "keyed", "traversal"], 1))
+@pytest.mark.parametrize("case", some(["ratio", "keyed", "block"], 1))
 def test_the_distribution_after_processors_is_kept(case: str) -> None:
     assert p_value("all", *RULES[case], FEW, ToyRows) > 1e-4
 
