@@ -25,11 +25,6 @@ ROUTINES: dict[str, str] = {
     "code keeps the keys and values of a block's last forward, without what that decided.",
     "window_diffusion_dream": "With `force_first` of the tests: a refresh commits the first "
     "mask. " + OVERWRITES,
-    "klass_llada": "With `ReleasedKLASS`. A block whose steps run out while masks are left is left "
-    "for good by the official loop; here it is decoded to its end.",
-    "klass_dream": "With `klass(top_k=50)`, transformers' default, by which the released code "
-    "filters where nothing is ready. The official loop ends after its steps, also with masks "
-    "left: they are decoded here, and not compared.",
     "freedave_llada": "Not replayed: eager acceptance over several blocks, where the official "
     "code drafts from predictions made before its last commits and keeps the first draft "
     "unchecked: its text is not the base's. A draft is committed one forward earlier, so that "
@@ -55,7 +50,6 @@ ROUTINES: dict[str, str] = {
     "without a verifier.",
     "localleap_llada": "A third-party copy of the authors' code.",
     "localleap_dream": "A third-party copy of the authors' code.",
-    "learn2pd_llada": "With random filters of the stated size: the authors' filter is not public.",
     "dawn_llada": "With `ReleasedDAWN`: once every candidate is taken or struck out, the "
     "released loop goes on and writes over the first token of the canvas.",
     "dawn_dream": "As for LLaDA.",
@@ -133,12 +127,6 @@ METHODS: dict[tuple[str, str], str] = {
     ("sampler", "ete"): "Neither code nor full text could be reached: reconstructed from the "
     "abstract. On `nano` it gained nothing over its base: 775 forwards (`order=conf` 780) against "
     "787.",
-    ("sampler", "klass"): "By default only the window's positions are followed, which caches of a "
-    "block can serve; `ReleasedKLASS` in the tests follows the region. Not kept: confidence from "
-    "noised logits at temperature > 0, and a fallback that overwrites decided positions.",
-    ("sampler", "learn2pd"): "The width of the filter is not published; 64 is this library's. "
-    "The paper's 22x are LLaDA-8B at 1024 tokens with the end of text predicted: most of what is "
-    "saved is padding, which answers of `nano` do not have.",
     ("sampler", "eotp"): "The official variants fix one id of LLaDA's vocabulary and could not be "
     "recorded. They have no bound; `tau=0` removes it here.",
     (
@@ -197,8 +185,6 @@ DRAFTING: dict[str, str] = {
     "suffix": "One history of the text and one of the last outputs; depth and choice follow the "
     "paper. Answers are shared at their end, officially at once: drafts would depend on what "
     "runs beside them.",
-    "token_recycling": "A static tree of 16 nodes over 5 levels; the official one has 80 over 6. "
-    "The adaptive controller seldom sends more than 16 on a CPU.",
     "best_first_tree": "DDTree's rule.",
     "coupled": "Shares the keyed noise of this library in place of the paper's sequence of draws.",
     "cps": "Which ends of chains win is reconstructed, as is the cut at end tokens.",
@@ -220,7 +206,6 @@ DRAFTING: dict[str, str] = {
     "keyed": "Equals plain decoding with the same seed token by token (tested).",
     "point": "Tested to be lossless in distribution.",
     "ratio": "Tested to be lossless in distribution.",
-    "traversal": "Tested to be lossless in distribution; equals `block` on a chain.",
 }
 
 # Recipe -> arXiv id of its paper, what deviates and why.

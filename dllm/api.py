@@ -140,8 +140,8 @@ def infill(
     """Fill holes in a fixed text: ``"def area(r):\\n    return [[8]]\\n"`` has one of 8 tokens.
 
     ``text``: a string with ``[[n]]`` holes, or token ids in which -1 marks a position to fill.  A
-    hole ``[[4..32]]`` has some length between, ``[[*]]`` one up to 64; which, is measured first, by
-    a rule that ``length`` names: "sure" (default), "lr" or "cal", see `dllm.request.holes`.
+    hole ``[[4..32]]`` has some length between, ``[[*]]`` one up to 64; which, is measured first
+    (``length="sure"``, the default), see `dllm.request.holes`.
     ``[[8:[a-z]+]]`` is a hole with a form: its 8 tokens spell a text that matches ``[a-z]+``.
     With a ``prompt`` (as for `generate`) it is the form of the answer: ``"The answer is [[2]]."``.
     Stop ids are never proposed, so that a sampler's end-of-text rule has nothing to do; the text

@@ -19,7 +19,7 @@ import torch
 from ..cache import Cache
 from ..core.canvas import PROPOSAL, BoolArray, FloatArray, IntArray
 from ..core.errors import NumericError
-from ..kernels.divergence import divergence, drawn_from, log_probabilities, residual
+from ..kernels.divergence import drawn_from, log_probabilities, residual
 from ..kernels.linear import check_packed
 from ..kernels.statistics import (
     COLDEST,
@@ -266,7 +266,7 @@ class Forward:
         self, group: Group, numbers: Mapping[int, dict[str, torch.Tensor]], hidden: torch.Tensor
     ) -> TokenStatistics:
         """The statistics of jobs with equal options, one after the other.  What belongs to one job
-        goes to its ``numbers``: what a part asks for as ``asked.<part>``, the divergence as "kl",
+        goes to its ``numbers``: what a part asks for as ``asked.<part>``,
         the probabilities of tokens whose places are fed again as "stands", and of drafts that are
         judged how much likelier they are here than where they were drawn."""
         jobs, options, rows = group.jobs, group.options, group.up.get("banned")
@@ -279,10 +279,8 @@ class Forward:
             own = numbers[id(job)]
             here = slice(at, at + len(job.targets))
             at += len(job.asked)
-            if options.needs & {"kl", "residual"} and not job.verifies:
+            if "residual" in options.needs and not job.verifies:
                 job.logprobs = self._all(hidden, here, options, rows)
-            if "kl" in options.needs and job.logprobs is not None:
-                own["kl"] = divergence(job.targets, job.logprobs, job.row.previous)
             for name in job.ids:
                 asked = f"asked.{name}"
                 own[asked] = self._logprobs(hidden, clean, here, job.up[asked], options)
@@ -496,6 +494,6 @@ def _prediction(positions: IntArray, numbers: Mapping[str, Any]) -> Prediction:
         asked["held"] = numbers["select_logprob"][:, None]
     return Prediction(
         positions, numbers["token"], numbers["logprob"], get("margin"), get("gap"),
-        get("entropy"), get("max_logprob"), get("kl"), get("top_token"), get("top_logprob"),
-        asked, get("attention"),
+        get("entropy"), get("max_logprob"), get("top_token"), get("top_logprob"), asked,
+        get("attention"),
     )  # fmt: skip

@@ -194,7 +194,7 @@ class RowOptions:
     own: bool = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        own = bool(self.needs & {"kl", "residual"} or self.maps) or self.signal is not None
+        own = "residual" in self.needs or bool(self.maps) or self.signal is not None
         facts = {
             "keyed": self.filters.temperature > 0 and not self.inverse,
             "plain": self.scale == 1 and not self.bias,
