@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -126,7 +127,7 @@ class MaskedRecipe(Recipe):
     sampler: Sampler
     ban_stops: bool = field(default=False, kw_only=True)
 
-    @property
+    @cached_property
     def lanes(self) -> int:
         """Lanes of a branch: with guidance the row as it is, and with its given text masked."""
         return 2 if self.config.cfg_scale > 0 else 1
@@ -139,12 +140,12 @@ class MaskedRecipe(Recipe):
     def grows(self) -> bool:
         return self.sampler.length is not None
 
-    @property
+    @cached_property
     def width(self) -> int:
         """Branches that a step may feed."""
         return 1 if self.sampler.explorer is None else self.sampler.explorer.width
 
-    @property
+    @cached_property
     def owned(self) -> int:
         """Lanes that a row owns slots for: of its branches, and one for masks fed again."""
         return self.lanes * self.width + self.sampler.feeds_masks
@@ -163,7 +164,7 @@ class MaskedRecipe(Recipe):
         return max(length, self.config.min_new_tokens - begun)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RowOptions:
     """Arguments of the token statistics that hold for a row.  Rows whose options are equal share
     one call.  ``banned`` ids may not be proposed; the last ``conditional`` of them only at some
@@ -185,6 +186,22 @@ class RowOptions:
     soft: bool = False
     scale: float = 1.0
     signal: float | None = None
+
+    @cached_property
+    def keyed(self) -> bool:
+        """Whether tokens are drawn by noise with a key."""
+        return self.filters.temperature > 0 and not self.inverse
+
+    @cached_property
+    def plain(self) -> bool:
+        """Whether logits are those of the head."""
+        return self.scale == 1 and not self.bias
+
+    @cached_property
+    def own(self) -> bool:
+        """Whether a row has numbers of its own beside the columns of the statistics."""
+        named = "residual" in self.needs or bool(self.maps)
+        return named or self.classes is not None or self.signal is not None
 
     def at(self, heat: float | None, signal: float | None) -> RowOptions:
         """Those of a step that reads, and draws from, the distribution at a temperature, or what is

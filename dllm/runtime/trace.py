@@ -95,8 +95,8 @@ class Trace:
         taken = set(d.committed.tolist())
         commits = zip(d.committed.tolist(), d.tokens.tolist(), d.logprobs.tolist(), strict=True)
         entry = TraceStep(
-            step=max(0, canvas.step - 1),
-            window=canvas.window,
+            step=step.number,
+            window=step.window,
             commits=sorted((i, t, round(q, 6)) for i, t, q in commits),
             remasked=d.remasked.tolist(),
             computed=len(step.plan.compute),

@@ -54,7 +54,8 @@ class Call:
         self._ban(x, first, low)
         keys = None if self.keys is None else self.keys[first:last]
         select = None if self.select is None else self.select[first:last]
-        return reduce(x, low, self.options, keys, select, self._room(x, 1))
+        room = self._room(x, 1) if "entropy" in self.options.needs else None
+        return reduce(x, low, self.options, keys, select, room)
 
     def _lower(self, x: torch.Tensor, first: int, low: int) -> None:
         """Lower one logit per row of ``x`` (r, n)."""
