@@ -114,12 +114,15 @@ class Visibility:
             result = np.where(positions < low, low - 1, MASKS_BEHIND)
         return np.where((positions >= low) & (positions < high), positions, result)
 
-    def unseen(self, canvas: Canvas, queries: IntArray, keys: IntArray) -> BoolArray:
-        """(n, m) bool: which of the positions ``keys`` the positions ``queries`` do not see."""
+    def unseen(
+        self, canvas: Canvas, queries: IntArray, keys: IntArray, sliding: bool = False
+    ) -> BoolArray:
+        """(n, m) bool: which of the positions ``keys`` the positions ``queries`` do not see;
+        ``sliding``: in layers with a window."""
         self = self.bound(canvas)
         ranks = self.rank(keys, canvas.masked[keys])
         result: BoolArray = ranks > self.rank(queries, canvas.masked[queries])[:, None]
-        return result
+        return result | (keys < self._floor(queries)[:, None]) if sliding else result
 
     def pieces(
         self, compute: IntArray, read: IntArray | None, at: int, base: int, length: int,
