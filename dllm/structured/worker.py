@@ -31,7 +31,7 @@ from .compiling import MEMORY, OK, WRONG, Tables, receive, send
 from .source import Source, encoded, named
 from .vocabulary import Vocabulary
 
-SECONDS = 120.0  # after which the process counts as hung
+SECONDS = 120.0  # of processor time, after which the process counts as hung
 START_SECONDS = 60.0  # for the process, and for each vocabulary
 SLOW = 0.5  # seconds from which on what was compiled is stored
 MOST = 64  # automata that are stored
@@ -78,6 +78,20 @@ def _told(tables: Tables) -> Tables:
     return tables
 
 
+def _watch(process: subprocess.Popen[bytes], seconds: float, answered: threading.Event) -> None:
+    """Kill a process that computes longer than ``seconds`` for one answer.  Processor time, so that
+    a busy machine gives up on nothing that an idle one compiles."""
+    import psutil  # type: ignore[import-untyped, unused-ignore]
+
+    with contextlib.suppress(psutil.Error):
+        watched = psutil.Process(process.pid)
+        began = sum(watched.cpu_times()[:2])
+        while not answered.wait(min(1.0, seconds / 4)):
+            if sum(watched.cpu_times()[:2]) - began > seconds:
+                process.kill()
+                return
+
+
 class Worker:
     """Compiles structures in a process of its own, one at a time."""
 
@@ -111,7 +125,7 @@ class Worker:
         if answer is None:
             raise ConfigError(
                 f"{named(source)} was given up: the process that compiles it ended, or took more "
-                f"than {MEMORY >> 30} GB or {self.seconds:g} s"
+                f"than {MEMORY >> 30} GB or {self.seconds:g} s of processor time"
             )
         if answer[:1] == WRONG:
             raise ConfigError(answer[1:].decode())
@@ -143,12 +157,12 @@ class Worker:
         )  # fmt: skip
 
     def _ask(self, request: dict[str, Any], seconds: float) -> bytes | None:
-        """What the process answers; None where it ended first, at the latest after ``seconds``."""
+        """What the process answers; None where it ended first, at the latest after ``seconds`` of
+        processor time."""
         process = self._process
         assert process is not None and process.stdin is not None and process.stdout is not None
-        timer = threading.Timer(seconds, process.kill)
-        timer.daemon = True
-        timer.start()
+        answered = threading.Event()
+        threading.Thread(target=_watch, args=(process, seconds, answered), daemon=True).start()
         try:
             send(process.stdin, json.dumps(request).encode())
             return receive(process.stdout)
@@ -156,7 +170,7 @@ class Worker:
             self._end()
             return None
         finally:
-            timer.cancel()
+            answered.set()
 
     def _end(self) -> None:
         process, self._process = self._process, None

@@ -138,3 +138,13 @@ def test_what_took_long_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     finally:
         first.close()
         second.close()
+
+
+def test_a_process_that_computes_too_long_is_ended() -> None:
+    worker = Worker(seconds=0.2)
+    try:
+        with pytest.raises(ConfigError, match=r"more than 4 GB or 0\.2 s of processor time"):
+            worker.compile(EXPLODING[3], BYTES)
+        assert worker._process is None
+    finally:
+        worker.close()
