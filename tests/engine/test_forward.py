@@ -105,7 +105,7 @@ def test_what_parts_ask_for_is_clean_whatever_is_proposed(
     config = GenerationConfig(max_new_tokens=8, **filters)
     model = table_model(table, score_source=source)
     engine = Decoding(
-        model, compose((Asking(), Threshold(0.3))), dllm.cache.compose("none"), config
+        model, compose((Asking(), Threshold(float("inf")))), dllm.cache.compose("none"), config
     )
     canvas = Canvas.for_prompt(np.array([1, 2]), 8, mask_id=MASK, pad_id=30)
     before, seen = canvas.tokens.copy(), 0
