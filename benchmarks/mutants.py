@@ -5,8 +5,8 @@
 Prints the changes that no test notices.  A change is one of: a comparison turned or made (not)
 strict, a number plus or minus one, a sign, a ``not``, an operand left out or swapped, ``and`` for
 ``or``.  Which tests call which function is learnt in a first run and kept in FILE
-(``build/mutants.json``).  Every run is a fork of a process that has imported torch; a mutant has
-40 seconds of processor time, the cheapest tests first.
+(``build/mutants.json``).  Every run is a fork of a process that has imported the code, with a
+function exchanged; a mutant has 40 seconds of processor time, the cheapest tests first.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from __future__ import annotations
 import argparse
 import ast
 import copy
-import importlib.machinery
+import gc
+import importlib
 import json
 import os
 import random
@@ -26,16 +27,19 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
+from types import CodeType, FunctionType
 from typing import Any
 
 import pytest
 import torch
-import transformers
 
 ROOT = Path(__file__).parents[1]
 CODE = (
     "samplers", "cache", "dllm/drafting/accept", "dllm/drafting/drafters", "dllm/drafting/length",
-    "dllm/drafting/search", "dllm/engine", "dllm/train/objectives",
+    "dllm/drafting/search", "dllm/train/objectives",
+    *(f"dllm/engine/{name}.py" for name in (
+        "extents", "loop", "maps", "prefixes", "recipe", "rows", "turn", "visibility", "work",
+    )),
 )  # fmt: skip
 TESTS = ("golden", "engine", "drafting", "cache", "train", "samplers", "test_holes.py")
 SECONDS = 40
@@ -48,52 +52,60 @@ TURNED: dict[type, type] = {
 Change = Callable[[Any], ast.AST]
 
 
-def changes(node: ast.AST) -> Iterator[tuple[str, Change]]:
-    """What may be done to an expression: in words, and as a function of a copy of it."""
+def changes(node: ast.AST) -> Iterator[Change]:
+    """What may be done to an expression, as functions of a copy of it."""
     match node:
         case ast.Compare(ops=[op]) if type(op) in TURNED:
-            yield "turned", lambda n: ast.Compare(n.left, [TURNED[type(op)]()], n.comparators)
+            yield lambda n: ast.Compare(n.left, [TURNED[type(op)]()], n.comparators)
         case ast.BoolOp(op=op):
-            yield "and/or", lambda n: ast.BoolOp(TURNED[type(op)](), n.values)
-            yield (
-                "last condition left out",
-                lambda n: n.values[0] if len(n.values) == 2 else ast.BoolOp(n.op, n.values[:-1]),
-            )
+            yield lambda n: ast.BoolOp(TURNED[type(op)](), n.values)
+            yield lambda n: n.values[0] if len(n.values) == 2 else ast.BoolOp(n.op, n.values[:-1])
         case ast.UnaryOp(op=ast.Not() | ast.USub() | ast.Invert()):
-            yield "without its sign", lambda n: n.operand
+            yield lambda n: n.operand
         case ast.BinOp(op=op):
-            yield "first operand alone", lambda n: n.left
+            yield lambda n: n.left
             if type(op) in TURNED:
-                yield "turned", lambda n: ast.BinOp(n.left, TURNED[type(op)](), n.right)
+                yield lambda n: ast.BinOp(n.left, TURNED[type(op)](), n.right)
             if isinstance(op, ast.Sub | ast.Div | ast.FloorDiv):
-                yield "swapped", lambda n: ast.BinOp(n.right, n.op, n.left)
+                yield lambda n: ast.BinOp(n.right, n.op, n.left)
         case ast.Constant(value=bool(value)):
-            yield "turned", lambda n: ast.Constant(not value)
+            yield lambda n: ast.Constant(not value)
         case ast.Constant(value=int() | float() as value):
-            yield "+ 1", lambda n: ast.Constant(value + 1)
-            yield "- 1", lambda n: ast.Constant(value - 1)
+            yield lambda n: ast.Constant(value + 1)
+            yield lambda n: ast.Constant(value - 1)
 
 
-def mutable(tree: ast.AST) -> Iterator[tuple[int, int, ast.AST]]:
-    """Expressions in the bodies of functions: index in the walk, line of the function, node.
+def functions(tree: ast.AST, within: str = "") -> Iterator[tuple[str, ast.FunctionDef]]:
+    """Functions and methods with their qualified names; those inside of others belong to these."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef):
+            yield within + node.name, node
+        elif isinstance(node, ast.ClassDef):
+            yield from functions(node, f"{within}{node.name}.")
+        elif not isinstance(node, ast.expr):
+            yield from functions(node, within)
+
+
+def mutable(tree: ast.AST) -> Iterator[tuple[int, str, ast.AST]]:
+    """Expressions in the bodies of functions: index in the walk, name of the function, node.
     Messages, checks of what a user gives, and annotations are left out."""
     index = {id(node): i for i, node in enumerate(ast.walk(tree))}
-    for function in ast.walk(tree):
-        if not isinstance(function, ast.FunctionDef) or function.name in ("check", "__post_init__"):
+    for name, function in functions(tree):
+        if function.name in ("check", "__post_init__"):
             continue
-        line = min([function.lineno, *(d.lineno for d in function.decorator_list)])
         todo: list[ast.AST] = list(function.body)
         while todo:
             node = todo.pop()
-            if isinstance(node, ast.Raise | ast.Assert | ast.FunctionDef | ast.JoinedStr):
+            if isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr):
                 continue
             if isinstance(node, ast.If) and isinstance(node.body[-1], ast.Raise):
                 todo += node.orelse
                 continue
-            yield index[id(node)], line, node
+            yield index[id(node)], name, node
             children = (
-                child for name, child in ast.iter_fields(node)
-                if name not in ("annotation", "returns", "slice_")
+                child for field, child in ast.iter_fields(node)
+                if field not in ("annotation", "returns", "args", "decorator_list")
+                or isinstance(node, ast.Call)
             )  # fmt: skip
             for child in children:
                 items = child if isinstance(child, list) else [child]
@@ -101,12 +113,10 @@ def mutable(tree: ast.AST) -> Iterator[tuple[int, int, ast.AST]]:
 
 
 class Mutant:
-    def __init__(self, path: Path, at: int, line: int, node: Any, words: str, change: Change):
-        self.path, self.at, self.function, self.change = path, at, line, change
-        self.line = node.lineno
+    def __init__(self, path: Path, at: int, function: str, node: Any, change: Change) -> None:
+        self.path, self.at, self.function, self.change = path, at, function, change
         new = ast.unparse(ast.fix_missing_locations(change(copy.deepcopy(node))))
-        self.name = f"{path.relative_to(ROOT)}:{self.line}  {ast.unparse(node)}  ->  {new}"
-        self.words = words
+        self.name = f"{path.relative_to(ROOT)}:{node.lineno}  {ast.unparse(node)}  ->  {new}"
 
     def code(self) -> Any:
         tree = ast.parse(self.path.read_text(encoding="utf-8"))
@@ -121,15 +131,17 @@ class Mutant:
 
 
 def files() -> list[Path]:
-    return [path for folder in CODE for path in sorted((ROOT / folder).rglob("*.py"))]
+    found = [[ROOT / name] if name.endswith(".py") else sorted((ROOT / name).rglob("*.py"))
+             for name in CODE]  # fmt: skip
+    return [path for several in found for path in several]
 
 
 def mutants(only: str) -> list[Mutant]:
     return [
-        Mutant(path, at, line, node, words, change)
+        Mutant(path, at, function, node, change)
         for path in files() if only in str(path.relative_to(ROOT))
-        for at, line, node in mutable(ast.parse(path.read_text(encoding="utf-8")))
-        for words, change in changes(node)
+        for at, function, node in mutable(ast.parse(path.read_text(encoding="utf-8")))
+        for change in changes(node)
     ]  # fmt: skip
 
 
@@ -145,7 +157,7 @@ class Calls:
     def trace(self, frame: Any, *_: Any) -> None:
         code = frame.f_code
         if code.co_filename in self.watched:
-            self.now.add(f"{code.co_filename}:{code.co_firstlineno}")
+            self.now.add(f"{code.co_filename}:{code.co_qualname.split('.<locals>')[0]}")
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
@@ -201,6 +213,25 @@ def learn(file: Path, jobs: int) -> dict[str, Any]:
     return result
 
 
+def load() -> None:
+    """Import what forks then need not: the code, and networks of the tests."""
+    torch.set_num_threads(1)
+    for path in files():
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        importlib.import_module(name if name.startswith("dllm") else f"dllm.{name}")
+    import transformers
+
+    assert transformers.LlamaForCausalLM and transformers.Qwen3ForCausalLM
+
+
+def nested(code: CodeType) -> Iterator[CodeType]:
+    """``code``, and what is defined in it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from nested(constant)
+
+
 def judge(mutant: Mutant, learnt: dict[str, Any]) -> str:
     """What becomes of a mutant."""
     key = f"{mutant.path.relative_to(ROOT)}:{mutant.function}"
@@ -211,13 +242,14 @@ def judge(mutant: Mutant, learnt: dict[str, Any]) -> str:
             tests.append(test)
     if not tests:
         return "not called"
-    plain = importlib.machinery.SourceFileLoader.get_code
-
-    def get_code(self: Any, name: str) -> Any:
-        return mutant.code() if self.path == str(mutant.path) else plain(self, name)
 
     def run() -> int:
-        importlib.machinery.SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
+        new = next(c for c in nested(mutant.code()) if c.co_qualname == mutant.function)
+        for function in gc.get_objects():
+            if isinstance(function, FunctionType):
+                old = function.__code__
+                if (old.co_filename, old.co_qualname) == (new.co_filename, new.co_qualname):
+                    function.__code__ = new
         resource.setrlimit(resource.RLIMIT_CPU, (3 * SECONDS, 3 * SECONDS))
         return int(pytest.main([*QUIET, "-x", *tests]))
 
@@ -233,8 +265,9 @@ def main() -> int:
     parser.add_argument("--map", type=Path, default=ROOT / "build" / "mutants.json")
     given = parser.parse_args()
     os.chdir(ROOT)
-    assert torch.get_num_threads() and transformers.__version__  # what forks need not import
+    os.environ |= {"TRITON_INTERPRET": "1", "DLLM_FORMATS": "", "DLLM_KERNELS": ""}
     learnt = learn(given.map, given.jobs)
+    load()
     everything = mutants(given.only)
     chosen = random.Random(given.seed).sample(everything, min(given.count, len(everything)))
     fates: Counter[str] = Counter()

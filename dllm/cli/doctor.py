@@ -111,7 +111,7 @@ def cpu_kernels() -> Finding:
     from ..kernels import cpu
 
     if cpu.library() is not None:
-        return Finding("cpu kernels", f"compiled: {cpu.built()}", GOOD)
+        return Finding("cpu kernels", f"compiled for {cpu.vectors()}: {cpu.built()}", GOOD)
     lacking = cpu.missing_features()
     if lacking:
         return Finding("cpu kernels", f"PyTorch's; those of dllm need {', '.join(lacking)}")

@@ -54,6 +54,17 @@ def test_tokens_that_the_model_no_longer_chooses_are_replaced() -> None:
     assert canvas.revising
 
 
+def score(probability: float) -> float:
+    """What a sampler makes of its logarithm, in float32."""
+    return float(np.exp(np.log(np.float32(probability))))
+
+
+def test_another_choice_exceeds_the_threshold() -> None:
+    canvas, sampler = started(f"edit(tau={score(0.6)})", 2, 1)
+    step(canvas, sampler, [9, 9, 5], [0.6, 0.61, 0.1])
+    assert canvas.tokens[:2].tolist() == [PRESENT, 9]
+
+
 @pytest.mark.parametrize(("post_steps", "looks"), [(0, 0), (1, 1), (3, 3), (16, 4)])
 def test_a_decided_block_is_looked_at_until_nothing_changes(post_steps: int, looks: int) -> None:
     canvas, sampler = started(f"edit(tau=0.5, post_steps={post_steps})", 1, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -99,6 +100,29 @@ def left_to_right(target: toy.Target, text: tuple[int, ...], rng: Any) -> Draft:
 )
 def test_a_fault_is_noticed(judge: toy.Judge, make: toy.Make) -> None:
     assert toy.run(judge, make, FEW).p_value < 1e-6
+
+
+@pytest.mark.parametrize(("coins", "kept", "rest"), [
+    ((0.16, 0.5), 1, [0.1, 0.0, 0.0]),  # 0.1 / (0.1 + 1 - 0.5) = 1/6; 0.5 p - q
+    ((0.17, 0.5), 0, [0.0, 0.1, 0.1]),  # p - q
+    ((0.9, 0.083), 2, [0.2, 0.3, 0.5]),  # 0.5 * 0.1 / 0.6 = 1/12, judged last: p
+    ((0.9, 0.084), 0, [0.0, 0.1, 0.1]),
+    ((0.1, 0.083), 2, [0.2, 0.3, 0.5]),
+])  # fmt: skip
+def test_a_block_by_hand(coins: tuple[float, float], kept: int, rest: list[float]) -> None:
+    """The first token has weight 0.2 / 0.4, what is left of it behind the second is 0.1."""
+    p = np.array([[0.2, 0.5, 0.3], [0.6, 0.3, 0.1], [0.2, 0.3, 0.5]])
+    q = np.array([[0.4, 0.4, 0.2], [0.2, 0.2, 0.6]])
+    drawn: list[Any] = []
+    rows: Any = SimpleNamespace(
+        distribution=lambda node: p[node + 1], coin=lambda node: coins[node],
+        draw=lambda distribution, node: drawn.append((distribution, node)) or 1,
+    )  # fmt: skip
+    draft = Draft(np.array([0, 2]), None, Distribution.MARGINALS, np.log(q))
+    assert Block().judge(rows, draft) == Outcome(list(range(kept)), 1)
+    ((distribution, node),) = drawn
+    assert node == kept - 1
+    np.testing.assert_allclose(distribution, rest, atol=1e-12)
 
 
 def test_block_accepts_no_less_than_ratio() -> None:

@@ -59,6 +59,14 @@ def reference(sampling: Sampling, history: tuple[int, ...]) -> np.ndarray:
     return np.asarray(distribution / distribution.sum())
 
 
+@pytest.mark.parametrize("name", SETTINGS)
+def test_rows_are_the_logarithms_of_a_distribution(name: str) -> None:
+    history = (1, 3)
+    logits = torch.from_numpy(np.log(TARGET.distribution(history)))[None]
+    rows = SETTINGS[name].distribution(logits, [np.array(history)], np.array([2]))
+    np.testing.assert_allclose(rows[0].exp(), reference(SETTINGS[name], history), atol=1e-6)
+
+
 @lru_cache
 def joint(name: str) -> np.ndarray:
     result = np.zeros((V,) * LENGTH)
