@@ -115,7 +115,7 @@ class NanoTraining:
         elif objective == "uniform":
             fields = {
                 "hidden_size": 128, "layers": 4, "heads": 4, "intermediate_size": 384,
-                "steps": 2_000, "tokens": 1_024, "weights": LIST_WEIGHTS,
+                "steps": 1_800, "tokens": 1_024, "weights": LIST_WEIGHTS,
                 "phases": ((300, {"copy": 1.0, "reverse": 1.0}),), **fields,
             }  # fmt: skip
         return cls(objective=objective, **fields)
