@@ -80,7 +80,7 @@ def serve_replicas(
                 url = address_of(sock, host)
                 note(f"{replicas} replicas of {settings.name or model} at {url}/v1{where}")
 
-            watch((sock, settings, cluster, name, log_level), settings.drain, opened)
+            watch((sock, settings, cluster, name, log_level), opened)
             note("stopping")
             serve.delete(name)
         finally:
@@ -101,7 +101,7 @@ def share(
     return result
 
 
-def watch(arguments: tuple[Any, ...], drain: float, opened: Callable[[], None]) -> None:
+def watch(arguments: tuple[Any, ...], opened: Callable[[], None]) -> None:
     """Keep `FRONTS` processes of `front` at work until a signal comes, which they get."""
     context = multiprocessing.get_context("spawn")
     ready, signals = context.Event(), list[int]()

@@ -187,7 +187,7 @@ def origins(given: Sequence[str]) -> dict[str, Any]:
     """Which web pages may ask: those of this machine, and those of the origins that are
     ``given``."""
     return {
-        "alloworigins": given, "allow_origin_regex": LOOPBACK, "allow_methods": ["GET", "POST"],
+        "allow_origins": given, "allow_origin_regex": LOOPBACK, "allow_methods": ["GET", "POST"],
         "allow_headers": ["*"], "expose_headers": ["x-request-id", "retry-after"],
     }  # fmt: skip
 

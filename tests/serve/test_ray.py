@@ -29,8 +29,8 @@ URL = "http://127.0.0.1:8917"
 # On a busy machine Ray gives its own processes up before they have started.
 PATIENT = {
     "RAY_raylet_start_wait_time_s": "240",
-    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "240",
-    "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "240",
+    "RAY_agent_register_timeout_ms": "240000",
+    "RAY_worker_register_timeout_seconds": "240",
     "RAY_worker_niceness": "0",  # by default workers get what all others leave
     "OMP_NUM_THREADS": "1",
 }
