@@ -88,7 +88,7 @@ class Events:
         body = problem.body()
         if not self.numbered:
             return body
-        return body["error"] | body | {"type": "error", "sequence_number": self.count}
+        return {**body["error"], **body, "type": "error", "sequence_number": self.count}
 
     def encode(self, value: Mapping[str, Any]) -> bytes:
         return b"event: error\n" * self.numbered + event(value)
