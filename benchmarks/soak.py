@@ -73,7 +73,7 @@ def request(rng: random.Random, causal: bool = False) -> Request:
         "seed": rng.randrange(1000),
     }  # fmt: skip
     if not causal:
-        chat |= {"sampler": rng.choice(["threshold", "localleap", "llada(steps=12)", "klass"]),
+        chat |= {"sampler": rng.choice(["threshold", "localleap", "llada(steps=12)", "eb"]),
                  "cache": rng.choice(["none", "dual"]), "block_length": 16}  # fmt: skip
     before = {"role": "system", "content": SYSTEM}
     gap = {"prompt": f"Tom has {a} apples", "suffix": f"{b} apples.", "max_tokens": 8}

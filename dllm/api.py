@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, Literal, Unpack, overload
 
@@ -99,7 +100,8 @@ def generate(
     """
     following: Any = nullcontext() if streamer is None else feeding(streamer)
     with following as feed:
-        prompts = list(prompt) if is_batch(prompt) else [prompt]
+        batch = is_batch(prompt)
+        prompts = list(prompt) if batch else [prompt]
         loaded = remembered(model)
         recipe = recipe_for(loaded, sampler, config, arguments)
         requests = answering(loaded, recipe, prompts, chat, repetitions, n, trace)
@@ -107,18 +109,22 @@ def generate(
             raise ConfigError("a streamer follows one answer: pass prompts one by one")
         results = _scheduler(loaded, cache, requests).completed(None if feed is None else feed.take)
     grouped = [results[i : i + n] for i in range(0, len(results), n)] if n > 1 else results
-    return grouped if is_batch(prompt) else grouped[0]
+    return grouped if batch else grouped[0]
 
 
 def as_completed(
-    model: ModelLike, prompts: Sequence[Any], *, repetitions: Sequence[int] | None = None,
+    model: ModelLike, prompts: Iterable[Any], *, repetitions: Sequence[int] | None = None,
     **options: Unpack[CallOptions],
 ) -> Iterator[tuple[int, Result]]:  # fmt: skip
     """Like `generate` for many prompts: yields (index of the prompt, result) as each is finished.
 
-    The iterator may be closed early: what still ran is dropped.
+    A list is checked as a whole first.  From an iterator prompts are taken as rows become free, so
+    that answers come before it ends.  What is returned may be closed early: what still ran is
+    dropped.
     """
-    return _answering(model, list(prompts), options, repetitions).each()
+    if isinstance(prompts, Sequence) or repetitions is not None:
+        return _answering(model, list(prompts), options, repetitions).each()
+    return _arriving(model, prompts, options)
 
 
 def stream(model: ModelLike, prompt: Any, **options: Unpack[CallOptions]) -> Iterator[Event]:
@@ -134,8 +140,8 @@ def infill(
     """Fill holes in a fixed text: ``"def area(r):\\n    return [[8]]\\n"`` has one of 8 tokens.
 
     ``text``: a string with ``[[n]]`` holes, or token ids in which -1 marks a position to fill.  A
-    hole ``[[4..32]]`` has some length between, ``[[*]]`` one up to 64; which, is measured first, by
-    a rule that ``length`` names: "sure" (default), "lr" or "cal", see `dllm.request.holes`.
+    hole ``[[4..32]]`` has some length between, ``[[*]]`` one up to 64; which, is measured first
+    (``length="sure"``, the default), see `dllm.request.holes`.
     ``[[8:[a-z]+]]`` is a hole with a form: its 8 tokens spell a text that matches ``[a-z]+``.
     With a ``prompt`` (as for `generate`) it is the form of the answer: ``"The answer is [[2]]."``.
     Stop ids are never proposed, so that a sampler's end-of-text rule has nothing to do; the text
@@ -162,6 +168,26 @@ def _answering(
     recipe = recipe_for(loaded, sampler, config, given)
     requests = answering(loaded, recipe, prompts, chat, repetitions, trace=trace)
     return _scheduler(loaded, cache, requests)
+
+
+def _arriving(
+    model: ModelLike, prompts: Iterable[Any], options: Mapping[str, Any]
+) -> Iterator[tuple[int, Result]]:
+    given = {**DEFAULTS, **options}
+    sampler, cache, config, trace = map(given.pop, DEFAULTS)
+    chat, loaded, seen = given.pop("chat", None), remembered(model), Counter[Any]()
+    recipe = recipe_for(loaded, sampler, config, given)
+
+    def requests() -> Iterator[Request]:
+        for index, prompt in enumerate(prompts):
+            (request,) = answering(loaded, recipe, [prompt], chat, trace=trace, seen=seen)
+            request.index = index
+            yield request
+
+    arriving = requests()
+    for first in arriving:
+        engine = engine_for(loaded, compose(cache, loaded.family.name), [first], grows=True)
+        yield from Scheduler.of(engine, [first]).each(arriving)
 
 
 def _scheduler(model: DiffusionModel, cache: CacheLike, requests: Sequence[Request]) -> Scheduler:

@@ -12,7 +12,7 @@ from ..api import as_completed, generate
 from ..core.errors import ConfigError
 from ..models import DiffusionModel
 from .metrics import Outcome, Point, wilson
-from .problems import Problems, check_fits, draw, prompt_of, stamp
+from .problems import Problems, check_fits, draw, stamp
 
 FORMAT = 2
 
@@ -78,7 +78,6 @@ class Record:
     forced: int
     seconds: float
     peak_memory: int
-    strict: Sequence[bool] | None = None
 
     @property
     def outcome(self) -> Outcome:
@@ -134,7 +133,7 @@ def measure(
     examples = draw(problems, cell.start + cell.examples, cell.seed, cell.start)
     how = {"sampler": cell.setting.sampler, "cache": cell.setting.cache, **cell.setting.arguments}
     check_fits(model, examples, int(how.get("max_new_tokens") or 1), cell.task)
-    prompts = [prompt_of(example) for example in examples]
+    prompts = [example.prompt for example in examples]
     try:
         generate(model, prompts[:1], **how)  # warm-up, not measured
     except ConfigError as error:
@@ -146,7 +145,6 @@ def measure(
         answered(len(results))
     outs = [results[index] for index in range(len(prompts))]
     seconds = time.perf_counter() - began
-    strict = getattr(problems, "strict", None)
     texts = [out.text for out in outs]
     return Record(
         key=cell.key(identity + stamp(problems)), model=identity, task=cell.task,
@@ -159,7 +157,4 @@ def measure(
         computed=[out.computed for out in outs], forced=sum(out.forced for out in outs),
         seconds=seconds,
         peak_memory=max(out.peak_memory for out in outs),
-        strict=None if strict is None else [
-            bool(strict(e, t)) for e, t in zip(examples, texts, strict=True)
-        ],
     )  # fmt: skip

@@ -191,39 +191,3 @@ def interval(draws: Draws, level: float = 0.95) -> tuple[float, float]:
     """Percentile interval of bootstrap draws."""
     low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
-
-
-@dataclass(frozen=True)
-class Acceptance:
-    """What a drafter's proposals were worth (SPEED-Bench's metrics).
-
-    ``length``: tokens per verification, the verifier's own included; ``rate``: accepted share of
-    the drafted tokens; ``conditional``: share accepted at each draft position among those whose
-    predecessors all were; ``rounds``: verifications.
-    """
-
-    length: float
-    rate: float
-    conditional: tuple[float, ...]
-    rounds: int
-
-
-def acceptance(
-    drafted: Sequence[int], accepted: Sequence[int], tokens: int | None = None
-) -> Acceptance:
-    """From tokens drafted and accepted per round; every round adds one token of the verifier,
-    unless an accepted one ended the text.  ``tokens``: how many there were in all, if known."""
-    if len(drafted) != len(accepted) or not len(drafted):
-        raise ConfigError("acceptance needs as many drafted as accepted counts, and at least one")
-    tried, passed = np.asarray(drafted), np.asarray(accepted)
-    if (passed > tried).any() or (passed < 0).any():
-        raise ConfigError("a round cannot accept more tokens than were drafted")
-    conditional = []
-    for position in range(int(tried.max())):
-        reached = (passed >= position) & (tried > position)
-        if not reached.any():
-            break
-        conditional.append(float((passed[reached] > position).mean()))
-    rate = float(passed.sum() / max(1, tried.sum()))
-    total = int(passed.sum()) + len(passed) if tokens is None else tokens
-    return Acceptance(total / len(tried), rate, tuple(conditional), len(tried))

@@ -19,7 +19,6 @@ from ..core.json_lines import read_json_lines
 from ..models import DiffusionModel
 from ..request.prompts import checked, encode
 from .tasks import TASKS, Example, Task
-from .tasks.parallel import PARALLEL
 
 MATCHES = ("equals", "contains")
 DRAWS = (1, 2, 4, 8, 16)  # per example wanted, before a task counts as exhausted
@@ -95,18 +94,13 @@ def _question(task: str, where: str, result: Any) -> Question:
     return Question(task, prompt, str(result["answer"]), match)
 
 
-def task_names() -> list[str]:
-    """Every task that has a name."""
-    return [*TASKS, *PARALLEL]
-
-
 def problems(name: str) -> Problems:
     """The task of that name, or in that file.  Raises `UnknownNameError` or `ConfigError`."""
-    if name in TASKS or name in PARALLEL:
-        return TASKS.get(name) or PARALLEL[name]
+    if name in TASKS:
+        return TASKS[name]
     if name.endswith(".jsonl"):
         return read_file(Path(name))
-    raise UnknownNameError("task", name, task_names())
+    raise UnknownNameError("task", name, TASKS)
 
 
 def draw(task: Problems, n: int, seed: int = 0, start: int = 0) -> list[Any]:
@@ -120,7 +114,7 @@ def draw(task: Problems, n: int, seed: int = 0, start: int = 0) -> list[Any]:
     result: dict[str, Any] = {}
     for more in DRAWS:
         for example in task.examples(more * n, seed):
-            result.setdefault(repr(prompt_of(example)), example)
+            result.setdefault(repr(example.prompt), example)
         if len(result) >= n:
             return list(result.values())[start:n]
     raise ConfigError(
@@ -133,20 +127,11 @@ def stamp(task: Problems) -> str:
     return f"#{task.digest}" if isinstance(task, FileTask) else ""
 
 
-def prompt_of(example: Any) -> Any:
-    """What to ask: a string, or messages where the example has turns before it."""
-    history = getattr(example, "history", ())
-    if not history:
-        return example.prompt
-    messages = [{"role": role, "content": text} for role, text in history]
-    return [*messages, {"role": "user", "content": example.prompt}]
-
-
 def check_fits(model: DiffusionModel, examples: Sequence[Example], new: int, name: str) -> None:
     """Raise `ConfigError` unless the model can read every example and has room to answer."""
     limit = model.facts.context_length
     for example in examples:
-        size = len(encode(model, prompt_of(example)))
+        size = len(encode(model, example.prompt))
         if size + new > limit:
             raise ConfigError(
                 f"task {name} has a prompt of {size} tokens, with {new} new ones more than the "

@@ -19,7 +19,8 @@ from ..samplers import compose as compose_sampler
 from .curves import settings
 from .machine import machine
 from .measure import Cell, Record, RefusedError, Setting, fingerprint, measure
-from .problems import Problems, problems, stamp, task_names
+from .problems import Problems, problems, stamp
+from .tasks import TASKS
 
 FIELDS = {field.name for field in fields(Record)}
 
@@ -45,7 +46,7 @@ class Sweep:
         """What there is to measure, without `refused`; names are checked here."""
         chosen = [setting for setting in self._settings() if refusal(setting) is None]
         if not self.tasks:
-            raise ConfigError(f"there is no task: name one or more of {', '.join(task_names())}")
+            raise ConfigError(f"there is no task: name one or more of {', '.join(TASKS)}")
         return [
             Cell(task, setting, self.examples, self.seed, self.rows)
             for task in self.tasks
@@ -127,8 +128,7 @@ class Journal:
     def add(self, record: Record, about: dict[str, Any]) -> None:
         """Append a record with what else is known of it."""
         entry = asdict(record) | about
-        for name in ("right", "strict"):
-            entry[name] = None if entry[name] is None else [int(x) for x in entry[name]]
+        entry["right"] = [int(x) for x in entry["right"]]
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry, ensure_ascii=False) + "\n")

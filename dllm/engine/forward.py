@@ -8,27 +8,28 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
 from ..cache import Cache
-from ..core.canvas import PROPOSAL, FloatArray, IntArray
+from ..core.canvas import PROPOSAL, BoolArray, FloatArray, IntArray
 from ..core.errors import NumericError
-from ..kernels.divergence import divergence, drawn_from, log_probabilities, residual
+from ..kernels.divergence import drawn_from, log_probabilities, residual
 from ..kernels.linear import check_packed
 from ..kernels.statistics import (
     COLDEST,
     Biased,
     Head,
     Shaped,
+    ToHost,
     TokenStatistics,
     full_logits,
     logprobs_of,
-    to_host,
     token_statistics,
 )
 from ..models import DiffusionModel
@@ -45,11 +46,38 @@ from .soft import soft_inputs
 from .visibility import Visibility, tensor
 
 Predictions = tuple[Prediction, Prediction | None]  # of a job's targets, of its masks fed again
+Answer = Callable[[list[Any]], list[Predictions | NumericError]]  # of the numbers on the host
 UNLIKELIEST = -27.6  # log-probability that a draft had at least
-# Columns in the order of the fields of a prediction.
-READ = ("token", "logprob", "margin", "gap", "entropy", "max_logprob", "kl", "top_token",
-        "top_logprob")  # fmt: skip
+# Columns that are fields of a prediction.
+READ = ("token", "logprob", "margin", "gap", "entropy", "max_logprob", "top_token", "top_logprob")
 SHARED = tuple(field.name for field in fields(TokenStatistics))  # columns with a row per position
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """Jobs of equal options: the ``members`` of the step, none where all are; ``up``: what their
+    statistics need on the device, by name, which goes up with the step's ids."""
+
+    members: list[int]
+    jobs: list[Job]
+    options: RowOptions
+    up: dict[str, Any]
+
+
+@dataclass(slots=True)
+class Flight:
+    """A forward that was launched.  `wait` once, for the numbers that every job asked for, or why
+    it has none; the host may do other things before."""
+
+    forward: Forward
+    numbers: ToHost
+    answer: Answer
+
+    def wait(self) -> list[Predictions | NumericError]:
+        began = time.perf_counter()
+        arrays = self.numbers.arrays()
+        self.forward.seconds += time.perf_counter() - began
+        return self.answer(arrays)
 
 
 class Forward:
@@ -63,7 +91,8 @@ class Forward:
     def __init__(
         self, model: DiffusionModel, cache: Cache, graphs: bool = False, compile: bool = False
     ) -> None:
-        check_static(graphs, compile, cache, model.device)
+        if graphs or compile:
+            check_static(graphs, compile, cache, model.device)
         self.model, self.cache = model, cache
         self.shift = model.facts.logit_shift
         self.visibility = Visibility.of(model.facts)
@@ -74,7 +103,6 @@ class Forward:
         self.head: Head = model.head if self.cap is None else Shaped(model.head, self.cap)
         self.count = 0
         self._last: Packed | None = None  # the forward before
-        self.keys: torch.Tensor | None = None  # (R, 4) of its noise, where something is drawn
         self.seconds = 0.0  # of all forwards with their statistics
         check_packed(self.backbone)
         check_packed(model.head)
@@ -109,38 +137,49 @@ class Forward:
             scored = full_logits(self.hidden(jobs), self.head)
         return list(torch.split(scored, [len(job.targets) for job in jobs]))
 
-    def predict(self, jobs: list[Job]) -> list[Predictions | NumericError]:
-        """One forward; the numbers every job asked for, or why it has none."""
+    def launch(self, jobs: list[Job]) -> Flight:
+        """Let the device compute one forward, and the numbers that every job asks for."""
         self.count += 1
         began = time.perf_counter()
         try:
             with torch.inference_mode():
-                hidden, maps = self._run(jobs)
-                return self._share(jobs, hidden, maps)
+                groups = self._groups(jobs)
+                hidden, maps = self._run(jobs, groups)
+                numbers, answer = self._share(jobs, groups, hidden, maps)
+                return Flight(self, ToHost(numbers), answer)
         finally:
             self.seconds += time.perf_counter() - began
 
+    def predict(self, jobs: list[Job]) -> list[Predictions | NumericError]:
+        """One forward; the numbers every job asked for, or why it has none."""
+        return self.launch(jobs).wait()
+
     def hidden(self, jobs: list[Job]) -> torch.Tensor:
         """Final hidden states of the scored rows, (R, d), guidance applied."""
-        return self._run(jobs)[0]
+        return self._run(jobs, [])[0]
 
-    def _run(self, jobs: list[Job]) -> tuple[torch.Tensor, AttentionMaps | None]:
-        """`hidden`, and the attention maps that some of the jobs want."""
+    def _run(
+        self, jobs: list[Job], groups: list[Group]
+    ) -> tuple[torch.Tensor, AttentionMaps | None]:
+        """`hidden`, in the order of the groups where there are some, and the attention maps that
+        some of the jobs want.  All that goes up goes with the ids."""
         stored = self.buffer is not None
-        draws = any(job.options.filters.temperature and not job.options.inverse for job in jobs)
-        further = [noise_keys(jobs)] if draws else []
-        further += [ids for job in jobs for ids in job.ids.values()]
+        own = [job for job in jobs if job.own]
+        for job in own:
+            job.up = {f"asked.{name}": ids for name, ids in job.ids.items()}
+            if job.masks.size:
+                job.up["standing"] = job.canvas.tokens[job.masks][:, None]
+        lots = [(up, name) for up in [*[g.up for g in groups], *[j.up for j in own]] for name in up]
+        order = [i for group in groups for i in group.members] if len(groups) > 1 else None
         packed = pack(jobs, self.shift, stored, self.device, self.visibility, self._last,
-                      self.uniform, further)  # fmt: skip
-        there = iter(packed.further)
-        self.keys = next(there) if draws else None
-        for job in jobs:
-            job.wanted_ids = {name: next(there) for name in job.ids}
+                      self.uniform, [up[name] for up, name in lots], order)  # fmt: skip
+        for (up, name), there in zip(lots, packed.further, strict=True):
+            up[name] = there
         self._last = packed if packed.layouts is not None else None
-        watched = [job for job in jobs if job.options.maps]
+        watched = [job for job in own if job.options.maps]
         maps = AttentionMaps(packed, self.visibility) if watched else None
         hidden = self._backbone(packed, jobs, maps)
-        scored = hidden[packed.scored]
+        scored = hidden.index_select(0, packed.scored)
         if packed.guided is None:
             return scored, maps
         # The head is affine and the weights sum to one: mixing hidden states mixes the logits.
@@ -171,115 +210,86 @@ class Forward:
             hidden = self.hook.run(packed, inputs)
         return hidden
 
-    def _share(
-        self, jobs: list[Job], hidden: torch.Tensor, maps: AttentionMaps | None
-    ) -> list[Predictions | NumericError]:
-        """Statistics of every group of equal options, each job's part of them, on the host."""
+    def _groups(self, jobs: list[Job]) -> list[Group]:
+        """The jobs by their options."""
         options = jobs[0].options
-        same = all(job.options is options for job in jobs)
-        if same and maps is None and _shared_alone(jobs, options):
-            return self._alike(jobs, options, hidden)
-        own: list[dict[str, torch.Tensor]] = [{} for _ in jobs]
-        if same:
-            groups = [(list(range(len(jobs))), self._group(jobs, own, options, hidden, self.keys))]
-        else:
-            groups = self._groups(jobs, own, hidden)
-        if maps is not None:
-            for job, numbers in zip(jobs, own, strict=True):
-                numbers |= maps.of_job(job)
-        shared = [dict(statistics.columns()) for _, statistics in groups]
-        arrays = iter(to_host([x for numbers in (*shared, *own) for x in numbers.values()]))
-        columns = [{name: next(arrays) for name in numbers} for numbers in shared]
-        host: list[dict[str, Any]] = [{name: next(arrays) for name in numbers} for numbers in own]
-        for (members, _), numbers in zip(groups, columns, strict=True):
-            at = 0
-            for i in members:
-                here = slice(at, at + len(jobs[i].asked))
-                host[i] |= {name: column[here] for name, column in numbers.items()}
-                at = here.stop
-        return _completed(jobs, [*map(_predictions, jobs, host)], host)
-
-    def _alike(
-        self, jobs: list[Job], options: RowOptions, hidden: torch.Tensor
-    ) -> list[Predictions | NumericError]:
-        """The share of jobs that all read the same numbers, and nothing of their own."""
-        rows = self._banned_rows(jobs, options, len(hidden))
-        names, tensors = zip(
-            *self._statistics(jobs, options, hidden, rows, self.keys).columns(), strict=True
-        )
-        columns = dict(zip(names, to_host(tensors), strict=True))
-        if not np.isfinite(columns["logprob"]).all():
-            return [*self._parts(jobs, columns)]
-        arrays = [columns.get(name) for name in READ]
-        given = [(i, array) for i, array in enumerate(arrays) if array is not None]
-        answers: list[Predictions | NumericError] = []
-        at, none = 0, [None] * len(READ)
-        for job in jobs:
-            here = slice(at, at + len(job.targets))
-            at = here.stop
-            mine: list[Any] = none.copy()
-            for i, array in given:
-                mine[i] = array[here]
-            answers.append((Prediction(job.targets, *mine), None))
-        return answers
-
-    def _parts(
-        self, jobs: list[Job], columns: dict[str, Any]
-    ) -> Iterator[Predictions | NumericError]:
-        at = 0
-        for job in jobs:
-            here = slice(at, at + len(job.targets))
-            at = here.stop
-            yield _predictions(job, {name: column[here] for name, column in columns.items()})
-
-    def _groups(
-        self, jobs: list[Job], own: list[dict[str, torch.Tensor]], hidden: torch.Tensor
-    ) -> list[tuple[list[int], TokenStatistics]]:
-        """`_group` for jobs whose options differ: the indices of each group's jobs, and theirs."""
-        ends = np.cumsum([len(job.asked) for job in jobs])
-        rows = [np.arange(end - len(job.asked), end) for job, end in zip(jobs, ends, strict=True)]
-        groups: dict[RowOptions, list[int]] = {}
+        if not [job for job in jobs if job.options is not options]:
+            return [Group([], jobs, options, self._rise(jobs, options))]
+        sets: dict[RowOptions, list[int]] = {}
         for i, job in enumerate(jobs):
-            groups.setdefault(job.options, []).append(i)
+            sets.setdefault(job.options, []).append(i)
         result = []
-        for options, members in groups.items():
-            index = tensor(np.concatenate([rows[i] for i in members]), self.device)
-            here, keys = hidden[index], None if self.keys is None else self.keys[index]
+        for options, members in sets.items():
             mine = [jobs[i] for i in members]
-            statistics = self._group(mine, [own[i] for i in members], options, here, keys)
-            result.append((members, statistics))
+            result.append(Group(members, mine, options, self._rise(mine, options)))
         return result
 
+    def _rise(self, jobs: list[Job], options: RowOptions) -> dict[str, Any]:
+        """What the statistics of jobs with equal options need on the device, row by row."""
+        up: dict[str, Any] = {}
+        if options.keyed:
+            up["keys"] = noise_keys(jobs)
+        elif options.filters.temperature:
+            shares = [job.canvas.uniform(PROPOSAL, job.asked) for job in jobs]
+            up["uniforms"] = np.concatenate(shares)
+        if options.conditional:
+            up["banned"] = self._banned_rows(jobs, options)
+        if options.signal is not None:
+            up["held"] = np.concatenate([self._held(job) for job in jobs])
+        return up
+
+    def _share(
+        self, jobs: list[Job], groups: list[Group], hidden: torch.Tensor,
+        maps: AttentionMaps | None,
+    ) -> tuple[list[torch.Tensor], Answer]:  # fmt: skip
+        """Statistics of every group, and what makes each job's part of them once they are on the
+        host."""
+        if len(groups) == 1 and not [job for job in jobs if job.own]:
+            result = self._statistics(groups[0], hidden)
+            names = [name for name in READ if getattr(result, name) is not None]
+            targets = [job.targets for job in jobs]
+            return [getattr(result, name) for name in names], partial(_alike, jobs, targets, names)
+        own = {id(job): dict[str, torch.Tensor]() for job in jobs}
+        shared, at = list[dict[str, Any]](), 0
+        for group in groups:
+            count = sum(len(job.asked) for job in group.jobs)
+            shared.append(dict(self._group(group, own, hidden[at : at + count]).columns()))
+            at += count
+        if maps is not None:
+            for job in jobs:
+                own[id(job)] |= maps.of_job(job)
+        members = [group.members or [*range(len(jobs))] for group in groups]
+        answer = partial(_answers, jobs, members, [*map(list, shared)], [*map(list, own.values())])
+        return [x for numbers in (*shared, *own.values()) for x in numbers.values()], answer
+
     def _group(
-        self, jobs: list[Job], numbers: list[dict[str, torch.Tensor]], options: RowOptions,
-        hidden: torch.Tensor, keys: torch.Tensor | None,
-    ) -> TokenStatistics:  # fmt: skip
+        self, group: Group, numbers: Mapping[int, dict[str, torch.Tensor]], hidden: torch.Tensor
+    ) -> TokenStatistics:
         """The statistics of jobs with equal options, one after the other.  What belongs to one job
-        goes to its ``numbers``: what a part asks for as ``asked.<part>``, the divergence as "kl",
+        goes to its ``numbers``: what a part asks for as ``asked.<part>``,
         the probabilities of tokens whose places are fed again as "stands", and of drafts that are
         judged how much likelier they are here than where they were drawn."""
-        rows = self._banned_rows(jobs, options, len(hidden))
-        result = self._statistics(jobs, options, hidden, rows, keys)
+        jobs, options, rows = group.jobs, group.options, group.up.get("banned")
+        result = self._statistics(group, hidden)
         clean = result
         if any(job.ids or job.masks.size for job in jobs):
             clean = self._clean(options, hidden, result, rows)
         at = 0
-        for job, own in zip(jobs, numbers, strict=True):
+        for job in jobs:
+            own = numbers[id(job)]
             here = slice(at, at + len(job.targets))
             at += len(job.asked)
-            if options.needs & {"kl", "residual"} and not job.verifies:
+            if "residual" in options.needs and not job.verifies:
                 job.logprobs = self._all(hidden, here, options, rows)
-            if "kl" in options.needs and job.logprobs is not None:
-                own["kl"] = divergence(job.targets, job.logprobs, job.row.previous)
-            for name, ids in job.wanted_ids.items():
-                own[f"asked.{name}"] = self._logprobs(hidden, clean, here, ids, options)
+            for name in job.ids:
+                asked = f"asked.{name}"
+                own[asked] = self._logprobs(hidden, clean, here, job.up[asked], options)
             judged = job.masks if job.masks.size else job.targets
             there = slice(here.stop if job.masks.size else here.start, at)
             if job.verifies:
                 own |= self._judged(job, judged, self._all(hidden, there, options, rows))
             elif job.masks.size:
-                standing = tensor(job.canvas.tokens[judged][:, None], self.device)
-                own["stands"] = self._logprobs(hidden, clean, there, standing, options)
+                own["stands"] = self._logprobs(hidden, clean, there, job.up["standing"], options)
         return result
 
     def _all(
@@ -306,38 +316,29 @@ class Forward:
             "residual": token, "residual_logprob": scores.gather(1, token[:, None])[:, 0],
         }  # fmt: skip
 
-    def _banned_rows(self, jobs: list[Job], options: RowOptions, count: int) -> torch.Tensor | None:
-        """Which of the banned ids are so in each row, (R, n) bool; None: all of them."""
-        if not options.conditional:
-            return None
+    def _banned_rows(self, jobs: list[Job], options: RowOptions) -> BoolArray:
+        """Which of the banned ids are so in each row, (R, n) bool."""
         ids = options.banned[-options.conditional :]
-        rows = np.ones((count, len(options.banned)), np.bool_)
-        rows[:, -options.conditional :] = np.concatenate(
-            [bans(job.row.recipe, job.canvas, job.asked, ids) for job in jobs]
-        )
-        return torch.from_numpy(rows).to(self.device)
+        some = [bans(job.row.recipe, job.canvas, job.asked, ids) for job in jobs]
+        rows = np.ones((sum(map(len, some)), len(options.banned)), np.bool_)
+        rows[:, -options.conditional :] = np.concatenate(some)
+        return rows
 
-    def _statistics(
-        self, jobs: list[Job], options: RowOptions, hidden: torch.Tensor,
-        rows: torch.Tensor | None, keys: torch.Tensor | None,
-    ) -> TokenStatistics:  # fmt: skip
+    def _statistics(self, group: Group, hidden: torch.Tensor) -> TokenStatistics:
+        jobs, options, up = group.jobs, group.options, group.up
         drawn: dict[str, Any] = {}
-        if options.filters.temperature and options.inverse:
-            shares = np.concatenate([job.canvas.uniform(PROPOSAL, job.asked) for job in jobs])
-            drawn["uniforms"] = torch.from_numpy(shares).to(hidden.device)
-        elif options.filters.temperature:
-            drawn["noise_keys"] = keys
         if options.signal is not None:
-            held = np.concatenate([self._held(job) for job in jobs])
-            ids = torch.from_numpy(held).to(hidden.device)
+            ids = up["held"]
             odds = self.uniform * options.signal / (1 - options.signal)
             drawn |= {"select": ids, "lowered": (ids, math.log1p(odds)),
                       "floor": 1 - options.signal}  # fmt: skip
         result = token_statistics(
             hidden,
-            self._head(options),
+            self.head if options.plain else self._head(options),
             banned=options.banned,
-            banned_rows=rows,
+            banned_rows=up.get("banned"),
+            noise_keys=up.get("keys"),
+            uniforms=up.get("uniforms"),
             filters=options.filters,
             tempered=self._tempered,
             embeddings=self._embeddings if options.soft else None,
@@ -391,11 +392,40 @@ class Forward:
         return logprobs_of(hidden[here], self._head(options), ids, *known)
 
 
-def _shared_alone(jobs: Sequence[Job], options: RowOptions) -> bool:
-    """Whether no job has numbers of its own."""
-    if options.needs & {"kl", "residual"} or options.classes is not None or options.signal:
-        return False
-    return not any(job.masks.size or job.ids or job.verifies for job in jobs)
+def _alike(
+    jobs: list[Job], targets: list[IntArray], names: list[str], arrays: list[Any]
+) -> list[Predictions | NumericError]:
+    """The answers to jobs without numbers of their own, in columns."""
+    columns = dict(zip(names, arrays, strict=True))
+    finite = math.isfinite(np.add.reduce(columns["logprob"]))
+    if finite and len(jobs) == 1:
+        return [(Prediction(targets[0], **columns), None)]
+    answers: list[Predictions | NumericError] = []
+    at = 0
+    for job, positions in zip(jobs, targets, strict=True):
+        here = slice(at, at + len(positions))
+        at = here.stop
+        mine = {name: array[here] for name, array in columns.items()}
+        answers.append((Prediction(positions, **mine), None) if finite else _predictions(job, mine))
+    return answers
+
+
+def _answers(
+    jobs: list[Job], groups: list[list[int]], shared: list[list[str]], own: list[list[str]],
+    arrays: list[Any],
+) -> list[Predictions | NumericError]:  # fmt: skip
+    """The answers to jobs in ``groups`` of equal options: ``arrays`` have the columns of each
+    group, then the numbers of each job, by their names."""
+    there = iter(arrays)
+    columns = [{name: next(there) for name in names} for names in shared]
+    host: list[dict[str, Any]] = [{name: next(there) for name in names} for names in own]
+    for members, numbers in zip(groups, columns, strict=True):
+        at = 0
+        for i in members:
+            here = slice(at, at + len(jobs[i].asked))
+            host[i] |= {name: column[here] for name, column in numbers.items()}
+            at = here.stop
+    return _completed(jobs, [*map(_predictions, jobs, host)], host)
 
 
 def _predictions(job: Job, numbers: Mapping[str, Any]) -> Predictions | NumericError:
@@ -464,6 +494,6 @@ def _prediction(positions: IntArray, numbers: Mapping[str, Any]) -> Prediction:
         asked["held"] = numbers["select_logprob"][:, None]
     return Prediction(
         positions, numbers["token"], numbers["logprob"], get("margin"), get("gap"),
-        get("entropy"), get("max_logprob"), get("kl"), get("top_token"), get("top_logprob"),
-        asked, get("attention"),
+        get("entropy"), get("max_logprob"), get("top_token"), get("top_logprob"), asked,
+        get("attention"),
     )  # fmt: skip

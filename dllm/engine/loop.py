@@ -10,7 +10,7 @@ fails meanwhile.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -66,6 +66,7 @@ class Engine(Work[Row, Step]):
         )
         self.cache, self.cache_name, self.leaves_rows_changed = cache, cache.name, cache.layerwise
         self.forward = Forward(model, cache, cuda_graphs, compile)
+        self.overlaps = model.device.type != "cpu" and not cache.layerwise
         self.prefixes: Prefixes[tuple[int, int]] = Prefixes(self._free)  # first slot, how many
         self._slots = slots or 0
         self._checked: dict[int, tuple[MaskedRecipe, RowOptions]] = {}
@@ -145,7 +146,8 @@ class Engine(Work[Row, Step]):
         """Drop every row and give the memory of keys and values back."""
         with self._lock:
             super().close()
-            self.prefixes.shrink(0)
+            if self.prefixes.kept:
+                self.prefixes.shrink(0)
             self.forward.release()
             self._checked.clear()
 
@@ -168,15 +170,17 @@ class Engine(Work[Row, Step]):
             return True
         if self.forward.buffer is None:
             self.forward.allot(self._slots or row.size, self._most or 1 << 62)
-        if self._most is not None:
+        if self._most is not None and self.prefixes.kept:
             self.prefixes.shrink(self._most - self.used - row.size)
         assert self.forward.buffer is not None  # growing takes both sizes for a moment
-        base = self.prefixes.make_room(partial(self.forward.buffer.allocate, row.size))
+        take = partial(self.forward.buffer.allocate, row.size)
+        base = self.prefixes.make_room(take) if self.prefixes.kept else take()
         if base is None:
             return False
         row.base = base
         try:
-            self._reuse(row)
+            if self.prefixes.budget and row.lanes == 1:
+                self._reuse(row)
         except BaseException:
             row.base = None
             self._free((base, row.size))
@@ -201,8 +205,6 @@ class Engine(Work[Row, Step]):
 
     def _reuse(self, row: Row) -> None:
         """Give a row the keys and values of what its prompt has in common with a kept text."""
-        if not self.prefixes.budget or row.lanes > 1:
-            return
         row.weights, row.reused = self._weights(row), 0
         begin = row.canvas.tokens[: row.canvas.start + 1]
         prefix = row.slots.prefix >= 0
@@ -332,9 +334,15 @@ class Engine(Work[Row, Step]):
             except Exception as error:
                 self._fail(row, error)
 
-    def _forward(self, rows: list[Row]) -> Iterator[Any]:
-        answers = iter(self.forward.predict([job for row in rows for job in row.jobs]))
-        return ([next(answers) for _ in row.jobs] for row in rows)
+    def _forward(self, rows: list[Row]) -> Callable[[], Iterator[Any]]:
+        counts = [len(row.jobs) for row in rows]
+        flight = self.forward.launch([job for row in rows for job in row.jobs])
+
+        def answers() -> Iterator[Any]:
+            found = iter(flight.wait())
+            return ([next(found) for _ in range(count)] for count in counts)
+
+        return answers
 
     def _settle(self, row: Row, answer: Any) -> Step:
         return settle(row, answer, self.cache, self.forward.buffer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -126,7 +127,7 @@ class MaskedRecipe(Recipe):
     sampler: Sampler
     ban_stops: bool = field(default=False, kw_only=True)
 
-    @property
+    @cached_property
     def lanes(self) -> int:
         """Lanes of a branch: with guidance the row as it is, and with its given text masked."""
         return 2 if self.config.cfg_scale > 0 else 1
@@ -139,12 +140,12 @@ class MaskedRecipe(Recipe):
     def grows(self) -> bool:
         return self.sampler.length is not None
 
-    @property
+    @cached_property
     def width(self) -> int:
         """Branches that a step may feed."""
         return 1 if self.sampler.explorer is None else self.sampler.explorer.width
 
-    @property
+    @cached_property
     def owned(self) -> int:
         """Lanes that a row owns slots for: of its branches, and one for masks fed again."""
         return self.lanes * self.width + self.sampler.feeds_masks
@@ -171,7 +172,10 @@ class RowOptions:
     ``classes``: those of the row's format; ``bias``: what is added to the logits of tokens.
     ``inverse``: draw by the cumulative sum; ``soft``: the expected embedding is wanted; ``scale``:
     what logits are multiplied by before all else; ``signal``: the share of positions that are not
-    noise, where what each of them holds is not to be taken for evidence."""
+    noise, where what each of them holds is not to be taken for evidence.
+
+    ``keyed``: tokens are drawn by noise with a key; ``plain``: logits are those of the head;
+    ``own``: a row has numbers of its own beside the columns of the statistics."""
 
     banned: tuple[int, ...]
     conditional: int
@@ -185,6 +189,19 @@ class RowOptions:
     soft: bool = False
     scale: float = 1.0
     signal: float | None = None
+    keyed: bool = field(init=False, compare=False)
+    plain: bool = field(init=False, compare=False)
+    own: bool = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        own = "residual" in self.needs or bool(self.maps) or self.signal is not None
+        facts = {
+            "keyed": self.filters.temperature > 0 and not self.inverse,
+            "plain": self.scale == 1 and not self.bias,
+            "own": own or self.classes is not None,
+        }
+        for name, fact in facts.items():
+            object.__setattr__(self, name, fact)
 
     def at(self, heat: float | None, signal: float | None) -> RowOptions:
         """Those of a step that reads, and draws from, the distribution at a temperature, or what is

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -160,7 +161,7 @@ class Job:
     ordered: tuple[int, int] = (0, 0)
     verifies: bool = False
     options: RowOptions = field(init=False)
-    wanted_ids: Mapping[str, torch.Tensor] = field(default_factory=dict)  # ``ids`` on the device
+    up: dict[str, Any] = field(default_factory=dict)  # what goes up for it alone, by name
     logprobs: torch.Tensor | None = None  # (targets, V), where the sampler compares steps
     soft: Soft | None = None  # what the row may feed beside its tokens next
     opening: int | None = None  # the block that opens behind a causal pass, which this is
@@ -168,11 +169,17 @@ class Job:
     layout: Layout | None = None  # what it feeds, as long as that stays
     extent: tuple[int, tuple[int, int]] = field(init=False)  # length and window it was planned for
     size: int = field(init=False)  # token positions it feeds to the model
+    own: bool = field(init=False)  # whether it has numbers of its own, see `RowOptions.own`
 
     def __post_init__(self) -> None:
         self.size = len(self.plan.compute) * self.lanes + len(self.masks)
         self.extent, sampler = (self.canvas.length, self.canvas.window), self.row.recipe.sampler
-        self.options = self.row.options.at(sampler.heat(self.canvas), sampler.signal(self.canvas))
+        self.options = self.row.options
+        if sampler.heaters or sampler.correctors:
+            canvas = self.canvas
+            self.options = self.options.at(sampler.heat(canvas), sampler.signal(canvas))
+        asks = self.masks.size or self.ids or self.verifies
+        self.own = bool(asks) or self.options.own
 
     @classmethod
     def of(
@@ -227,5 +234,7 @@ class Step(AnyStep):
 
     @property
     def proposals(self) -> dict[int, int]:
-        p = self.prediction
-        return dict(zip(p.positions.tolist(), p.token.tolist(), strict=True))
+        p, drawn = self.prediction, self.canvas.mask_id >= 0
+        # with uniform noise it is the likeliest tokens that a canvas ends as
+        tokens = p.token if drawn or p.top_token is None else p.top_token[:, 0]
+        return dict(zip(p.positions.tolist(), tokens.tolist(), strict=True))

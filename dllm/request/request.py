@@ -28,7 +28,7 @@ class Request:
     size: int
     traced: bool = False
     deadline: float | None = None
-    submitted: float = field(default_factory=lambda: time.perf_counter())
+    submitted: float = field(default_factory=time.perf_counter)
     queue_seconds: float | None = None
     canvas: Canvas | None = None
     row: Row | None = None
@@ -45,11 +45,6 @@ class Request:
                 self.restarts = step.row.restarts
                 self.trace.steps.clear()
             self.trace.add(step)
-
-    @property
-    def at_once(self) -> bool:
-        """Whether it overtakes those that wait, because it takes nobody's place."""
-        return bool(self.recipe.outside)
 
     @property
     def done(self) -> bool:

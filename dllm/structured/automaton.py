@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from ..kernels.statistics.classes import TokenClasses
 from .compiling import Tables
+from .parts import ranges
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
@@ -53,21 +54,13 @@ class Arcs:
     def leaving(self, states: IntArray) -> IntArray:
         """The arcs out of some ``states``, ascending."""
         first = self._leaving[states]
-        return _ranges(first, self._leaving[states + 1] - first)
+        return ranges(first, self._leaving[states + 1] - first)
 
     def members(self, sets: IntArray) -> tuple[IntArray, IntArray, IntArray]:
         """The classes of some ``sets`` side by side, the first of each, and which each is in."""
         sizes = self._sizes[sets]
-        labels = self.labels[_ranges(self.sets[sets], sizes)]
+        labels = self.labels[ranges(self.sets[sets], sizes)]
         return labels, sizes.cumsum() - sizes, np.repeat(np.arange(len(sets)), sizes)
-
-
-def _ranges(first: IntArray, sizes: IntArray) -> IntArray:
-    """Ranges of numbers side by side."""
-    ends = sizes.cumsum()
-    low: IntArray = np.repeat(first - ends + sizes, sizes)
-    low += np.arange(len(low))
-    return low
 
 
 @dataclass(frozen=True, eq=False)

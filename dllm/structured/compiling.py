@@ -1,9 +1,8 @@
 """From a structure to an automaton over tokens; the program of the worker process.
 
 Parts become an automaton over bytes, and every token is walked through it from every state at
-once, along a tree of the vocabulary's prefixes.  Copies of one leaf, such as the strings of a
-schema, are walked once: only tokens that leave the leaf are followed from each copy.  Tokens that
-lead from each state to the same state are one class (Dang and Ermon, arXiv 2607.07026).
+once, along a tree of the vocabulary's prefixes.  Prefixes that do the same are walked once.  Tokens
+that lead from each state to the same state are one class (Dang and Ermon, arXiv 2607.07026).
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ import io
 import json
 import struct
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +36,8 @@ from .parts import (
     Unfit,
     automaton_of,
     combined,
+    distances,
+    ranges,
 )
 from .reading import DEPTH, Reader
 
@@ -44,13 +45,14 @@ IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 HashArray = npt.NDArray[np.uint64]
 
-VERSION = 2  # of what is compiled: automata of another are compiled again
+VERSION = 3  # of what is compiled: automata of another are compiled again
 MOST_STATES = 10_000  # of an automaton over tokens
 MOST_EDGES = 1_000_000
 MOST_CELLS = 40_000_000  # states times classes
 MEMORY = 4 << 30  # bytes of address space
 OK, REFUSED, WRONG = b"+", b"-", b"!"  # how an answer begins
-ROOM = 1 << 22  # states of tokens that are followed at once
+MOST_LOOKUPS = 300_000_000  # where a byte leads from a state
+ROOM = 1 << 21  # of these at once
 
 
 @dataclass(frozen=True)
@@ -181,175 +183,128 @@ class Tables:
     ignored: npt.NDArray[np.str_]
 
 
-Walk = tuple[IntArray, IntArray, IntArray]  # tokens, (n, S) where each leads, and from which states
+class Rows(NamedTuple):
+    """What prefixes do, side by side: a key (n,) each and its first entry, ``first`` (n + 1,); per
+    entry the state it leads from, and where."""
+
+    keys: HashArray
+    first: IntArray
+    state: IntArray
+    target: IntArray
+
+    def some(self, rows: IntArray) -> Rows:
+        """Some of them."""
+        sizes = np.diff(self.first)[rows]
+        at = ranges(self.first[rows], sizes)
+        return Rows(self.keys[rows], np.append(0, sizes.cumsum()), self.state[at], self.target[at])
 
 
-def walked(table: IntArray, tree: Sequence[Level], states: IntArray) -> Iterator[Walk]:
-    """Where the tokens of a tree lead from some ``states``, those left out that lead nowhere."""
-    dead = len(table) - 1
-    step = max(1, ROOM // max((len(level.byte) for level in tree), default=1))
-    for low in range(0, len(states), step):
-        here = states[low : low + step]
-        maps, place = here[None], np.zeros(1, np.int64)  # of the live nodes; a node's row in them
+class Moves:
+    """Where each token leads from each state.  ``keys`` (V,): equal for tokens that lead from each
+    state to the same state, 0 for those that lead nowhere; ``rows``: what tokens of each key do.
+
+    Prefixes that lead from each state to the same state are followed as one.
+    """
+
+    def __init__(self, table: IntArray, tokens: int, tree: Sequence[Level]) -> None:
+        self.table, self.keys = table, np.zeros(tokens, np.uint64)
+        states = np.arange(len(table) - 1)
+        self._left, random = MOST_LOOKUPS, np.random.default_rng(1)
+        self._source, self._target = random.integers(1, 2**63, (2, len(states)), np.uint64)
+        rows = Rows(np.zeros(1, np.uint64), np.array([0, len(states)]), states, states)
+        row, found = np.zeros(1, np.int64), list[Rows]()  # of each prefix, in ``rows``
         for level in tree:
-            row = place[level.parent]
-            live = np.flatnonzero(row >= 0)
-            maps = table[maps[row[live]], level.byte[live, None]]
-            alive = (maps != dead).any(1)
-            maps, live = maps[alive], live[alive]
-            place = np.full(len(level.byte), -1)
-            place[live] = np.arange(len(live))
-            row = place[level.nodes]
-            ends = row >= 0
-            if ends.any():
-                yield level.tokens[ends], maps[row[ends]], here
-            if not len(live):
-                break
+            parent = row[level.parent]
+            live = np.flatnonzero(parent >= 0)
+            asked, which = np.unique(parent[live] * 256 + level.byte[live], return_inverse=True)
+            place, rows = self._behind(rows, *np.divmod(asked, 256))
+            row = np.full(len(level.byte), -1)
+            row[live] = place[which]
+            here = row[level.nodes]
+            self.keys[level.tokens[here >= 0]] = rows.keys[here[here >= 0]]
+            found.append(rows.some(np.unique(here[here >= 0])))
+        self.rows = _joined(found)
+
+    def sign(self, state: IntArray, target: IntArray) -> HashArray:
+        """A number (n,) for each state and where it is left to."""
+        return self._source[state] * self._target[target]
+
+    def _behind(self, rows: Rows, row: IntArray, byte: IntArray) -> tuple[IntArray, Rows]:
+        """What one more ``byte`` (n,) does behind each ``row`` (n,): the place (n,) of each among
+        the rows that come of it, -1 for nothing."""
+        sizes = np.diff(rows.first)[row]
+        self._left -= int(sizes.sum())
+        if self._left < 0:
+            raise TooLarge(f"takes more than {MOST_LOOKUPS:,} look-ups to compile: allow less")
+        keys, parts = np.zeros(len(row), np.uint64), list[Rows]()
+        cuts = np.flatnonzero(np.diff(sizes.cumsum() // ROOM)) + 1
+        for here in np.split(np.arange(len(row)), cuts):
+            behind = rows.some(row[here])
+            target = self.table[behind.target, np.repeat(byte[here], sizes[here])]
+            alive = np.flatnonzero(target != len(self.table) - 1)
+            first = np.searchsorted(alive, behind.first)
+            state, target = behind.state[alive], target[alive]
+            total = np.append(np.uint64(0), self.sign(state, target).cumsum())
+            keys[here] = np.diff(total[first])
+            each = Rows(keys[here], first, state, target)
+            parts.append(each.some(np.unique(each.keys, return_index=True)[1]))
+        after = _joined(parts)
+        place = np.searchsorted(after.keys, keys)
+        return np.where(keys > 0, place, -1), after
 
 
-def class_hashes(
-    table: IntArray, copies: Sequence[tuple[Leaf, IntArray]], pieces: Sequence[bytes | None],
-    tree: Sequence[Level],
-) -> HashArray:  # fmt: skip
-    """(V,) a number per token, equal for those that lead from each state to the same state; 0
-    where they lead from none to any."""
-    states = len(table) - 1
-    random = np.random.default_rng(1)
-    source = random.integers(1, 2**63, states, np.uint64)
-    target = np.append(random.integers(1, 2**63, states, np.uint64), np.uint64(0))
-    result = np.zeros(len(pieces), np.uint64)
-    owned = np.zeros(states, np.bool_)
-    for leaf, all_of_it in copies:
-        for where in _alike(all_of_it):
-            inside = np.flatnonzero(where[0] >= 0)
-            mine = ~owned[where[:, inside]]
-            # The same state may stand for several copies: the first of them is followed.
-            flat = np.where(mine, where[:, inside], -1).ravel()
-            first = np.zeros(flat.size, np.bool_)
-            first[np.unique(flat, return_index=True)[1]] = True
-            mine = (first & (flat >= 0)).reshape(mine.shape)
-            if not mine.any() or len(where) < 2:
-                continue
-            owned[where[:, inside][mine]] = True
-            leaving = _follow_leaf(leaf, where, inside, mine, tree, source, target, result)
-            some = prefix_tree([p if leaving[t] else None for t, p in enumerate(pieces)])
-            for tokens, maps, here in walked(table, some, np.unique(where[:, inside][mine])):
-                result[tokens] += (target[maps] * source[here]).sum(1)
-    for tokens, maps, here in walked(table, tree, np.flatnonzero(~owned)):
-        result[tokens] += (target[maps] * source[here]).sum(1)
-    return result
-
-
-def _alike(where: IntArray) -> list[IntArray]:
-    """Copies of a leaf by which of its states they have."""
-    groups: dict[bytes, list[IntArray]] = {}
-    for copy in np.unique(where, axis=0):
-        groups.setdefault((copy >= 0).tobytes(), []).append(copy)
-    return [np.array(group) for group in groups.values()]
-
-
-def _follow_leaf(
-    leaf: Leaf, where: IntArray, inside: IntArray, mine: BoolArray, tree: Sequence[Level],
-    source: HashArray, target: HashArray, result: HashArray,
-) -> BoolArray:  # fmt: skip
-    """Add what tokens do that stay within a leaf, for all its copies at once; (V,) which leave it
-    from some of its states."""
-    size = len(leaf.automaton.edges)
-    out, dead = size, size + 1  # behind the leaf, where any byte may follow, and nowhere
-    own = leaf.automaton.table()[:size]
-    leads = np.full(size + 1, out)
-    leads[inside], leads[size] = inside, dead
-    table = np.vstack([leads[own], np.full((1, 256), out), np.full((1, 256), dead)])
-    sums = np.zeros((size, size + 2), np.uint64)  # of a state and where it leads to
-    weight = np.where(mine, source[where[:, inside]], np.uint64(0))
-    for i, state in enumerate(inside):
-        sums[state, inside] = (weight[:, i, None] * target[where[:, inside]]).sum(0)
-    leaving = np.zeros(len(result), np.bool_)
-    found: list[tuple[IntArray, HashArray]] = []
-    for tokens, maps, here in walked(table, tree, inside):
-        leaving[tokens] |= (maps == out).any(1)
-        found.append((tokens, sums[here[None], maps].sum(1)))
-    for tokens, total in found:
-        result[tokens] += np.where(leaving[tokens], np.uint64(0), total)
-    return leaving
+def _joined(parts: Sequence[Rows]) -> Rows:
+    """Several together, in the order of their keys, each once and without that of nothing."""
+    keys, state, target = (np.concatenate([part[i] for part in parts]) for i in (0, 2, 3))
+    sizes = np.concatenate([np.diff(part.first) for part in parts])
+    every = Rows(keys, np.append(0, sizes.cumsum()), state, target)
+    values, order = np.unique(keys, return_index=True)
+    return every.some(order[values > 0])
 
 
 def compile_tokens(
     source: Mapping[str, Any], pieces: Sequence[bytes | None], tree: list[Level]
 ) -> Tables:
-    """The automaton of ``source`` over a vocabulary.
+    """The automaton of ``source`` over a vocabulary: states that tokens lead to and out of, and
+    classes of tokens that differ there, in the order of their first tokens.
 
     Raises `ConfigError` for one that is not understood, `Unfit` beyond the limits.
     """
     automaton, ignored = byte_automaton(source)
     table, accepting = with_blank(automaton)
-    states = len(accepting)
-    keys = class_hashes(table, automaton.copies, pieces, tree)
-    values, first, of = np.unique(keys, return_index=True, return_inverse=True)
-    if states * len(values) > MOST_CELLS:
-        raise TooLarge(f"has {states:,} states and {len(values):,} classes of tokens: allow less")
-    follow = np.empty((states, len(values)), np.int32)
-    for c, token in enumerate(first.tolist()):
-        state = np.arange(states)
-        for byte in (pieces[token] or b"") if values[c] else b"":
-            state = table[state, byte]
-        follow[:, c] = state if values[c] else states
-    starts = automaton.start, states - 1
-    return _trimmed(of, follow, accepting, starts, ignored)
-
-
-def _trimmed(
-    of: IntArray, follow: npt.NDArray[np.int32], accepting: BoolArray, starts: tuple[int, int],
-    ignored: Sequence[str],
-) -> Tables:  # fmt: skip
-    """Only states that tokens lead to and out of, and classes that still differ, in the order of
-    their first tokens."""
-    states = len(accepting)
-    source, label = (follow != states).nonzero()
-    pairs = np.unique(source * states + follow[source, label])
-    arcs = np.stack(np.divmod(pairs, states))
-    kept = _reached(arcs, np.array(starts), states)
-    kept &= _reached(arcs[::-1], np.flatnonzero(accepting), states)
-    if not kept[list(starts)].all():
+    states, starts = len(accepting), [automaton.start, len(accepting) - 1]
+    moves = Moves(table, len(pieces), tree)
+    rows = moves.rows
+    arcs = np.stack(np.divmod(np.unique(rows.state * states + rows.target), states))
+    kept = distances(arcs, np.array(starts), states) >= 0
+    kept &= distances(arcs[::-1], np.flatnonzero(accepting), states) >= 0
+    if not kept[starts].all():
         raise Unfit("allows no text that the tokens of the model can spell")
-    rank = np.append(np.where(kept, np.cumsum(kept) - 1, -1), -1).astype(np.int32)
-    columns = rank[follow[kept]]
-    random = np.random.default_rng(2).integers(1, 2**63, (2, states + 1), np.uint64)
-    random[1, -1] = 0  # where a token leads to nothing
-    keys = np.zeros(columns.shape[1], np.uint64)
-    for row, weight in zip(columns, random[0], strict=False):
-        keys += random[1][row] * weight
-    _, first, classes = np.unique(keys, return_index=True, return_inverse=True)
-    of = classes[of]
-    live = (keys[first] != 0)[of]
-    order = of[live][np.sort(np.unique(of[live], return_index=True)[1])]
-    number = np.full(len(first), -1)
+    label = np.repeat(np.arange(len(rows.keys)), np.diff(rows.first))
+    live = kept[rows.state] & kept[rows.target]
+    label, begin, end = label[live], rows.state[live], rows.target[live]
+    keys = np.zeros(len(rows.keys), np.uint64)
+    np.add.at(keys, label, moves.sign(begin, end))
+    # What a token does among the states that are kept.
+    of = np.searchsorted(rows.keys, moves.keys)
+    key = np.where(moves.keys > 0, np.append(keys, np.uint64(0))[of], np.uint64(0))
+    values, first, of = np.unique(key, return_index=True, return_inverse=True)
+    number = np.full(len(values), -1)
+    order = np.argsort(first[values > 0], kind="stable") + int(values[0] == 0)
     number[order] = np.arange(len(order))
-    columns = columns[:, first[order]]
-    edges = int((columns >= 0).sum())
+    column = number[np.searchsorted(values, keys)]
+    rank = np.where(kept, np.cumsum(kept) - 1, -1)
+    if int(kept.sum()) * len(order) > MOST_CELLS:
+        raise TooLarge(f"has {states:,} states and {len(order):,} classes of tokens: allow less")
+    follow = np.full((int(kept.sum()), len(order)), -1, np.int32)
+    follow[rank[begin], column[label]] = rank[end]
+    edges = int((follow >= 0).sum())
     if edges > MOST_EDGES:
         raise TooLarge(f"has {edges:,} edges, at most {MOST_EDGES:,} are taken: allow less")
     return Tables(
-        np.where(live, number[of], -1), columns, accepting[kept], int(rank[starts[0]]),
-        int(rank[starts[1]]), np.array([*ignored], np.str_),
+        number[of], follow, accepting[kept], int(rank[starts[0]]), int(rank[starts[1]]),
+        np.array([*ignored], np.str_),
     )  # fmt: skip
-
-
-def _reached(arcs: IntArray, seeds: IntArray, size: int) -> BoolArray:
-    """(size,) what arcs (2, A) lead to from the ``seeds``."""
-    order = np.argsort(arcs[0], kind="stable")
-    target = arcs[1][order].tolist()
-    bounds = np.searchsorted(arcs[0][order], np.arange(size + 1)).tolist()
-    result = np.zeros(size, np.bool_)
-    todo = seeds.tolist()
-    result[todo] = True
-    while todo:
-        state = todo.pop()
-        for other in target[bounds[state] : bounds[state + 1]]:
-            if not result[other]:
-                result[other] = True
-                todo.append(other)
-    return result
 
 
 def send(stream: IO[bytes], data: bytes) -> None:

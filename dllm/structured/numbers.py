@@ -171,7 +171,7 @@ def multiples(step: float, whole: bool, budget: Budget) -> ByteAutomaton:
         not open_ and rest * 10 ** (places - max(place, 0)) % size == 0
         for place, rest, open_ in number
     ]
-    return minimal(rows, ends, [], budget)
+    return minimal(rows, ends, budget)
 
 
 def list_of(number: dict[State, int]) -> Iterator[State]:

@@ -7,9 +7,8 @@ properties of an object take states in proportion to their number, not to that o
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +17,11 @@ MOST_STEPS = 1_500_000  # nodes, edges and pairs of states that one structure ma
 MOST_STATES = 40_000  # of an automaton over bytes, before it is minimal
 TOP = 0x10FFFF
 SURROGATES = (0xD800, 0xDFFF)
-MERGED = 64  # states of a loop that is compared with others
 
 Edge = tuple[int, int, int]  # the first and the last byte, and the state they lead to
 Ranges = tuple[tuple[int, int], ...]  # of code points, ascending and apart
 
-
-Copies = list[tuple["Leaf", npt.NDArray[np.int64]]]  # of a leaf, and the states of each copy
+IntArray = npt.NDArray[np.int64]
 
 
 class Unfit(ValueError):
@@ -160,8 +157,7 @@ class Members(Part):
 
 @dataclass(frozen=True, eq=False)
 class Leaf(Part):
-    """What a minimal automaton accepts.  Its copies are known as such, so that the vocabulary is
-    walked once for all of them."""
+    """What a minimal automaton accepts."""
 
     automaton: ByteAutomaton
 
@@ -171,19 +167,16 @@ class Leaf(Part):
             net.node([(first, last, low + target) for first, last, target in edges])
             if automaton.accepting[state]:
                 net.free[-1].append(then)
-        net.copies.append((self, low))
         return low + automaton.start
 
 
 class Net:
-    """Nodes with ``edges`` over bytes and ``free`` ones; ``copies``: leaves and the first of their
-    nodes."""
+    """Nodes with ``edges`` over bytes and ``free`` ones."""
 
     def __init__(self, budget: Budget) -> None:
         self.budget = budget
         self.edges: list[list[Edge]] = []
         self.free: list[list[int]] = []
-        self.copies: list[tuple[Leaf, int]] = []
         self._built: dict[tuple[Part, int], int] = {}
 
     def node(self, edges: list[Edge]) -> int:
@@ -207,14 +200,11 @@ class Net:
 
 @dataclass(frozen=True, eq=False)
 class ByteAutomaton:
-    """Per state its ``edges``, ascending and apart, and whether it is ``accepting``; ``start``.
-    ``copies``: per leaf that was built in, the states (copies, states of the leaf) that stand for
-    its own, -1 where none does."""
+    """Per state its ``edges``, ascending and apart, and whether it is ``accepting``; ``start``."""
 
     edges: list[list[Edge]]
     accepting: list[bool]
     start: int
-    copies: Copies = field(default_factory=list)
 
     def table(self) -> np.ndarray:
         """(S + 1, 256) next states, the last state being dead."""
@@ -232,11 +222,6 @@ class ByteAutomaton:
             if state is None:
                 return False
         return self.accepting[state or 0]
-
-    @functools.cached_property
-    def empty(self) -> bool:
-        """Whether it accepts nothing."""
-        return not any(self.accepting)
 
 
 def utf8(low: int, high: int) -> Iterator[tuple[tuple[int, int], ...]]:
@@ -280,7 +265,7 @@ def automaton_of(part: Part, budget: Budget) -> ByteAutomaton:
     return minimal(*_determined(net, start, end), budget)
 
 
-def _determined(net: Net, start: int, end: int) -> tuple[list[list[Edge]], list[bool], Copies]:
+def _determined(net: Net, start: int, end: int) -> tuple[list[list[Edge]], list[bool]]:
     """Sets of nodes as states, the first of which is the start."""
     budget, nodes = net.budget, net.edges
     near: dict[int, frozenset[int]] = {}
@@ -324,13 +309,7 @@ def _determined(net: Net, start: int, end: int) -> tuple[list[list[Edge]], list[
                 row.append((low, high, to))
         budget.spend(1 + len(row))
         rows.append(row)
-    single = {next(iter(s)): i for i, s in enumerate(states) if len(s) == 1}
-    copies: dict[Leaf, list[list[int]]] = {}
-    for leaf, low in net.copies:
-        here_ = [single.get(low + i, -1) for i in range(len(leaf.automaton.edges))]
-        copies.setdefault(leaf, []).append(here_)
-    each = [(leaf, np.array(where)) for leaf, where in copies.items()]
-    return rows, [end in state for state in states], each
+    return rows, [end in state for state in states]
 
 
 def _split(edges: list[Edge]) -> Iterator[tuple[int, int, frozenset[int]]]:
@@ -356,179 +335,109 @@ def _split(edges: list[Edge]) -> Iterator[tuple[int, int, frozenset[int]]]:
 
 
 def minimal(
-    rows: list[list[Edge]], accepting: list[bool], copies: Copies,
-    budget: Budget, start: int = 0,
-) -> ByteAutomaton:  # fmt: skip
-    """The same language in fewest states, as far as loops of more than `MERGED` states are equal
-    within themselves.  Whatever leads on is numbered before what leads to it."""
-    dead = -1
-    became = [dead] * len(rows)
-    edges: list[list[Edge]] = []
-    final: list[bool] = []
-    known: dict[object, int] = {}
+    rows: list[list[Edge]], accepting: list[bool], budget: Budget, start: int = 0
+) -> ByteAutomaton:
+    """The same language in fewest states.  Raises `Unfit` where it is empty.
 
-    def added(row: list[Edge], accepts: bool) -> int:
-        edges.append(row)
-        final.append(accepts)
-        return len(edges) - 1
-
-    for group in _components(rows):
-        budget.spend(sum(len(rows[state]) for state in group))
-        members = set(group)
-        if len(group) == 1:
-            (state,) = group
-            row = _mapped(rows[state], {state: -2}, became)
-            useful = accepting[state] or any(target >= 0 for _, _, target in row)
-            if useful:
-                key = (accepting[state], *row)
-                if key not in known:
-                    known[key] = new = added([], accepting[state])
-                    edges[new] = [(a, b, new if t == -2 else t) for a, b, t in row]
-                became[state] = known[key]
-            continue
-        leads = any(
-            accepting[s] or any(t not in members and became[t] >= 0 for _, _, t in rows[s])
-            for s in group
-        )
-        if not leads:
-            continue
-        classes = _refined(group, rows, accepting, became)
-        first: dict[int, int] = {}
-        for state in group:
-            first.setdefault(classes[state], state)
-        within = {state: -2 - classes[state] for state in group}
-        inner = {c: _mapped(rows[s], within, became) for c, s in first.items()}
-        signs: dict[int, object] = {}
-        if len(inner) <= MERGED:
-            signs = {c: _signature(c, inner, {c: accepting[s] for c, s in first.items()})
-                     for c in inner}  # fmt: skip
-        where: dict[int, int] = {}
-        for c, state in first.items():
-            sign = signs.get(c)
-            if sign is not None and sign in known:
-                where[c] = known[sign]
-            else:
-                where[c] = added([], accepting[state])
-                if sign is not None:
-                    known[sign] = where[c]
-        for c, row in inner.items():
-            new = where[c]
-            if not edges[new]:
-                edges[new] = [(a, b, where[-2 - t] if t <= -2 else t) for a, b, t in row]
-        for state in group:
-            became[state] = where[classes[state]]
-    if became[start] < 0:
+    Classes of states that may accept the same texts are split until none is left to split.  A
+    state's edges have a sum of random numbers, by their bytes and the classes that they lead to:
+    equal sums, equal edges.  A split looks again at states that lead to the smaller parts only.
+    """
+    size = len(rows)
+    flat = [(s, a, b, t) for s, row in enumerate(rows) for a, b, t in row]
+    edges = np.array(flat, np.int64).reshape(-1, 4)
+    far = distances(edges[:, [3, 0]].T, np.flatnonzero(accepting), size)
+    if far[start] < 0:
         raise Unfit("allows no text")
-    mapping = np.array([*became, dead])
-    return ByteAutomaton(edges, final, became[start], [(leaf, mapping[at]) for leaf, at in copies])
-
-
-def _mapped(row: list[Edge], inner: dict[int, int], became: list[int]) -> list[Edge]:
-    """Edges whose targets have become others, without those to -1, neighbours made one."""
-    result: list[Edge] = []
-    for low, high, target in row:
-        new = inner.get(target, became[target])
-        if new == -1:
-            continue
-        if result and result[-1][1] == low - 1 and result[-1][2] == new:
-            result[-1] = result[-1][0], high, new
-        else:
-            result.append((low, high, new))
-    return result
-
-
-def _components(rows: list[list[Edge]]) -> Iterator[list[int]]:
-    """Loops of states, and single states; what leads on comes before what leads to it (Tarjan)."""
-    index, low = [0] * len(rows), [0] * len(rows)
-    on = [False] * len(rows)
-    stack: list[int] = []
-    count = 0
-    for root in range(len(rows)):
-        if index[root]:
-            continue
-        work: list[tuple[int, Iterator[int]]] = []
-        enter = root
-        while True:
-            if enter >= 0:
-                count += 1
-                index[enter] = low[enter] = count
-                stack.append(enter)
-                on[enter] = True
-                work.append((enter, iter([target for _, _, target in rows[enter]])))
-                enter = -1
-            state, targets = work[-1]
-            for target in targets:
-                if not index[target]:
-                    enter = target
-                    break
-                if on[target]:
-                    low[state] = min(low[state], index[target])
-            if enter >= 0:
-                continue
-            work.pop()
-            if work:
-                low[work[-1][0]] = min(low[work[-1][0]], low[state])
-            if low[state] == index[state]:
-                group = []
-                while True:
-                    member = stack.pop()
-                    on[member] = False
-                    group.append(member)
-                    if member == state:
-                        break
-                yield group
-            if not work:
-                break
-
-
-def _refined(
-    group: list[int], rows: list[list[Edge]], accepting: list[bool], became: list[int]
-) -> dict[int, int]:
-    """Which states of a loop accept the same texts: a class of each, from 0 (Moore)."""
-    rank = {state: i for i, state in enumerate(group)}
-    size = len(group)
-    table = np.full((size, 256), -1, np.int64)
-    for i, state in enumerate(group):
-        for low, high, target in rows[state]:
-            if target in rank:
-                table[i, low : high + 1] = rank[target]
-            elif became[target] >= 0:
-                table[i, low : high + 1] = became[target] + size
-    table = np.unique(table, axis=1)  # bytes that act alike
-    inside = (table >= 0) & (table < size)
-    at = np.where(inside, table, 0)
-    ends = np.array([accepting[state] for state in group], np.int64)
-    classes = _named(np.column_stack([ends, np.where(inside, -2, table)]))
+    source, low, high, target = edges[far[edges[:, 3]] >= 0].T
+    random = np.random.default_rng(1).integers(1, 2**63, 257 + size + 1, np.uint64)
+    ahead = np.append(np.uint64(0), random[:256].cumsum(dtype=np.uint64))
+    weight, random = ahead[high + 1] - ahead[low], random[256:]
+    leaving = np.searchsorted(source, np.arange(size + 1))
+    into = np.argsort(target, kind="stable")
+    entering = np.searchsorted(target[into], np.arange(size + 1))
+    # Equal states are equally far from an end.
+    classes = 2 * far + np.array(accepting)
+    classes = np.unique(classes, return_inverse=True)[1]
     count = int(classes.max()) + 1
-    while True:
-        classes = _named(np.column_stack([classes, np.where(inside, classes[at], -1)]))
-        if int(classes.max()) + 1 == count:
-            return dict(zip(group, classes.tolist(), strict=True))
-        count = int(classes.max()) + 1
+    members = np.bincount(classes, minlength=size + 1)
+    todo = np.flatnonzero(far >= 0)
+    while todo.size:
+        first = leaving[todo]
+        sizes = leaving[todo + 1] - first
+        at = ranges(first, sizes)
+        budget.spend(1 + len(at) // 16)
+        total = np.append(np.uint64(0), (weight[at] * random[classes[target[at]]]).cumsum())
+        ends = sizes.cumsum()
+        sums, mine = total[ends] - total[ends - sizes], classes[todo]
+        order = np.lexsort((sums, mine))
+        sums, mine = sums[order], mine[order]
+        heads = np.append(True, mine[1:] != mine[:-1])
+        new = heads | np.append(True, sums[1:] != sums[:-1])
+        groups = np.diff(np.append(np.flatnonzero(new), len(mine)))
+        owner, which = mine[new], heads.cumsum()[new] - 1
+        # Of a class that is looked at as a whole, the largest part stays what it is.
+        whole = np.diff(np.append(np.flatnonzero(heads), len(mine))) == members[mine[heads]]
+        by_size = np.lexsort((-groups, which))
+        largest = by_size[np.append(True, np.diff(which[by_size]) > 0)]
+        stays = np.zeros(len(groups), np.bool_)
+        stays[largest] = whole
+        named = np.where(stays, owner, count + np.cumsum(~stays) - 1)
+        count += int((~stays).sum())
+        np.subtract.at(members, owner[~stays], groups[~stays])
+        members[named[~stays]] = groups[~stays]
+        classes[todo[order]] = np.repeat(named, groups)
+        moved = todo[order][np.repeat(~stays, groups)]
+        at = into[ranges(entering[moved], entering[moved + 1] - entering[moved])]
+        todo = np.unique(source[at])
+    return _renumbered(rows, accepting, np.where(far < 0, -1, classes).tolist(), start)
 
 
-def _named(rows: np.ndarray) -> np.ndarray:
-    """(n,) a number per row of an array, equal for equal rows, from 0."""
-    number: dict[bytes, int] = {}
-    return np.array([number.setdefault(row.tobytes(), len(number)) for row in rows])
+def _renumbered(
+    rows: list[list[Edge]], accepting: list[bool], classes: list[int], start: int
+) -> ByteAutomaton:
+    """One state per class, in the order in which they are reached; without the class -1."""
+    number, order, result = {classes[start]: 0}, [start], list[list[Edge]]()
+    for state in order:  # which grows
+        row: list[Edge] = []
+        for low, high, target in rows[state]:
+            which = classes[target]
+            if which < 0:
+                continue
+            if which not in number:
+                number[which] = len(order)
+                order.append(target)
+            if row and row[-1][1] == low - 1 and row[-1][2] == number[which]:
+                row[-1] = row[-1][0], high, number[which]
+            else:
+                row.append((low, high, number[which]))
+        result.append(row)
+    return ByteAutomaton(result, [accepting[state] for state in order], 0)
 
 
-def _signature(
-    root: int, inner: dict[int, list[Edge]], accepting: dict[int, bool]
-) -> tuple[object, ...]:
-    """A loop as it is seen from one of its states: equal where the texts from there are."""
-    number, order = {root: 0}, [root]
-    result: list[object] = []
-    for c in order:  # which grows
-        result.append(accepting[c])
-        for low, high, target in inner[c]:
-            if target <= -2:
-                if -2 - target not in number:
-                    number[-2 - target] = len(order)
-                    order.append(-2 - target)
-                target = -2 - number[-2 - target]
-            result += low, high, target
-    return tuple(result)
+def distances(arcs: IntArray, seeds: IntArray, size: int) -> IntArray:
+    """(size,) how many arcs (2, A) lead to each state from the nearest of some; -1 for none."""
+    order = np.argsort(arcs[0], kind="stable")
+    target = arcs[1][order].tolist()
+    bounds = np.searchsorted(arcs[0][order], np.arange(size + 1)).tolist()
+    result = [-1] * size
+    todo = seeds.tolist()
+    for state in todo:
+        result[state] = 0
+    for state in todo:  # which grows
+        for other in target[bounds[state] : bounds[state + 1]]:
+            if result[other] < 0:
+                result[other] = result[state] + 1
+                todo.append(other)
+    return np.array(result)
+
+
+def ranges(first: IntArray, sizes: IntArray) -> IntArray:
+    """Ranges of numbers side by side."""
+    ends = sizes.cumsum()
+    low: IntArray = np.repeat(first - ends + sizes, sizes)
+    low += np.arange(len(low))
+    return low
 
 
 def combined(
@@ -555,7 +464,7 @@ def combined(
             raise TooLarge(f"has more than {MOST_STATES:,} states: allow less")
         rows.append(row)
     ends = [a.accepting[x] and (y >= 0 and b.accepting[y]) != without for x, y in pairs]
-    return minimal(rows, ends, [], budget)
+    return minimal(rows, ends, budget)
 
 
 def erased(automaton: ByteAutomaton, byte: int, budget: Budget) -> ByteAutomaton:

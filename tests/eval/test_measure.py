@@ -123,3 +123,9 @@ def test_shares_have_wilson_intervals() -> None:
     result = Record("k", "m", "t", "a", "a", "none", {}, 10, 0, 8, right, [1] * 10, [1] * 10,
                    [1] * 10, 0, 1.0, 1)  # fmt: skip
     assert result.interval == wilson(9, 10) and percent(result) == "90.0 (60–98)"
+
+
+def test_what_does_not_fit_the_context_is_refused() -> None:
+    large = Cell("sort", Setting("t", "threshold", "none", {"max_new_tokens": 2040}), 2)
+    with pytest.raises(dllm.ConfigError, match="choose another task"):
+        measure(dllm.load("nano"), problems("sort"), large, "nano")

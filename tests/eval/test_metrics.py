@@ -10,7 +10,6 @@ import pytest
 from dllm.core.errors import ConfigError
 from dllm.eval.metrics import (
     Outcome,
-    acceptance,
     aup,
     dense_aup,
     dense_aup_draws,
@@ -140,11 +139,3 @@ def test_paired_intervals_cover() -> None:
         result = paired((kind == 0) | (kind == 1), (kind == 0) | (kind == 2))
         inside.append(result.low <= 0.1 <= result.high)
     assert 0.92 < np.mean(inside) < 0.985
-
-
-def test_acceptance() -> None:
-    result = acceptance([3, 3, 3, 2], [3, 1, 0, 2])
-    assert result.length == 1 + 6 / 4 and result.rate == 6 / 11 and result.rounds == 4
-    assert result.conditional == (3 / 4, 2 / 3, 1.0)
-    with pytest.raises(ConfigError, match="more tokens"):
-        acceptance([1], [2])

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dllm.drafting.accept.chains import Match, Point, Ratio, residual
-from dllm.drafting.accept.sampled import HSD, Block, Traversal
+from dllm.drafting.accept.chains import Block, Match, Point, Ratio, residual
 from dllm.drafting.base import Distribution, Draft, Outcome
 
 from ...thin import some
@@ -24,8 +23,6 @@ LOSSLESS = {
     "block sampled": (Block(), toy.sampled),
     "block conditional": (Block(), toy.conditional),
     "walk top tree": (Match(), toy.top_tree),
-    "traversal tree": (Traversal(), toy.tree),
-    "traversal chain": (Traversal(), toy.sampled),
 }
 FEW, MANY = 2_500, 60_000
 
@@ -79,25 +76,6 @@ def uncorrected(rows: toy.TableRows, draft: Draft) -> Outcome:
     return Outcome(list(range(len(draft))), rows.draw(rows.distribution(len(draft) - 1), 0))
 
 
-def released_hsd(rows: toy.TableRows, draft: Draft, capped: bool = False) -> Outcome:
-    """The rule of HSD's released code, whose last test leaves out the cap."""
-    tokens = draft.tokens.tolist()
-    p, q = ([f(i - 1) for i in range(len(tokens))] for f in (rows.distribution, draft.q))
-    joint = [1.0, *np.cumprod([a[t] / b[t] for a, b, t in zip(p, q, tokens, strict=True)])]
-    cap = np.maximum.accumulate(np.maximum(joint, 1.0))
-    if rows.coin(len(tokens) - 1) < joint[-1] / (cap[-1] if capped else 1.0):
-        n = len(tokens)
-        return Outcome(list(range(n)), rows.draw(rows.distribution(n - 1), n - 1))
-    for n in range(len(tokens) - 1, -1, -1):
-        gain = joint[n] / cap[n] * p[n] - q[n]
-        plus, minus = np.maximum(gain, 0.0), np.maximum(-gain, 0.0)
-        stays = plus.sum() / max(plus.sum(), minus.sum(), 1e-300)
-        if n == 0 or rows.coin(n - 1) < stays:
-            left = plus / plus.sum() if plus.sum() > 0 else p[n]
-            return Outcome(list(range(n)), rows.draw(left, n - 1))
-    raise AssertionError("the empty prefix always stays")
-
-
 def left_to_right(target: toy.Target, text: tuple[int, ...], rng: Any) -> Draft:
     """Drawn from marginals, presented with conditionals."""
     tokens = toy.sampled(target, text, rng).tokens
@@ -105,12 +83,6 @@ def left_to_right(target: toy.Target, text: tuple[int, ...], rng: Any) -> Draft:
         target.marginals((*text, *tokens[:i].tolist()), 1)[0] for i in range(toy.LENGTH + 1)
     ]
     return Draft(tokens, None, Distribution.CONDITIONALS, np.log(np.array(distributions)))
-
-
-def deterministic_tree(target: toy.Target, text: tuple[int, ...], rng: Any) -> Draft:
-    draft = toy.top_tree(target, text, rng)
-    q = target.marginals(text, toy.LENGTH)
-    return Draft(draft.tokens, draft.parents, Distribution.MARGINALS, np.log(q))
 
 
 @pytest.mark.parametrize(
@@ -122,7 +94,6 @@ def deterministic_tree(target: toy.Target, text: tuple[int, ...], rng: Any) -> D
             pytest.param(continued, toy.sampled, id="continue after a rejection"),
             pytest.param(uncorrected, toy.sampled, id="correction from p"),
             pytest.param(Ratio().judge, left_to_right, id="marginals judged as conditionals"),
-            pytest.param(Traversal().judge, deterministic_tree, id="traversal on a top-k tree"),
         ],
         4,
     ),
@@ -131,8 +102,27 @@ def test_a_fault_is_noticed(judge: toy.Judge, make: toy.Make) -> None:
     assert toy.run(judge, make, FEW).p_value < 1e-6
 
 
-def test_hsd_without_its_last_cap_is_not_lossless() -> None:
-    assert toy.run(released_hsd, toy.sampled, 2 * FEW).p_value < 1e-6
+@pytest.mark.parametrize(("coins", "kept", "rest"), [
+    ((0.16, 0.5), 1, [0.1, 0.0, 0.0]),  # 0.1 / (0.1 + 1 - 0.5) = 1/6; 0.5 p - q
+    ((0.17, 0.5), 0, [0.0, 0.1, 0.1]),  # p - q
+    ((0.9, 0.083), 2, [0.2, 0.3, 0.5]),  # 0.5 * 0.1 / 0.6 = 1/12, judged last: p
+    ((0.9, 0.084), 0, [0.0, 0.1, 0.1]),
+    ((0.1, 0.083), 2, [0.2, 0.3, 0.5]),
+])  # fmt: skip
+def test_a_block_by_hand(coins: tuple[float, float], kept: int, rest: list[float]) -> None:
+    """The first token has weight 0.2 / 0.4, what is left of it behind the second is 0.1."""
+    p = np.array([[0.2, 0.5, 0.3], [0.6, 0.3, 0.1], [0.2, 0.3, 0.5]])
+    q = np.array([[0.4, 0.4, 0.2], [0.2, 0.2, 0.6]])
+    drawn: list[Any] = []
+    rows: Any = SimpleNamespace(
+        distribution=lambda node: p[node + 1], coin=lambda node: coins[node],
+        draw=lambda distribution, node: drawn.append((distribution, node)) or 1,
+    )  # fmt: skip
+    draft = Draft(np.array([0, 2]), None, Distribution.MARGINALS, np.log(q))
+    assert Block().judge(rows, draft) == Outcome(list(range(kept)), 1)
+    ((distribution, node),) = drawn
+    assert node == kept - 1
+    np.testing.assert_allclose(distribution, rest, atol=1e-12)
 
 
 def test_block_accepts_no_less_than_ratio() -> None:
@@ -140,20 +130,15 @@ def test_block_accepts_no_less_than_ratio() -> None:
     assert block.tokens_per_round > ratio.tokens_per_round - 0.02
 
 
-@pytest.mark.parametrize("rule", [Traversal(), HSD(), None], ids=["traversal", "hsd", "released"])
-def test_what_is_block_on_a_chain(rule: Traversal | HSD | None) -> None:
-    target = toy.Target()
-    judge = partial(released_hsd, capped=True) if rule is None else rule.judge
-    for seed in range(200):
-        draft = toy.sampled(target, (), np.random.default_rng(seed))
-        coins = np.random.default_rng(seed + 1).random(3)
+def test_what_is_gained_may_be_less_than_one_can_hold() -> None:
+    """1e-20 more than the draft's probability, beside a weight of one."""
+    with np.errstate(divide="ignore"):
+        q = np.log(np.eye(toy.V)[[0, 0]])
+    draft = Draft(np.array([0, 0]), None, Distribution.MARGINALS, q)
 
-        class Same(toy.TableRows):
-            def coin(self, node: int, coins: Any = coins) -> float:
-                return float(coins[node])
+    class Nearly(toy.TableRows):
+        def distribution(self, node: int) -> np.ndarray:
+            return np.array([1.0, 1e-20, 0.0, 0.0, 0.0])
 
-        outcomes = [
-            judged(Same(target, draft, (), np.random.default_rng(5)), draft)  # type: ignore[operator]
-            for judged in (Block().judge, judge)
-        ]
-        assert outcomes[0] == outcomes[1]
+    rows = Nearly(toy.Target(), draft, (), np.random.default_rng(0))
+    assert Block().judge(rows, draft) == Outcome([0, 1], 0)

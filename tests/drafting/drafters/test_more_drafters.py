@@ -1,10 +1,9 @@
-"""Cacheback, ADED, HSD, lossy rules: what they draft and keep, by hand."""
+"""Cacheback, ADED, lossy rules: what they draft and keep, by hand."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ import torch
 import dllm
 from dllm.drafting import register_all
 from dllm.drafting.accept.apd import AdaptiveParallel
-from dllm.drafting.accept.lossy import FLy, Pivot, fit_pivot
+from dllm.drafting.accept.lossy import FLy
 from dllm.drafting.accept.rows import KeyedNoise, Rows, Sampling
 from dllm.drafting.base import (
     DRAFTERS,
@@ -77,6 +76,14 @@ def test_cacheback_forgets_what_was_used_longest_ago() -> None:
     part: Any = single("cacheback(leader=1, follower=1, leaders=2, followers=1)", DRAFTERS, Drafter)
     part.learn([1, 2, 3, 1, 4])
     assert {k: list(v) for k, v in part.recent.table.items()} == {(3,): [(1,)], (1,): [(4,)]}
+
+
+def test_cacheback_uses_what_it_takes_in_again() -> None:
+    """Seen again, a leader and a follower are the ones used last."""
+    part: Any = single("cacheback(leader=1, follower=1, leaders=2, followers=2)", DRAFTERS, Drafter)
+    for pair in ([1, 4], [2, 5], [1, 6], [1, 4], [3, 7]):
+        part.learn(pair)
+    assert {k: list(v) for k, v in part.recent.table.items()} == {(1,): [(6,), (4,)], (3,): [(7,)]}
 
 
 def test_aded_searches_where_the_verifier_was_sure() -> None:
@@ -159,31 +166,11 @@ def test_what_is_banned_is_not_kept_however_much_the_verifier_hesitates() -> Non
     banned = Sampling(bias=((7, -math.inf),))
     logits = hesitant([1, 2, 3, 4, 5, 6], [1])
     rows = Rows(logits, drafted, np.array([0]), banned, KeyedNoise(0), 0)
-    never = Pivot(weights=(0.0, 0.0, 0.0, 0.0, -9.0))  # calls nothing pivotal
-    for rule in (FLy(window=2), never):
-        outcome = rule.judge(rows, drafted)
-        assert (len(outcome.path), outcome.extra, outcome.deviations) == (1, 2, 0)
+    outcome = FLy(window=2).judge(rows, drafted)
+    assert (len(outcome.path), outcome.extra, outcome.deviations) == (1, 2, 0)
     first = replace(chain_of([7, 2]), log_q=np.zeros((2, 8), np.float32))
     rows = Rows(logits[:3], first, np.array([0]), banned, KeyedNoise(0), 0)
     assert AdaptiveParallel().judge(rows, first).path == []
-
-
-def test_pivot_learns_which_tokens_matter(tmp_path: Path) -> None:
-    """Tokens of low probability are labelled pivotal; the rule then rejects these only."""
-    rng = np.random.default_rng(0)
-    features = [np.array([-rng.uniform(0, 8), rng.random(), -0.1, 1.0]) for _ in range(200)]
-    weights = fit_pivot(features, [f[0] < -4 for f in features], tmp_path / "pivot.json")
-    rule = Pivot(path=str(tmp_path / "pivot.json"))
-    assert rule.weights == pytest.approx(weights)
-    logits = hesitant([1, 2, 3], [1])
-    likely, unlikely = chain_of([1, 4]), chain_of([7, 2])  # p of 4 is 0.12, p of 7 nearly 0
-    sampling, prefix = Sampling(), np.array([0])
-    kept = rule.judge(Rows(logits, likely, prefix, sampling, KeyedNoise(0), 0), likely)
-    assert (len(kept.path), kept.extra, kept.deviations) == (2, 3, 1)
-    lost = rule.judge(Rows(logits, unlikely, prefix, sampling, KeyedNoise(0), 0), unlikely)
-    assert (len(lost.path), lost.extra, lost.deviations) == (0, 1, 0)
-    with pytest.raises(dllm.ConfigError, match="a file that fit_pivot wrote"):
-        Pivot(path=str(tmp_path / "none.json"))
 
 
 def test_lossy_rules_say_so(verifier: dllm.DiffusionModel) -> None:
@@ -202,7 +189,7 @@ def test_lossy_rules_say_so(verifier: dllm.DiffusionModel) -> None:
     from dllm.drafting import available
 
     named = {part.name: part.summary for part in available() if part.role == "accept rule"}
-    assert {name for name, text in named.items() if "LOSSY" in text} == {"apd", "fly", "pivot"}
+    assert {name for name, text in named.items() if "LOSSY" in text} == {"apd", "fly"}
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
