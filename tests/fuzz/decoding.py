@@ -69,6 +69,7 @@ def case(seed: int, model: dllm.DiffusionModel) -> Case:
         low = later.randrange(len(how["initial_text"]))
         how["remask"] = [low, (low, later.randint(low + 1, len(how["initial_text"])))]
     if model.facts.uniform:
+        how.pop("cfg_scale", None)
         own = random.Random(f"{seed}/uniform")
         how["cache"] = own.choice(["none", "block"])
         if own.random() < 0.4:
