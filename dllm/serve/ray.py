@@ -167,9 +167,7 @@ def answer_with_ray(
     goes on as without Ray.
     """
     from .batch import answer_unreadable
-    from .cluster import join
 
-    join()
     by_id: dict[str, Line] = {}
     rows = []
     for line in lines:
