@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from starlette.types import Message, Receive, Scope, Send
 
     from .settings import Settings
-    from .stream import Stream
 
 log = logging.getLogger("dllm.serve")
 
@@ -205,13 +204,14 @@ class Streaming(Response):
         self.service, self.reply, self.first, self.rest = service, reply, first, rest
 
     @classmethod
-    async def begun(cls, service: Serving, stream: Stream) -> Streaming:
+    async def begun(
+        cls, service: Serving, reply: Events, chunks: AsyncIterator[bytes]
+    ) -> Streaming:
         """A stream whose first chunk is there: until then an error is an HTTP status."""
-        rest = aiter(stream)
         try:
-            return cls(service, stream.reply, await anext(rest), rest)
+            return cls(service, reply, await anext(chunks), chunks)
         except BaseException:
-            await rest.aclose()  # type: ignore[attr-defined]
+            await chunks.aclose()  # type: ignore[attr-defined]
             raise
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

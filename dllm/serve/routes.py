@@ -94,7 +94,7 @@ class TextRoutes:
         reply = reply_to(ask, service)
         if ask.stream:
             stream = Stream(service, ask, reply, started, arrived)
-            return await unless_gone(request, Streaming.begun(service, stream))
+            return await unless_gone(request, Streaming.begun(service, reply, aiter(stream)))
         try:
             results = await unless_gone(request, asyncio.gather(*handles))
         finally:
