@@ -82,18 +82,18 @@ def request(rng: random.Random, causal: bool = False) -> Request:
         Request("whole", CHAT, chat),
         Request("stream", CHAT, chat | {"stream": True, "stream_options": {"include_usage": True}}),
         Request("several", CHAT, chat | {"n": 3}),
-        Request("prefix", CHAT, chat | {"messages": [before, asked]}),
         Request("structure", CHAT, chat | {"response_format": {
             "type": "json_schema", "json_schema": {"name": "sum", "schema": NUMBER}}}),
         Request("regex", CHAT, chat | {"structured_outputs": {"regex": f"({a}|{b})[0-9]{{1,2}}"}}),
-        Request("tools", CHAT, chat | {"tools": [TOOL], "tool_choice": "required"}),
     ]  # fmt: skip
-    if not causal:
+    if not causal:  # in the context of nano-ar there is no room for some of them
         drafts = {"stream": True, "stream_options": {"include_drafts": "text"}}
         known += [
             Request("drafts", CHAT, chat | drafts), Request("suffix", TEXT, gap),
             Request("gaps", INFILL, {"text": f"{a} + {b} =[[2]], not[[1]]."}),
             Request("score", SCORE, score),
+            Request("prefix", CHAT, chat | {"messages": [before, asked]}),
+            Request("tools", CHAT, chat | {"tools": [TOOL], "tool_choice": "required"}),
         ]  # fmt: skip
     return rng.choice(known)
 
