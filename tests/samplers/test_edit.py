@@ -97,6 +97,13 @@ def test_a_drop_needs_a_forward_before() -> None:
     assert last.remasked.tolist() == [1, 3]
 
 
+def test_a_drop_exceeds_the_threshold() -> None:
+    drop = float(np.float32(score(0.8)) - np.float32(score(0.5)))
+    canvas, sampler = started(f"edit(mode=logit_diff, tau={drop}, share=1)", 2, 1)
+    step(canvas, sampler, [7, 7, 5], [0.9] * 3, [0.8, 0.8, 1.0])
+    assert step(canvas, sampler, [7, 7, 5], [0.9] * 3, [0.5, 0.49, 0.9]).remasked.tolist() == [1]
+
+
 def test_a_position_is_taken_back_so_often_and_no_more() -> None:
     canvas, sampler = started("edit(mode=low_prob, per_position=2, share=1, post_steps=99)", 2, 0)
     taken = []
