@@ -78,20 +78,6 @@ def _told(tables: Tables) -> Tables:
     return tables
 
 
-def _watch(process: subprocess.Popen[bytes], seconds: float, answered: threading.Event) -> None:
-    """Kill a process that computes longer than ``seconds`` for one answer.  Processor time, so that
-    a busy machine gives up on nothing that an idle one compiles."""
-    import psutil  # type: ignore[import-untyped, unused-ignore]
-
-    with contextlib.suppress(psutil.Error):
-        watched = psutil.Process(process.pid)
-        began = sum(watched.cpu_times()[:2])
-        while not answered.wait(min(1.0, seconds / 4)):
-            if sum(watched.cpu_times()[:2]) - began > seconds:
-                process.kill()
-                return
-
-
 class Worker:
     """Compiles structures in a process of its own, one at a time."""
 
@@ -161,16 +147,12 @@ class Worker:
         processor time."""
         process = self._process
         assert process is not None and process.stdin is not None and process.stdout is not None
-        answered = threading.Event()
-        threading.Thread(target=_watch, args=(process, seconds, answered), daemon=True).start()
         try:
-            send(process.stdin, json.dumps(request).encode())
+            send(process.stdin, json.dumps({**request, "seconds": seconds}).encode())
             return receive(process.stdout)
         except (OSError, EOFError):
             self._end()
             return None
-        finally:
-            answered.set()
 
     def _end(self) -> None:
         process, self._process = self._process, None
