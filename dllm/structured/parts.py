@@ -156,6 +156,39 @@ class Members(Part):
 
 
 @dataclass(frozen=True, eq=False)
+class Mixed(Part):
+    """Members in any order, with a ``comma`` between them: ``least`` to ``most``, those that are
+    needed once; ``ordered``: these in their own order."""
+
+    members: tuple[tuple[Part, bool], ...]  # and whether one is needed
+    comma: Part
+    least: int
+    most: int | None
+    ordered: bool
+
+    def build(self, net: Net, then: int) -> int:
+        top = max(self.least, 1) if self.most is None else self.most
+        needed = [i for i, (_, needed) in enumerate(self.members) if needed]
+        number = {(frozenset[int](), 0): net.node([])}  # what is there, and how many
+        for there, n in (order := [*number]):  # which grows
+            node = number[there, n]
+            if len(there) == len(needed) and n >= self.least:
+                net.free[node].append(then)
+            for i, (part, need) in enumerate(self.members):
+                early = need and self.ordered and i != needed[min(len(there), len(needed) - 1)]
+                if i in there or early or (n == top and self.most is not None):
+                    continue
+                after = there | {i} if need else there, min(n + 1, top)
+                if after not in number:
+                    number[after] = net.node([])
+                    order.append(after)
+                here = net.build(part, number[after])
+                net.free[node].append(net.build(self.comma, here) if n else here)
+            net.budget.spend(len(self.members))
+        return next(iter(number.values()))
+
+
+@dataclass(frozen=True, eq=False)
 class Leaf(Part):
     """What a minimal automaton accepts."""
 

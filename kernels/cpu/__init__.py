@@ -1,7 +1,7 @@
-"""Kernels in C++ for processors with AVX-512, compiled on the machine that uses them.
+"""Kernels in C++ for AVX-512 and AVX2, compiled on the machine that uses them.
 
 PyTorch ships no compiler and knows neither our rows nor our layers; where a C++ compiler is at
-hand, ``dllm kernels`` compiles these files once for the processor (some seconds), and every process
+hand, ``dllm doctor --compile`` compiles these files once for the processor (some seconds), and every process
 from then on uses them.  Without them everything runs as before, on oneDNN and plain operations.
 
 Products with few rows take 0.4 to 0.9 of oneDNN's time, and one row is computed as it is (oneDNN
@@ -10,6 +10,6 @@ on the other rows nor on the number of threads.  Between compiled and plain kern
 differ, except in products of 8-bit weights.
 """
 
-from .compiled import build, built, library, missing_features
+from .compiled import build, built, library, missing_features, vectors
 
-__all__ = ["build", "built", "library", "missing_features"]
+__all__ = ["build", "built", "library", "missing_features", "vectors"]

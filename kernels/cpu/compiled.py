@@ -15,7 +15,8 @@ from pathlib import Path
 from ...core.errors import ConfigError
 
 FOLDER_VARIABLE = "DLLM_KERNELS"  # where compiled kernels lie; empty: they are not used
-NEEDED = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni")
+NEEDED = ("avx2", "fma")
+WIDER = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni"}
 FLAGS = (
     "-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fopenmp", "-shared", "-fPIC",
 )  # fmt: skip
@@ -24,6 +25,7 @@ HEADERS = sorted(Path(__file__).parent.glob("*.h"))
 CPUINFO = Path("/proc/cpuinfo")
 _A, _N, _I = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int  # an address, a size, a small number
 SIGNATURES = {
+    "dllm_block": (),
     "dllm_attention": (*[_A] * 6, *[_N] * 5, ctypes.c_double, _I, _I),
     "dllm_lay_out": (_A, _A, _N, _N, _I),
     "dllm_product": (_A, _A, _I, _A, _A, _N, _N, _N, _I, _I),
@@ -37,7 +39,7 @@ SIGNATURES = {
 }
 
 
-CHECKED = {"dllm_rotate_scatter"}  # returns 1 where it refuses
+CHECKED = {"dllm_block", "dllm_rotate_scatter"}  # the latter returns 1 where it refuses
 
 
 @cache
@@ -57,6 +59,13 @@ def missing_features() -> list[str]:
     """What this processor lacks for the kernels; ["no AMX"]: with that, oneDNN is faster."""
     lacking = [name for name in NEEDED if name not in _features()]
     return lacking or (["no AMX"] if "amx_bf16" in _features() else [])
+
+
+def vectors() -> str:
+    """The vector unit that the kernels are made for; empty where they cannot be."""
+    if any(name not in _features() for name in NEEDED):
+        return ""
+    return "AVX-512" if _features() >= WIDER else "AVX2"
 
 
 def built() -> Path | None:

@@ -14,7 +14,6 @@ from torch import nn
 from .compiled import loaded
 
 GROUPS = {torch.float32: 1, torch.bfloat16: 2, torch.int8: 4}  # inputs per instruction
-BLOCK = 64  # outputs that lie together
 
 
 class Rounded(NamedTuple):
@@ -57,12 +56,8 @@ class Weight8:
     def __init__(self, numbers: torch.Tensor, scale: torch.Tensor) -> None:
         self.shape = numbers.shape
         self.blocks = _blocks(numbers)
-        one = numbers.new_ones(1, dtype=torch.float32)
-        self.scale = one.expand(len(numbers)).contiguous()
-        self.offset = numbers.new_zeros(len(numbers), dtype=torch.int32)
-        ones = Rounded(numbers.new_ones(1, self.shape[1], dtype=torch.uint8), one)
-        sums = self.multiply_rounded(ones, torch.float32)[0]  # below 2^24, so exact
-        self.offset, self.scale = 128 * sums.int(), scale.reshape(-1).float().contiguous()
+        self.total = numbers.sum(1, dtype=torch.int32)
+        self.scale = scale.reshape(-1).float().contiguous()
 
     def rounded(self, x: torch.Tensor) -> Rounded:
         """``x`` (..., d) as `multiply_rounded` wants it."""
@@ -73,14 +68,14 @@ class Weight8:
         result = self.scale.new_empty(len(x.numbers), self.shape[0], dtype=dtype)
         loaded().dllm_product8(
             x.numbers.data_ptr(), x.scale.data_ptr(), self.blocks.data_ptr(),
-            self.scale.data_ptr(), self.offset.data_ptr(), result.data_ptr(),
+            self.scale.data_ptr(), self.total.data_ptr(), result.data_ptr(),
             len(x.numbers), *self.shape, dtype == torch.bfloat16, torch.get_num_threads(),
         )  # fmt: skip
         return result
 
     def unpacked(self) -> torch.Tensor:
         """The numbers (n, d)."""
-        return _rows(self.blocks, len(self.offset)).view(torch.int8)
+        return _rows(self.blocks, self.shape[0]).view(torch.int8)
 
 
 class Weight4:
@@ -92,7 +87,7 @@ class Weight4:
         self.group = self.shape[1] // scale.shape[1]
         self.blocks = _blocks(numbers)
         self.scale, self.zero = (
-            _filled(each.bfloat16()).view(-1, BLOCK, scale.shape[1]).transpose(1, 2).contiguous()
+            _filled(each.bfloat16()).unflatten(0, (-1, _block())).transpose(1, 2).contiguous()
             for each in (scale, zero)
         )
 
@@ -130,12 +125,17 @@ def _rounded(x: torch.Tensor, group: int, zero: int) -> Rounded:
     return Rounded(numbers, scale, sums)
 
 
+def _block() -> int:
+    """Outputs that lie together."""
+    return int(loaded().dllm_block())
+
+
 def _blocks(weight: torch.Tensor) -> torch.Tensor:
     """``weight`` (n, d), of which an instruction sums 32 bits of each row, in blocks
-    (n / 64, d / group, 64) int32."""
+    (n / block, d / group, block) int32."""
     words = weight.contiguous().view(torch.int32)
     count, wide = words.shape
-    blocks = words.new_empty(-(-count // BLOCK), wide, BLOCK)
+    blocks = words.new_empty(-(-count // _block()), wide, _block())
     threads = torch.get_num_threads()
     loaded().dllm_lay_out(words.data_ptr(), blocks.data_ptr(), count, wide, threads)
     return blocks
@@ -148,4 +148,4 @@ def _rows(blocks: torch.Tensor, count: int) -> torch.Tensor:
 
 def _filled(weight: torch.Tensor) -> torch.Tensor:
     """``weight`` (n, ...) with zeros up to a whole block."""
-    return nn.functional.pad(weight, (0, 0, 0, -len(weight) % BLOCK))
+    return nn.functional.pad(weight, (0, 0, 0, -len(weight) % _block()))

@@ -35,6 +35,7 @@ struct Bfloat16 {
     asm("vdpbf16ps %2, %1, %0" : "+v"(s) : "v"(x), "v"(w));
     return s;
   }
+  static void row(const In *x, int64_t d, Row *to) { std::copy(x, x + d, to); }
 };
 
 struct Bytes {  // rows from 0 to 255, weights from -128 to 127
