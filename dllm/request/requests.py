@@ -28,6 +28,7 @@ from ..samplers.compose import lengths as length_rules
 from ..structured import source
 from ..structured.building import format_of, holes_format
 from ..structured.format import Format
+from ..structured.judged import Judged
 from .holes import measured, name_of
 from .prompts import (
     check_lengths_alone,
@@ -96,7 +97,7 @@ def given_of(config: GenerationConfig | None, arguments: Mapping[str, Any]) -> d
 
 def format_for(
     model: DiffusionModel, config: GenerationConfig, holes: bool = False
-) -> Format | None:
+) -> Format | Judged | None:
     """Which texts may be written; None where any may."""
     if config.regex is not None:
         wanted = source.regex(config.regex)

@@ -298,6 +298,33 @@ def automaton_of(part: Part, budget: Budget) -> ByteAutomaton:
     return minimal(*_determined(net, start, end), budget)
 
 
+def shortest(part: Part, budget: Budget) -> bytes | None:
+    """A shortest text of a part, None where there is none.  Raises `TooLarge`."""
+    net = Net(budget)
+    end = net.node([])
+    start = net.build(part, end)
+    came: dict[int, tuple[int, int]] = {start: (-1, -1)}  # the node before, and the byte; -1: none
+    level = [start]
+    while level and end not in came:
+        for node in level:  # which grows
+            for other in net.free[node]:
+                if other not in came:
+                    came[other] = node, -1
+                    level.append(other)
+        after: list[int] = []
+        for node in level:
+            for low, high, other in net.edges[node]:
+                if other not in came:
+                    came[other] = node, min(max(low, ord("a")), high)
+                    after.append(other)
+        level = after
+    text, node = bytearray(), end if end in came else start
+    while node != start:
+        node, byte = came[node]
+        text += bytes([byte] * (byte >= 0))
+    return bytes(text[::-1]) if end in came else None
+
+
 def _determined(net: Net, start: int, end: int) -> tuple[list[list[Edge]], list[bool]]:
     """Sets of nodes as states, the first of which is the start."""
     budget, nodes = net.budget, net.edges
