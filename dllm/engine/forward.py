@@ -394,9 +394,12 @@ class Forward:
 
 def _shared_alone(jobs: Sequence[Job], options: RowOptions) -> bool:
     """Whether no job has numbers of its own."""
-    if options.needs & {"kl", "residual"} or options.classes is not None or options.signal:
+    if options.needs & {"kl", "residual"} or options.signal:
         return False
-    return not any(job.masks.size or job.ids or job.verifies for job in jobs)
+    return not any(
+        job.masks.size or job.ids or job.verifies or job.row.recipe.format is not None
+        for job in jobs
+    )
 
 
 def _predictions(job: Job, numbers: Mapping[str, Any]) -> Predictions | NumericError:
