@@ -179,7 +179,7 @@ def main() -> None:
         tokenizer = dllm.load("nano").tokenizer
     os.environ["DLLM_FORMATS"] = ""  # what was stored is not compiled
     vocabulary, worker = vocabulary_of(tokenizer), Worker()
-    worker.compile("a", vocabulary)  # the process, and the tree of the vocabulary
+    worker.compile(source.regex("a"), vocabulary)  # the process, and the tree of the vocabulary
     result: dict[str, Any] = {
         "threads": torch.get_num_threads(), "tokens": len(vocabulary.pieces),
         "formats": {name: host(worker, vocabulary, p) for name, p in FORMATS.items()},

@@ -104,7 +104,7 @@ def format_for(
     elif config.choice is not None:
         wanted = source.choice(config.choice)
     elif config.json_schema is not None:
-        wanted = source.json_schema(config.json_schema)
+        wanted = source.json_schema(config.json_schema, config.extra_keys)
     elif config.grammar is not None:
         wanted = source.grammar(config.grammar)
     elif config.structural_tag is not None:

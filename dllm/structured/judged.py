@@ -370,11 +370,11 @@ def judged(
         guidance = importlib.import_module("llguidance")
     except ImportError:
         return None
-    if kind not in ("json_schema", "grammar", "regex") or not stops:
+    if kind not in ("json_schema", "open_schema", "grammar", "regex") or not stops:
         return None
     matcher = guidance.LLMatcher
     try:
-        if kind == "json_schema":
+        if kind.endswith("schema"):
             how = {"item_separator": ", ?", "key_separator": ": ?", "whitespace_flexible": False}
             grammar = matcher.grammar_from_json_schema(json.dumps(value), overrides=how)
         elif kind == "regex":
