@@ -1,9 +1,9 @@
 """What users ask for, as plain data that is sent to the worker process and names what was built.
 
 A source is a dictionary of one entry: ``regex`` and an expression, ``choice`` and texts,
-``grammar`` and its rules, ``json_schema`` or ``open_schema`` and a schema, ``row`` or ``either`` and
-sources, ``repeat`` and a source with the fewest and the most times (None: without end), ``free``
-and words that a text does not contain.
+``grammar`` and its rules, ``json_schema`` or ``open_schema`` and a schema, ``row`` or ``either``
+and sources, ``repeat`` and a source with the fewest and the most times (None: without end), and
+``free`` and words that a text does not contain.
 Nothing is read here: a source may be hostile, and the worker can be ended.
 """
 
