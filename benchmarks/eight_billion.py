@@ -1,12 +1,11 @@
-"""A network of LLaDA-8B's exact shape on this machine's processor, beside what `dllm doctor`
-predicts of it.
+"""A network of LLaDA-8B's exact shape on this machine's processor.
 
     python benchmarks/eight_billion.py --folder /somewhere/8b --make    # 16 GB of random bfloat16
     python benchmarks/eight_billion.py --folder /somewhere/8b           # every way
     python benchmarks/eight_billion.py --folder /somewhere/8b --ways bfloat16 --caches dual
 
 Each way is a process of its own: it loads the folder (`bfloat16`: mapped; `int8`, `int4`: rounded
-while loading), predicts tokens per second from products that it measures, and decodes ``--new``
+while loading), and decodes ``--new``
 tokens after ``--prompt`` random ones in ``--steps`` steps without a cache and with `dual`.  Seconds
 are wall clock: run it on a machine that does nothing else, with ``--threads`` for its processors.
 Random weights decide nothing here but the tokens.  Memory: ``anonymous`` is what the process needs,
@@ -40,6 +39,7 @@ CONFIG: dict[str, Any] = {
     "activation_type": "silu", "weight_tying": False, "include_bias": False,
     "include_qkv_bias": False, "mask_token_id": 126336, "eos_token_id": 126081,
 }  # fmt: skip
+PER_STEP = 4  # tokens
 WAYS = {"bfloat16": None, "int8": "int8", "int4": "int4(embeddings=True)"}
 SHARD = 6  # layers in a file
 
@@ -95,15 +95,9 @@ def memory() -> dict[str, float]:
 
 def one(options: argparse.Namespace) -> None:
     """A way in this process: a line of JSON per cache."""
-    from dllm.cli.capacity import PER_STEP, tokens_per_second
-    from dllm.models.checkpoint import open_checkpoint
-
-    way, context = options.one, CONFIG["max_sequence_length"]
+    way = options.one
     torch.set_num_threads(options.threads)
     steps = options.new // PER_STEP
-    predicted = tokens_per_second(
-        open_checkpoint(options.folder), way, context, options.prompt, options.new
-    )
     began = time.perf_counter()
     model = dllm.load(options.folder, threads=options.threads, quantization=WAYS[way])
     loaded, after = time.perf_counter() - began, memory()
@@ -123,7 +117,6 @@ def one(options: argparse.Namespace) -> None:
             "way": way, "cache": cache, "load": loaded, "loaded": after, "first": first,
             "seconds": seconds, "processor": time.process_time() - busy, "forwards": result.nfe,
             "tokens_per_second": options.new / seconds, "memory": memory(),
-            "predicted": None if predicted is None else predicted[cache == "dual"],
         }  # fmt: skip
         print("found " + json.dumps(found), flush=True)
 

@@ -202,7 +202,7 @@ def drafting() -> list[str]:
             lines.append(f"| {part.role} | `{part.name}` | {link} | {DRAFTING[part.name]} |")
     for name, (arxiv, note) in TRAINING.items():
         link = f"[{arxiv}](https://arxiv.org/abs/{arxiv})"
-        lines.append(f"| training | `dllm train {name}` | {link} | {note} |")
+        lines.append(f"| training | `dllm {name}` | {link} | {note} |")
     return [*lines, ""]
 
 

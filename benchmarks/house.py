@@ -7,8 +7,9 @@
             `samplers/turn.py`), and capabilities
 ``calls``   calls of the library's own functions in a warm call of `localleap`, `dual` and `nano`,
             and the files that they lie in: preparation, until the scheduler begins; admission;
-            a step with its scheduling, without network and statistics; each of these; the result
-            and closing.  A list comprehension and every value of a generator count as calls
+            a step with its scheduling, without network and statistics; each of these; the result,
+            what a row gives back, and closing.  A list comprehension and every value of a
+            generator count as calls
 """
 
 from __future__ import annotations
@@ -113,6 +114,7 @@ def calls() -> Calls:
     """A warm call of a loaded model."""
     import dllm
     from dllm.engine.forward import Forward
+    from dllm.engine.work import Work
     from dllm.runtime.scheduler import Scheduler
 
     model = dllm.load("nano")
@@ -126,6 +128,7 @@ def calls() -> Calls:
         Scheduler.advance.__code__: "step", Scheduler._admit.__code__: "admission",
         Forward._backbone.__code__: "network", Forward._statistics.__code__: "statistics",
         Scheduler._finish.__code__: "result", Scheduler.close.__code__: "result",
+        Work._part.__code__: "result",
     })  # fmt: skip
     watch.watched(call)
     return watch

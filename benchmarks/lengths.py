@@ -99,14 +99,9 @@ def holes(count: int, seed: int) -> dict[str, Any]:
         size = len(encode_text(tokenizer, answer)) - around
         if size > 0:
             wanted.append((encode(model, example.prompt), f"{left}[[1..24]]{right}", size))
-    found = {
-        rule: [int(measured(model, text, ids, rule).holes.sum()) - n for ids, text, n in wanted]
-        for rule in ("sure", "lr", "cal")
-    }
-    return {"holes": len(wanted)} | {
-        rule: {"exact": errors.count(0), "off_by_one": sum(abs(e) == 1 for e in errors)}
-        for rule, errors in found.items()
-    }
+    errors = [int(measured(model, text, ids).holes.sum()) - n for ids, text, n in wanted]
+    return {"holes": len(wanted), "exact": errors.count(0),
+            "off_by_one": sum(abs(e) == 1 for e in errors)}  # fmt: skip
 
 
 def main() -> None:

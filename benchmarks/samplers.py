@@ -31,9 +31,9 @@ from harness import RESULTS, write  # isort: skip
 BASELINE = "threshold"
 METHODS = (
     BASELINE, "llada", "dream", "factor", "eb", "dparallel", "d3llm",
-    "localleap", "hierarchical", "klass", "r2", "threshold+credit", "adablock",
+    "localleap", "hierarchical", "r2", "threshold+credit", "adablock",
     "adablock+localleap", "dcd", "dsb", "prophet", "threshold+prophet", "ete", "lopa",
-    "freedave", "freedave(threshold(tau=0.95))", "wino", "learn2pd", "learn2pd+eotp",
+    "freedave", "freedave(threshold(tau=0.95))", "wino", 
     "certainty_prior", "edit", "edit(mode=low_prob)",
     "dawn", "wedlm", "remdm",
 )  # fmt: skip

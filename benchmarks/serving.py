@@ -293,7 +293,7 @@ def drive(
             mine, canvas = times[request], step.canvas
             seconds = clock - arrived[request]
             mine.setdefault("first draft", seconds)
-            if final_end(canvas, request.recipe.revises, ()) > canvas.prompt_length:
+            if final_end(canvas, canvas.window, request.recipe) > canvas.prompt_length:
                 mine.setdefault("first text", seconds)
             if request.done:
                 mine["end to end"] = seconds

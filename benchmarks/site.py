@@ -27,7 +27,7 @@ _copy = tempfile.TemporaryDirectory(prefix="dllm-docs-")
 def on_config(config: Any) -> Any:
     """Point mkdocstrings to a copy of the packages under their installed names."""
     table = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    only_python = shutil.ignore_patterns("__pycache__", "*.npz", "*.json", "*.safetensors")
+    only_python = shutil.ignore_patterns("__pycache__", "*.json", "*.safetensors")
     for package, folder in table["tool"]["setuptools"]["package-dir"].items():
         target = Path(_copy.name, *package.split("."))
         shutil.copytree(ROOT / folder, target, ignore=only_python, dirs_exist_ok=True)

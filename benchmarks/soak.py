@@ -41,7 +41,7 @@ def request(rng: random.Random) -> tuple[str, str, dict[str, Any]]:
     a, b = rng.randrange(10, 80), rng.randrange(10, 80)
     chat: dict[str, Any] = {
         "messages": [{"role": "user", "content": f"Compute {a} + {b}."}], "max_tokens": 48,
-        "sampler": rng.choice(["threshold", "localleap", "llada(steps=12)", "klass"]),
+        "sampler": rng.choice(["threshold", "localleap", "llada(steps=12)", "eb"]),
         "cache": rng.choice(["none", "dual"]), "block_length": 16,
         "temperature": rng.choice([0.0, 0.7]),
     }  # fmt: skip

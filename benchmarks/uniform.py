@@ -15,7 +15,7 @@ NAMES = ("copy", "reverse", "sort", "insert", "remove", "replace", "remove_rando
 SHARED = (
     "llada", "threshold(tau=0.99)", "threshold(tau=0.9)", "threshold(tau=0.7)",
     "threshold(tau=0.5)", "localleap", "eb(gamma=0.1)", "eb(gamma=1.0)", "factor(factor=1.0)",
-    "klass", "dcd", "threshold(tau=0.9)+edit(tau=0.9)", "threshold(tau=0.5)+edit(tau=0.5)",
+    "dcd", "threshold(tau=0.9)+edit(tau=0.9)", "threshold(tau=0.5)+edit(tau=0.5)",
 )  # fmt: skip
 OWN = (
     "entropy_bound(max_denoising_steps=8)", "entropy_bound(max_denoising_steps=16)",

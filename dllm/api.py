@@ -99,7 +99,8 @@ def generate(
     """
     following: Any = nullcontext() if streamer is None else feeding(streamer)
     with following as feed:
-        prompts = list(prompt) if is_batch(prompt) else [prompt]
+        batch = is_batch(prompt)
+        prompts = list(prompt) if batch else [prompt]
         loaded = remembered(model)
         recipe = recipe_for(loaded, sampler, config, arguments)
         requests = answering(loaded, recipe, prompts, chat, repetitions, n, trace)
@@ -107,7 +108,7 @@ def generate(
             raise ConfigError("a streamer follows one answer: pass prompts one by one")
         results = _scheduler(loaded, cache, requests).completed(None if feed is None else feed.take)
     grouped = [results[i : i + n] for i in range(0, len(results), n)] if n > 1 else results
-    return grouped if is_batch(prompt) else grouped[0]
+    return grouped if batch else grouped[0]
 
 
 def as_completed(
@@ -134,8 +135,8 @@ def infill(
     """Fill holes in a fixed text: ``"def area(r):\\n    return [[8]]\\n"`` has one of 8 tokens.
 
     ``text``: a string with ``[[n]]`` holes, or token ids in which -1 marks a position to fill.  A
-    hole ``[[4..32]]`` has some length between, ``[[*]]`` one up to 64; which, is measured first, by
-    a rule that ``length`` names: "sure" (default), "lr" or "cal", see `dllm.request.holes`.
+    hole ``[[4..32]]`` has some length between, ``[[*]]`` one up to 64; which, is measured first
+    (``length="sure"``, the default), see `dllm.request.holes`.
     ``[[8:[a-z]+]]`` is a hole with a form: its 8 tokens spell a text that matches ``[a-z]+``.
     With a ``prompt`` (as for `generate`) it is the form of the answer: ``"The answer is [[2]]."``.
     Stop ids are never proposed, so that a sampler's end-of-text rule has nothing to do; the text

@@ -126,7 +126,7 @@ class Session:
                 raise ConfigError("the session is closed: open another one")
             waiting, most = self.waiting, self.max_waiting
             full = most is not None and waiting >= most + self._scheduler.engine.room
-            if full and not request.at_once:
+            if full and not request.recipe.outside:
                 raise QueueFullError(
                     f"{waiting} requests wait already (max_waiting={self.max_waiting}): "
                     "try again later"
@@ -154,7 +154,7 @@ class Session:
     @property
     def running(self) -> int:
         """Requests that are being decoded."""
-        return sum(not request.at_once for request in list(self._scheduler.running.values()))
+        return sum(not request.recipe.outside for request in list(self._scheduler.running.values()))
 
     @property
     def waiting(self) -> int:

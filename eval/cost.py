@@ -14,13 +14,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
 from ..kernels.linear import Packed, linear
-from ..kernels.quantised import QuantisedLinear
 from ..runtime.result import Result
 
 Product = Callable[[torch.Tensor], torch.Tensor]
@@ -111,17 +111,13 @@ class Rates:
     attention: float | None = None  # None: as products of many rows
 
     @classmethod
-    def measure(
-        cls, shape: Shape, device: torch.device, dtype: torch.dtype, bits: int = 0,
-        copy: bool = True,
-    ) -> Rates:  # fmt: skip
+    def measure(cls, shape: Shape, device: torch.device, dtype: torch.dtype) -> Rates:
         """From products with matrices of the model's feed-forward size, as many as it has or as
-        no processor cache holds; with weights of so many ``bits``, 0 for ``dtype``, or without a
-        ``copy`` in the order that products want.  On a CPU attention is measured, too."""
+        no processor cache holds.  On a CPU attention is measured, too."""
         size = shape.hidden, shape.intermediate
         count = min(3 * shape.layers, 1 + COLD // (size[0] * size[1] * dtype.itemsize))
         drawn = (torch.randn(size[1], size[0], device=device).to(dtype) for _ in range(count))
-        weights = [rounded(weight, bits) if bits else plain(weight, copy) for weight in drawn]
+        weights = [partial(linear, weight=w, bias=None, packed=Packed()) for w in drawn]
         rates = []
         for rows in ROWS:
             inputs = torch.randn(rows, size[0], device=device).to(dtype)
@@ -144,19 +140,6 @@ class Rates:
             + cost.attention / (self.attention or max(self.rate))
             + cost.head / self.at(cost.scored)
         )
-
-
-def plain(weight: torch.Tensor, copy: bool = True) -> Product:
-    """Products with a weight as the layers of a network do them here."""
-    packed = Packed(copy)
-    return lambda x: linear(x, weight, None, packed)
-
-
-def rounded(weight: torch.Tensor, bits: int) -> Product:
-    """The same with the weight in 8 or 4 bits."""
-    layer = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-    layer.weight = torch.nn.Parameter(weight, requires_grad=False)
-    return QuantisedLinear.of(layer, bits, 64)
 
 
 def _attention(shape: Shape, dtype: torch.dtype) -> float:

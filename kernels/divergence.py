@@ -1,11 +1,9 @@
-"""What has changed since the last step: full log-probabilities are kept for it."""
+"""Whole distributions of two steps: full log-probabilities are kept for it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from .noise import row_gumbel
@@ -38,29 +36,6 @@ def drawn_from(logprobs: torch.Tensor, filters: Filters) -> torch.Tensor:
     if filters.cut:
         logprobs = logprobs.masked_fill(dropped(logprobs, filters), -torch.inf)
     return (logprobs / filters.temperature).log_softmax(-1)
-
-
-def divergence(
-    positions: npt.NDArray[np.int64],
-    logprobs: torch.Tensor,
-    previous: tuple[npt.NDArray[np.int64], torch.Tensor] | None,
-) -> torch.Tensor:
-    """Kullback-Leibler divergence KL(now || before) in nats: (n,) float32 on the device of
-    ``logprobs``.
-
-    ``logprobs`` (n, V) at ``positions``; ``previous``: the same of the step before.  Infinite
-    where there is nothing to compare with.
-    """
-    result = logprobs.new_full((len(positions),), torch.inf)
-    if previous is not None and len(positions):
-        known, before = previous
-        both, here, there = np.intersect1d(positions, known, return_indices=True)
-        if both.size:
-            at = torch.from_numpy(here).to(logprobs.device)
-            now = logprobs[at]
-            then = before[torch.from_numpy(there).to(before.device)]
-            result[at] = torch.where(now > -torch.inf, now.exp() * (now - then), 0.0).sum(-1)
-    return result
 
 
 def residual(q: torch.Tensor, p: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:

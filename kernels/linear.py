@@ -1,10 +1,10 @@
 """Products with the weights of linear layers on a CPU, by oneDNN.
 
 PyTorch multiplies float32 on a CPU with MKL, which reaches less than half of what oneDNN does on
-processors of AMD, and gives oneDNN bfloat16 weights as they lie, to be rearranged in every call.
-`Packed` calls oneDNN for both and keeps a copy of the weight in the order it wants.  For 8 to 64
-rows, those of a decoding step, that is 2 to 3 times as fast in float32 and 1.2 to 1.8 times in
-bfloat16 (`benchmarks/step.py`).
+processors of AMD with AVX-512, and gives oneDNN bfloat16 weights as they lie, to be rearranged in
+every call.  `Packed` calls oneDNN for both and keeps a copy of the weight in the order it wants.
+For 8 to 64 rows, those of a decoding step, that is 2 to 3 times as fast in float32 and 1.2 to 1.8
+times in bfloat16 (`benchmarks/step.py`).  With AVX2 oneDNN multiplies float32 only.
 
 A row of the result does not depend on how many others there are, to the last bit, whether there is
 a copy or not (`tests/kernels/test_linear.py`); PyTorch's own products differ for one to three rows
@@ -40,10 +40,22 @@ def available() -> bool:
     return (
         platform.machine() in ("x86_64", "AMD64")
         and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-        and torch.cpu._is_avx512_supported()
+        and torch.cpu._is_avx2_supported()
         and hasattr(ops, "_linear_pointwise")
         and hasattr(ops, "_reorder_linear_weight")
     )
+
+
+@cache
+def _native() -> tuple[torch.dtype, ...]:
+    """What oneDNN multiplies by itself: bfloat16 with AVX-512 only."""
+    bfloat16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return (torch.float32, torch.bfloat16) if bfloat16 else (torch.float32,)
+
+
+def dtypes() -> tuple[torch.dtype, ...]:
+    """The dtypes that `Packed` multiplies."""
+    return _native() if library() is None else (torch.float32, torch.bfloat16)
 
 
 def suits(weight: torch.Tensor) -> bool:
@@ -54,7 +66,7 @@ def suits(weight: torch.Tensor) -> bool:
         and bool(torch.backends.mkldnn.enabled)
         and type(weight) in (torch.Tensor, nn.Parameter)
         and weight.device.type == "cpu"
-        and weight.dtype in (torch.float32, torch.bfloat16)
+        and weight.dtype in dtypes()
         and weight.dim() == 2
         and weight.is_contiguous()
         and weight.numel() > 0

@@ -37,9 +37,8 @@ class Prediction:
 
     All arrays have the length of ``positions`` (ascending int64).  ``token`` is the proposal x0,
     ``logprob`` its log-probability; ``margin`` p1 - p2, ``gap`` top logit minus second logit,
-    ``entropy`` in nats, ``max_logprob`` log-probability of the likeliest token, ``kl`` divergence
-    from the distribution of the row's previous step (infinite where there was none), ``top_token``
-    / ``top_logprob`` (n, k): present when a part's ``statistics`` ask for them.  ``asked``: part
+    ``entropy`` in nats, ``max_logprob`` log-probability of the likeliest token, ``top_token`` /
+    ``top_logprob`` (n, k): present when a part's ``statistics`` ask for them.  ``asked``: part
     name -> (n, m) log-probabilities of the ids that the part `Part.reads`.  ``attention``
     (L, L) float32, by position and not by target: what each of the L live positions attends to,
     mean over the heads of the last layers that a part's ``statistics`` name; None if none do.
@@ -55,7 +54,6 @@ class Prediction:
     gap: FloatArray | None = None
     entropy: FloatArray | None = None
     max_logprob: FloatArray | None = None
-    kl: FloatArray | None = None
     top_token: IntArray | None = None
     top_logprob: FloatArray | None = None
     asked: Mapping[str, FloatArray] = field(default_factory=lambda: NO_IDS)
@@ -73,9 +71,9 @@ class Prediction:
 
         return Prediction(
             self.positions[keep], self.token[keep], self.logprob[keep], pick(self.margin),
-            pick(self.gap), pick(self.entropy), pick(self.max_logprob), pick(self.kl),
-            pick(self.top_token), pick(self.top_logprob),
-            {name: array[keep] for name, array in self.asked.items()}, self.attention, self.joint,
+            pick(self.gap), pick(self.entropy), pick(self.max_logprob), pick(self.top_token),
+            pick(self.top_logprob), {name: array[keep] for name, array in self.asked.items()},
+            self.attention, self.joint,
         )  # fmt: skip
 
     def of_window(self, canvas: Canvas) -> Prediction:

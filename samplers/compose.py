@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field, replace
+from operator import attrgetter
 from typing import Any, Protocol, TypeVar, cast, dataclass_transform
 
 from ..core.capabilities import ENTROPY, FIXED_WINDOW, Capability
@@ -73,7 +74,7 @@ def check_needs(
     ``offerer``, which fills that place, does not."""
     for part in parts:
         missing = part.needs - offered
-        for need in sorted(missing, key=str) if missing else ():
+        for need in sorted(missing, key=attrgetter("name")):
             if source in need.remedies:
                 remedy = need.remedies[source] or f"use {' or '.join(_offering(need))}"
                 raise ConfigError(

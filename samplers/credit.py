@@ -80,7 +80,7 @@ class Credit(Transform):
         logprob = best - total
         p = prediction  # spelt out: `replace` takes twice as long
         return Prediction(
-            at, winner, logprob, p.margin, p.gap, p.entropy, logprob, p.kl, p.top_token,
+            at, winner, logprob, p.margin, p.gap, p.entropy, logprob, p.top_token,
             p.top_logprob, p.asked, p.attention,
         )  # fmt: skip
 

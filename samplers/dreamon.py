@@ -35,7 +35,7 @@ class DreamOn(Length):
     For models of family ``dreamon``, which have a token that asks for another mask.  The region
     begins with ``initial`` (64) positions, in a text with holes as these say: ``[[8]]`` stays at 8,
     ``[[2..32]]`` begins with 8 and keeps within its bounds.  Room is asked for at most ``budget``
-    times (twice the most positions there may be).  With ``delete_to_right`` all masks right of a
+    times (the most positions there may be).  With ``delete_to_right`` (True) all masks right of a
     deleted one, in the same hole, go with it.  As published it decides one position per step, of
     the lowest entropy, with ``temperature=0.2, top_p=0.9``.
     """
@@ -45,7 +45,7 @@ class DreamOn(Length):
 
     initial: int | None = None
     budget: int | None = None
-    delete_to_right: bool = False
+    delete_to_right: bool = True
     eos_token_id: int | None = None
     expand_token_id: int | None = None
 
@@ -60,7 +60,7 @@ class DreamOn(Length):
 
     def _room(self, canvas: Canvas) -> int:
         """How many masks may still be added, whatever the bounds of holes."""
-        most = self.budget or 2 * sum(hole.most for hole in _holes(canvas))
+        most = self.budget or sum(hole.most for hole in _holes(canvas))
         return most - canvas.state(Expansions).count
 
     def _fixed(self, canvas: Canvas, positions: IntArray) -> BoolArray:

@@ -12,7 +12,6 @@ from ..core.limits import THRESHOLD, bounds
 from .base import EosRule, View
 from .compose import register
 from .eos import is_stop, prefix_complete
-from .learn2pd import LEARN2PD
 
 
 @dataclass
@@ -22,7 +21,11 @@ class ProposedEnd:
     position: int | None = None
 
 
-@register("eotp", paper=LEARN2PD, arxiv="2509.25188")
+@register(
+    "eotp",
+    paper="Learning to Parallel: Accelerating Diffusion LLMs via Adaptive Parallel Decoding",
+    arxiv="2509.25188",
+)
 class EoTP(EosRule):
     """End the region at a stop id that is committed, else at the most likely one that is proposed.
 

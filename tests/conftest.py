@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -94,3 +95,24 @@ def tiny_folder(tiny: dllm.DiffusionModel, tmp_path_factory: pytest.TempPathFact
     folder = tmp_path_factory.mktemp("checkpoints") / "tiny"
     tiny.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def noisy(tmp_path_factory: pytest.TempPathFactory) -> dllm.DiffusionModel:
+    """A small DiffusionGemma with random weights, as `tiny`: canvases of 8 with uniform noise, and
+    a window of 6 in two of its layers."""
+    from transformers import DiffusionGemmaForBlockDiffusion
+
+    from dllm.train.recipes.nano import NanoTraining, build_model
+    from dllm.train.tokenizer import build_tokenizer
+
+    tokenizer, folder = build_tokenizer(), tmp_path_factory.mktemp("noisy")
+    recipe = NanoTraining.of("uniform", hidden_size=32, layers=3, heads=4, intermediate_size=96)
+    config = build_model(recipe, tokenizer).config
+    config.canvas_length, config.text_config.sliding_window = 8, 6
+    config.text_config.initializer_range = 0.4
+    torch.manual_seed(0)
+    network: Any = DiffusionGemmaForBlockDiffusion(config)
+    network.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return dllm.load(folder)

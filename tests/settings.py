@@ -62,7 +62,6 @@ BITES = {
     "factor": "factor(2)",
     "freedave": "freedave(draft_depth=3)",
     "hierarchical": "hierarchical(0.8, 0.4)",
-    "klass": "klass(0.3, 0.5)",
     "localleap": "localleap(0.9, 0.75)",
     "lopa": "lopa(k=3)",
     "margin": "margin+fixed",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
-NEEDS = {"evaluate": "lm_eval"}
+NEEDS = {"evaluate": "lm_eval", "agent": "agents"}
 
 
 @pytest.mark.slow

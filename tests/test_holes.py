@@ -7,10 +7,8 @@ import pytest
 import torch
 
 import dllm
-from dllm.request.holes import calibrated, measured, trend_free
+from dllm.request.holes import measured
 from dllm.request.prompts import encode
-
-from .thin import some
 
 QUESTION = "What is 23 + 12?"
 
@@ -38,25 +36,13 @@ def test_a_length_is_taken_from_the_texts_that_are_compared() -> None:
     assert found.probes == 1
 
 
-def test_the_published_scores() -> None:
-    """A bump on a straight line in ln L is what is left of it; on its own curve all is alike."""
-    lengths = np.array([1.0, 2, 4, 8, 16, 32])
-    sure = -0.3 - 0.2 * np.log(lengths)
-    assert np.ptp(trend_free(lengths, sure)) < 1e-12
-    sure[3] += 0.1
-    assert trend_free(lengths, sure).argmax() == 3 and sure.argmax() == 0
-    curve = np.exp(-1.77 * lengths) + 0.56 * np.exp(-0.06 * lengths) + 0.24
-    assert np.ptp(calibrated(lengths, 0.5 * curve)) < 1e-12
-
-
-@pytest.mark.parametrize("rule", some(["sure", "lr", "cal"], 2))
-def test_holes_are_measured_and_filled(rule: str) -> None:
+def test_holes_are_measured_and_filled() -> None:
     text = "23 + 12: 3 + 2 =[[1]], 2 + 1 =[[*]]: 35."
-    result = dllm.infill("nano", text, prompt=QUESTION, length=rule)
+    result = dllm.infill("nano", text, prompt=QUESTION)
     assert result.text.startswith("23 + 12: 3 + 2 = 5, 2 + 1 =") and result.text.endswith(": 35.")
     assert 1 <= result.probes <= 2 and result.nfe > result.probes
     with dllm.Session("nano") as session:
-        again = session.infill(text, prompt=QUESTION, length=rule).result(timeout=60)
+        again = session.infill(text, prompt=QUESTION, length="sure").result(timeout=60)
     assert (again.text, again.nfe, again.computed) == (result.text, result.nfe, result.computed)
 
 

@@ -52,7 +52,7 @@ KINDS: dict[str, Callable[[], Result]] = {
     "constrained": lambda: generated(trace=True, constraints={8: "The end"}),
     "session": in_session,
     "speculated": lambda: dllm.speculate("nano-ar", "nano", LONG, max_new_tokens=12),
-    "tree": lambda: dllm.speculate("nano-ar", "token_recycling", LONG, max_new_tokens=12),
+    "tree": lambda: dllm.speculate("nano-ar", "cacheback", LONG, max_new_tokens=12),
     "lossy": lambda: dllm.speculate("nano-ar", "nano", LONG, rule="fly", max_new_tokens=12),
 }
 

@@ -141,7 +141,7 @@ def dflash(*, options: DFlash) -> None:
     from ..train.dflash.objective import Objective
     from ..train.dflash.recipe import DFlashTraining, Schedule
 
-    o = options
+    o, report = options, options.report()
     if o.format not in FORMATS:
         raise UnknownNameError("format", o.format, FORMATS)
     recipe = DFlashTraining(
@@ -156,7 +156,7 @@ def dflash(*, options: DFlash) -> None:
     model = load_verifier(loaded(o.verifier, o.device))
     o.output.mkdir(parents=True, exist_ok=True)
     with resumable():
-        _train(model, recipe, options)
+        _train(model, recipe, options, report)
 
 
 def _numbers(text: str | None) -> tuple[int, ...] | None:
@@ -189,7 +189,7 @@ def answer_files(model: DiffusionModel, options: DFlash) -> Iterator[tuple[Path,
         yield (file if prompts is None else options.output / f"answers-{number}.jsonl"), prompts
 
 
-def _train(model: DiffusionModel, recipe: DFlashTraining, options: DFlash) -> None:
+def _train(model: DiffusionModel, recipe: DFlashTraining, options: DFlash, report: Report) -> None:
     from ..train.dflash.generate import STARTERS, write_answers
     from ..train.dflash.recipe import finish, keep_states, mask_id, start
     from ..train.loop import machine_has_bf16, resume
@@ -215,7 +215,7 @@ def _train(model: DiffusionModel, recipe: DFlashTraining, options: DFlash) -> No
     folder = options.output
     run, split = start(
         model, [*files], recipe, folder, bf16=machine_has_bf16(model.device.type),
-        weights_from=options.weights_from, report=options.report(),
+        weights_from=options.weights_from, report=report,
     )  # fmt: skip
     note(f"{len(split.train)} answers to train on, {len(split.held)} to measure with")
     resume(run)

@@ -164,7 +164,7 @@ def _distill(
     from ..train.recipes.convert import in_blocks
     from ..train.recipes.distill import Distillation, finish, train
 
-    run = run.ranked(32)
+    run, report = run.ranked(32), run.report()
     assert run.rank is not None
     folder = run.output or Path("runs") / name
     model = load(
@@ -180,7 +180,7 @@ def _distill(
     recipe = Distillation(settings, run.scheduled(), run.rows, run.rank, **how)
     with resumable():
         job = train(model, recipe, folder, questions, data=run.data or (), held_out=held,
-                    report=run.report(), teacher=teacher,
+                    report=report, teacher=teacher,
                     gradient_checkpointing=run.checkpointing)  # fmt: skip
     if job is None:
         return note(f"answers: {folder}")

@@ -111,7 +111,7 @@ def cpu_kernels() -> Finding:
     from ..kernels import cpu
 
     if cpu.library() is not None:
-        return Finding("cpu kernels", f"compiled: {cpu.built()}", GOOD)
+        return Finding("cpu kernels", f"compiled for {cpu.vectors()}: {cpu.built()}", GOOD)
     lacking = cpu.missing_features()
     if lacking:
         return Finding("cpu kernels", f"PyTorch's; those of dllm need {', '.join(lacking)}")
@@ -182,7 +182,6 @@ def examine(model: str, memory: tuple[str, int]) -> Iterator[Finding]:
         return
     yield from _sizes(checkpoint, needs)
     yield from fit(needs, *memory)
-    yield from speed(checkpoint, needs, *memory)
     yield from _tokens(checkpoint)
     yield from _weights(checkpoint)
 
@@ -227,7 +226,8 @@ def _tokens(checkpoint: Checkpoint) -> Iterator[Finding]:
     else:
         yield Finding("tokenizer", f"{len(tokenizer):,} tokens", GOOD)
     if facts.mask_token_id is not None:
-        yield Finding("mask token", f"{facts.mask_token_id}, ends {facts.stop_token_ids}")
+        name = "none: the noise is uniform" if facts.uniform else str(facts.mask_token_id)
+        yield Finding("mask token", f"{name}, ends {facts.stop_token_ids}")
 
 
 def _weights(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -269,31 +269,12 @@ def fit(needs: Footprint, device: str, free: int) -> Iterator[Finding]:
         way = f"--quantization int{bits}"
         if device != "the main memory":
             way = f"quantization_config=BitsAndBytesConfig(load_in_{bits}bit=True)"
-        yield Finding("instead", f"{way}: about {size(needs.weights_in(bits))} of weights")
+        held = needs.weights_in(bits)
+        rest = "; experts are not rounded" if held > 0.9 * needs.weights else ""
+        yield Finding("instead", f"{way}: about {size(held)} of weights{rest}")
     yield Finding(
         "instead", 'dllm.load(..., device_map="auto"): spread over all GPUs and main memory'
     )
-
-
-def speed(checkpoint: Checkpoint, needs: Footprint, device: str, free: int) -> Iterator[Finding]:
-    """Tokens per second to expect of a large diffusion model on a CPU, in each precision."""
-    from ..models.precision import SMALL
-    from ..models.reading import family_of
-    from .capacity import PER_STEP, tokens_per_second
-
-    diffusion = family_of(checkpoint).diffusion
-    if device != "the main memory" or needs.parameters < SMALL or not diffusion:
-        return
-    for kind in dict.fromkeys((needs.dtype, "int8", "int4")):
-        held = needs.weights_in(int(kind[3:])) if kind.startswith("int") else needs.weights
-        if (rates := tokens_per_second(checkpoint, kind, needs.context)) is None:
-            return
-        plain, cached = rates
-        yield Finding(
-            f"speed, {kind}",
-            f"about {plain:.2g} tokens/s, {cached:.2g} with --cache dual, at {PER_STEP} tokens per "
-            "step (prompt 512, 256 new)" + ("" if held < free else "; does not fit"),
-        )
 
 
 def size(amount: int) -> str:

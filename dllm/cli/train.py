@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from . import dflash, distill
+from .dflash import DATA, OUTPUT, TRAINING, Reported, resumable, setting
 from .inputs import read_lines
-from .options import everywhere
-from .output import check_output, note
+from .options import everywhere, takes
+from .output import note
 
 train_app = typer.Typer(
     help="Train drafters, and adapt diffusion models.",
@@ -21,121 +22,91 @@ train_app = typer.Typer(
 NAMES = {"masked": "nano", "causal": "nano-ar", "uniform": "nano-uniform"}
 
 
-@train_app.command()
-@everywhere
-def nano(
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="Folder of the run.", show_default="runs/nano"),
-    ] = None,
-    objective: Annotated[
-        str,
-        typer.Option(help="'masked' (nano), 'causal' (nano-ar) or 'uniform' (nano-uniform)."),
-    ] = "masked",
-    steps: Annotated[
-        int | None, typer.Option(help="Training steps.", min=1, show_default="the recipe's")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Random seed.", min=0)] = 0,
-    device: Annotated[str, typer.Option(help="Device: cpu, cuda, ...")] = "cpu",
-    compiled: Annotated[
-        bool, typer.Option("--compile/--no-compile", help="Compile the network with torch.compile.")
-    ] = True,
-    examples: Annotated[
-        int,
-        typer.Option(help="Held-out prompts per task in an evaluation (0: no evaluation).", min=0),
-    ] = 16,
-    weights_from: Annotated[
-        Path | None, typer.Option(help="Folder of a run whose weights this run starts with.")
-    ] = None,
-) -> None:
-    """Train nano from scratch; a run that was stopped goes on where it saved last."""
+@dataclass(frozen=True, kw_only=True)
+class Nano(Reported):
+    """Options of ``dllm train nano``."""
 
-    from ..train.loop import Report
+    output: Path | None = setting(None, "Folder of the run (default: runs/nano).", OUTPUT)
+    objective: str = setting(
+        "masked", "'masked' (nano), 'causal' (nano-ar) or 'uniform' (nano-uniform).", TRAINING
+    )
+    steps: int | None = setting(None, "Training steps (default: the recipe's).", TRAINING, min=1)
+    seed: int = setting(0, "Random seed.", TRAINING, min=0)
+    device: str = setting("cpu", "Device: cpu, cuda, ...", TRAINING)
+    compiled: bool = setting(
+        True, "Compile the network with torch.compile.", TRAINING, "--compile/--no-compile"
+    )
+    examples: int = setting(
+        16, "Held-out prompts per task in an evaluation (0: no evaluation).", DATA, min=0
+    )
+    weights_from: Path | None = setting(
+        None, "Folder of a run whose weights this run starts with.", TRAINING
+    )
+
+
+@takes(Nano)
+def nano(*, options: Nano) -> None:
+    """Train nano from scratch; a run that was stopped goes on where it saved last."""
     from ..train.recipes.nano import NanoTraining, export, train
 
-    recipe = NanoTraining.of(objective, seed=seed, **({} if steps is None else {"steps": steps}))
-    folder = output or Path("runs") / NAMES[objective]
-    with dflash.resumable():
+    o, report = options, options.report()
+    given = {} if o.steps is None else {"steps": o.steps}
+    recipe = NanoTraining.of(o.objective, seed=o.seed, **given)
+    folder = o.output or Path("runs") / NAMES[o.objective]
+    with resumable():
         train(
-            recipe, folder, device=device, compile_model=compiled, weights_from=weights_from,
-            report=Report(note, log_every=50), accuracy_examples=examples,
+            recipe, folder, device=o.device, compile_model=o.compiled, weights_from=o.weights_from,
+            report=report, accuracy_examples=o.examples,
         )  # fmt: skip
-    export(folder, folder / NAMES[objective])
-    note(f"{recipe.steps} steps of the {objective} recipe: {folder / NAMES[objective]}")
+    export(folder, folder / NAMES[o.objective])
+    note(f"{recipe.steps} steps of the {o.objective} recipe: {folder / NAMES[o.objective]}")
 
 
-@train_app.command("filter")
-@everywhere
-def learned_filter(
-    output: Annotated[Path, typer.Option("--output", "-o", help="The .npz file to write.")],
-    model: Annotated[str, typer.Option("--model", "-m", help="Hub id, folder or name.")] = "nano",
-    prompts: Annotated[
-        Path | None,
-        typer.Option(help="One prompt per line.", show_default="the bundled model's tasks"),
-    ] = None,
-    count: Annotated[int, typer.Option(help="Prompts per bundled task.", min=1)] = 40,
-    block_length: Annotated[int, typer.Option(help="Positions the filter sees.", min=1)] = 32,
-    steps: Annotated[int, typer.Option(help="Training steps.", min=1)] = 1_500,
-    seed: Annotated[int, typer.Option(help="Random seed.", min=0)] = 0,
-) -> None:
-    """Train Learn2PD's filter for a model: `--sampler "learn2pd(filter='FILE')"` then uses it."""
-    from .. import load
-    from ..eval.tasks import TASKS
-    from ..train.recipes.filter import save_filter, train_filter, trajectories
+@dataclass(frozen=True, kw_only=True)
+class Deer(Reported):
+    """Options of ``dllm train deer``."""
 
-    if prompts is not None:
-        lines = read_lines(prompts)
-    else:
-        lines = [e.prompt for task in TASKS.values() for e in task.examples(count, seed, "train")]
-    check_output(output, "the filter ")
-    note(f"decoding {len(lines)} prompts, one token per step")
-    data = trajectories(load(model), lines, block_length)
-    note(f"training on {len(data[0])} steps")
-    weights, measured = train_filter(*data, steps=steps, seed=seed)
-    save_filter(weights, output)
-    note(", ".join(f"{name} {value:.4f}" for name, value in measured.items()) + f": {output}")
+    verifier: str = setting("nano-ar", "Verifier: hub id, folder or nano-ar.", DATA)
+    drafter: str = setting("nano", "Drafter: hub id, folder or nano.", DATA)
+    prompts: Path | None = setting(
+        None, "File of prompts, one per line (default: generated tasks).", DATA
+    )
+    examples: int = setting(1000, "Prompts the verifier answers.", DATA, min=1)
+    stage1_steps: int = setting(400, "Steps of stage 1.", TRAINING, min=1)
+    stage2_steps: int = setting(200, "Steps of stage 2.", TRAINING, min=1)
+    window: int = setting(16, "Masks of a drafting window.", TRAINING, min=1)
+    marker_position: str = setting(
+        "after_masks", "Where the end marker stands: after_masks or before_masks.", TRAINING
+    )
+    seed: int = setting(0, "Random seed.", TRAINING, min=0)
+    output: Path = setting(Path("runs/deer"), "Folder of the run.", OUTPUT)
 
 
-@train_app.command()
-@everywhere
-def deer(
-    verifier: Annotated[str, typer.Option(help="Hub id, folder or nano-ar.")] = "nano-ar",
-    drafter: Annotated[str, typer.Option(help="Hub id, folder or nano.")] = "nano",
-    prompts: Annotated[
-        Path | None,
-        typer.Option(help="Text file, one prompt per line.", show_default="generated tasks"),
-    ] = None,
-    examples: Annotated[int, typer.Option(help="Prompts the verifier answers.", min=1)] = 1_000,
-    stage1_steps: Annotated[int, typer.Option(help="Steps of stage 1.", min=1)] = 400,
-    stage2_steps: Annotated[int, typer.Option(help="Steps of stage 2.", min=1)] = 200,
-    window: Annotated[int, typer.Option(help="Masks of a drafting window.", min=1)] = 16,
-    marker_position: Annotated[
-        str, typer.Option(help="Where the end marker stands: after_masks or before_masks.")
-    ] = "after_masks",
-    seed: Annotated[int, typer.Option(help="Random seed.", min=0)] = 0,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the result.")] = Path(
-        "runs/deer"
-    ),
-) -> None:
+@takes(Deer)
+def deer(*, options: Deer) -> None:
     """Align a diffusion drafter with a verifier, in DEER's two stages."""
     from ..models import load
     from ..train.recipes.deer import Alignment, align, save_aligned, teacher_answers
     from ..train.trajectories import task_questions
 
+    o = options
     recipe = Alignment(
-        stage1_steps=stage1_steps, stage2_steps=stage2_steps, window=window, far=window,
-        marker_position=marker_position, seed=seed,
+        stage1_steps=o.stage1_steps, stage2_steps=o.stage2_steps, window=o.window, far=o.window,
+        marker_position=o.marker_position, seed=o.seed,
     )  # fmt: skip
-    own = [question.prompt for question in task_questions(examples, seed)]
-    asked: list[str] = own if prompts is None else read_lines(prompts)
-    note(f"{len(asked)} answers of {verifier}")
-    pairs = teacher_answers(load(verifier), asked)
-    with dflash.resumable():
-        for number, model in enumerate(align(load(drafter), pairs, recipe, output, note), 1):
-            save_aligned(model, recipe, output / f"stage{number}")
-    note(f"aligned drafter: {output / 'stage2'}")
+    own = [question.prompt for question in task_questions(o.examples, o.seed)]
+    asked: list[str] = own if o.prompts is None else read_lines(o.prompts)
+    report = o.report()
+    note(f"{len(asked)} answers of {o.verifier}")
+    pairs = teacher_answers(load(o.verifier), asked)
+    with resumable():
+        for number, model in enumerate(align(load(o.drafter), pairs, recipe, o.output, report), 1):
+            save_aligned(model, recipe, o.output / f"stage{number}")
+    note(f"aligned drafter: {o.output / 'stage2'}")
 
 
-train_app.command()(everywhere(dflash.dflash, dflash.SHOWN))
-for command in (distill.parallel, distill.convert):
-    train_app.command()(everywhere(command, distill.SHOWN))
+for command, shown in (
+    (nano, ()), (deer, ()), (dflash.dflash, dflash.SHOWN),
+    (distill.parallel, distill.SHOWN), (distill.convert, distill.SHOWN),
+):  # fmt: skip
+    train_app.command()(everywhere(command, shown))

@@ -113,7 +113,7 @@ JUDGED = Capability("forwards that judge drafts", {"a cache": "use cache='block'
 REGION_LOGITS = Capability(
     "predictions of every undecided position at every step", {"a cache": NO_CACHE}
 )
-# T2T edits and Learn2PD's filter read decided positions of the window, too.
+# T2T edits read decided positions of the window, too.
 WINDOW_LOGITS = Capability("predictions of the whole window at every step", {"a cache": NO_CACHE})
 # Methods that compare with the step before: a cached prediction has not changed.
 FRESH_LOGITS = Capability("predictions that every step computes anew", {"a cache": NO_CACHE})

@@ -50,8 +50,8 @@ def speculate(
     as from ``generate`` of transformers.  ``options``:
 
     - ``rule``: how drafts are accepted.  "greedy" (default at temperature 0) and "keyed" (default
-      above) give the same tokens as ``drafter=None``; "match", "point", "ratio", "block"
-      and "traversal" give the same distribution.  "fly" and "apd" are LOSSY.
+      above) give the same tokens as ``drafter=None``; "match", "point", "ratio" and
+      "block" give the same distribution.  "fly" and "apd" are LOSSY.
     - ``controller``: how many tokens to draft, e.g. "adaptive" (default) or "fixed(k=8)".
     - for a diffusion drafter ``search`` (e.g. "cps"), ``proxy``, ``window`` (masks it sees),
       ``steps``, ``sampler``, ``cache``, ``refresh_rounds``, ``end_marker``, ``marker_position``;

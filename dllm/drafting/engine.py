@@ -163,7 +163,7 @@ class SpeculativeEngine(Work[DraftedRow, Step]):
             self._fail(row, error)
             return None
 
-    def _forward(self, rows: list[DraftedRow]) -> Iterator[Any]:
+    def _forward(self, rows: list[DraftedRow]) -> Callable[[], Iterator[Any]]:
         clock = self.verifier.clock
         began, passed = clock(), time.perf_counter()
         scored = self.verifier.score([(row.text, row.draft or EMPTY) for row in rows])
@@ -171,7 +171,7 @@ class SpeculativeEngine(Work[DraftedRow, Step]):
         self._seconds += time.perf_counter() - passed
         fed = [row.cost for row in rows]
         forward = Forward(seconds, sum(fed), len(rows))
-        return ((*own, forward) for own in zip(scored, fed, strict=True))
+        return lambda: ((*own, forward) for own in zip(scored, fed, strict=True))
 
     def _settle(self, row: DraftedRow, answer: Any) -> Step:
         step = row.settle(*answer)

@@ -163,7 +163,10 @@ class DraftedRow(Row):
         self.rounds.append(stats)
         self.controller.update(stats, feedback)
         self.draft, self.draft_seconds = None, None
-        return Step(row=self, canvas=canvas, decision=decision, positions=fed, accepted=len(path))
+        return Step(
+            row=self, canvas=canvas, decision=decision, window=canvas.window,
+            number=max(0, canvas.step - 1), positions=fed, accepted=len(path),
+        )  # fmt: skip
 
     def _cut(self, emitted: list[int]) -> list[int]:
         """What fits, up to the first stop id."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,17 +19,17 @@ import torch
 from ..cache import Cache
 from ..core.canvas import PROPOSAL, FloatArray, IntArray
 from ..core.errors import NumericError
-from ..kernels.divergence import divergence, drawn_from, log_probabilities, residual
+from ..kernels.divergence import drawn_from, log_probabilities, residual
 from ..kernels.linear import check_packed
 from ..kernels.statistics import (
     COLDEST,
     Biased,
     Head,
     Shaped,
+    ToHost,
     TokenStatistics,
     full_logits,
     logprobs_of,
-    to_host,
     token_statistics,
 )
 from ..models import DiffusionModel
@@ -46,11 +47,27 @@ from .soft import soft_inputs
 from .visibility import Visibility, tensor
 
 Predictions = tuple[Prediction, Prediction | None]  # of a job's targets, of its masks fed again
+Answer = Callable[[list[Any]], list[Predictions | NumericError]]  # of the numbers on the host
 UNLIKELIEST = -27.6  # log-probability that a draft had at least
-# Columns in the order of the fields of a prediction.
-READ = ("token", "logprob", "margin", "gap", "entropy", "max_logprob", "kl", "top_token",
-        "top_logprob")  # fmt: skip
+# Columns that are fields of a prediction.
+READ = ("token", "logprob", "margin", "gap", "entropy", "max_logprob", "top_token", "top_logprob")
 SHARED = tuple(field.name for field in fields(TokenStatistics))  # columns with a row per position
+
+
+@dataclass(slots=True)
+class Flight:
+    """A forward that was launched.  `wait` once, for the numbers that every job asked for, or why
+    it has none; the host may do other things before."""
+
+    forward: Forward
+    numbers: ToHost
+    answer: Answer
+
+    def wait(self) -> list[Predictions | NumericError]:
+        began = time.perf_counter()
+        arrays = self.numbers.arrays()
+        self.forward.seconds += time.perf_counter() - began
+        return self.answer(arrays)
 
 
 class Forward:
@@ -64,7 +81,8 @@ class Forward:
     def __init__(
         self, model: DiffusionModel, cache: Cache, graphs: bool = False, compile: bool = False
     ) -> None:
-        check_static(graphs, compile, cache, model.device)
+        if graphs or compile:
+            check_static(graphs, compile, cache, model.device)
         self.model, self.cache = model, cache
         self.shift = model.facts.logit_shift
         self.visibility = Visibility.of(model.facts)
@@ -110,16 +128,21 @@ class Forward:
             scored = full_logits(self.hidden(jobs), self.head)
         return list(torch.split(scored, [len(job.targets) for job in jobs]))
 
-    def predict(self, jobs: list[Job]) -> list[Predictions | NumericError]:
-        """One forward; the numbers every job asked for, or why it has none."""
+    def launch(self, jobs: list[Job]) -> Flight:
+        """Let the device compute one forward, and the numbers that every job asks for."""
         self.count += 1
         began = time.perf_counter()
         try:
             with torch.inference_mode():
                 hidden, maps = self._run(jobs)
-                return self._share(jobs, hidden, maps)
+                numbers, answer = self._share(jobs, hidden, maps)
+                return Flight(self, ToHost(numbers), answer)
         finally:
             self.seconds += time.perf_counter() - began
+
+    def predict(self, jobs: list[Job]) -> list[Predictions | NumericError]:
+        """One forward; the numbers every job asked for, or why it has none."""
+        return self.launch(jobs).wait()
 
     def hidden(self, jobs: list[Job]) -> torch.Tensor:
         """Final hidden states of the scored rows, (R, d), guidance applied."""
@@ -128,20 +151,21 @@ class Forward:
     def _run(self, jobs: list[Job]) -> tuple[torch.Tensor, AttentionMaps | None]:
         """`hidden`, and the attention maps that some of the jobs want."""
         stored = self.buffer is not None
-        draws = any(job.options.filters.temperature and not job.options.inverse for job in jobs)
+        draws = [job for job in jobs if job.options.keyed]
         further = [noise_keys(jobs)] if draws else []
-        further += [ids for job in jobs for ids in job.ids.values()]
+        own = [job for job in jobs if job.own]
+        further += [ids for job in own for ids in job.ids.values()]
         packed = pack(jobs, self.shift, stored, self.device, self.visibility, self._last,
                       self.uniform, further)  # fmt: skip
         there = iter(packed.further)
         self.keys = next(there) if draws else None
-        for job in jobs:
+        for job in own:
             job.wanted_ids = {name: next(there) for name in job.ids}
         self._last = packed if packed.layouts is not None else None
-        watched = [job for job in jobs if job.options.maps]
+        watched = [job for job in own if job.options.maps]
         maps = AttentionMaps(packed, self.visibility) if watched else None
         hidden = self._backbone(packed, jobs, maps)
-        scored = hidden[packed.scored]
+        scored = hidden.index_select(0, packed.scored)
         if packed.guided is None:
             return scored, maps
         # The head is affine and the weights sum to one: mixing hidden states mixes the logits.
@@ -174,12 +198,13 @@ class Forward:
 
     def _share(
         self, jobs: list[Job], hidden: torch.Tensor, maps: AttentionMaps | None
-    ) -> list[Predictions | NumericError]:
-        """Statistics of every group of equal options, each job's part of them, on the host."""
+    ) -> tuple[list[torch.Tensor], Answer]:
+        """Statistics of every group of equal options, and what makes each job's part of them once
+        they are on the host."""
         options = jobs[0].options
-        same = all(job.options is options for job in jobs)
-        if same and maps is None and _shared_alone(jobs, options):
+        if not [job for job in jobs if job.options is not options or job.own]:
             return self._alike(jobs, options, hidden)
+        same = all(job.options is options for job in jobs)
         own: list[dict[str, torch.Tensor]] = [{} for _ in jobs]
         if same:
             groups = [(list(range(len(jobs))), self._group(jobs, own, options, hidden, self.keys))]
@@ -189,49 +214,19 @@ class Forward:
             for job, numbers in zip(jobs, own, strict=True):
                 numbers |= maps.of_job(job)
         shared = [dict(statistics.columns()) for _, statistics in groups]
-        arrays = iter(to_host([x for numbers in (*shared, *own) for x in numbers.values()]))
-        columns = [{name: next(arrays) for name in numbers} for numbers in shared]
-        host: list[dict[str, Any]] = [{name: next(arrays) for name in numbers} for numbers in own]
-        for (members, _), numbers in zip(groups, columns, strict=True):
-            at = 0
-            for i in members:
-                here = slice(at, at + len(jobs[i].asked))
-                host[i] |= {name: column[here] for name, column in numbers.items()}
-                at = here.stop
-        return _completed(jobs, [*map(_predictions, jobs, host)], host)
+        members = [members for members, _ in groups]
+        answer = partial(_answers, jobs, members, [*map(list, shared)], [*map(list, own)])
+        return [x for numbers in (*shared, *own) for x in numbers.values()], answer
 
     def _alike(
         self, jobs: list[Job], options: RowOptions, hidden: torch.Tensor
-    ) -> list[Predictions | NumericError]:
+    ) -> tuple[list[torch.Tensor], Answer]:
         """The share of jobs that all read the same numbers, and nothing of their own."""
-        rows = self._banned_rows(jobs, options, len(hidden))
-        names, tensors = zip(
-            *self._statistics(jobs, options, hidden, rows, self.keys).columns(), strict=True
-        )
-        columns = dict(zip(names, to_host(tensors), strict=True))
-        if not np.isfinite(columns["logprob"]).all():
-            return [*self._parts(jobs, columns)]
-        arrays = [columns.get(name) for name in READ]
-        given = [(i, array) for i, array in enumerate(arrays) if array is not None]
-        answers: list[Predictions | NumericError] = []
-        at, none = 0, [None] * len(READ)
-        for job in jobs:
-            here = slice(at, at + len(job.targets))
-            at = here.stop
-            mine: list[Any] = none.copy()
-            for i, array in given:
-                mine[i] = array[here]
-            answers.append((Prediction(job.targets, *mine), None))
-        return answers
-
-    def _parts(
-        self, jobs: list[Job], columns: dict[str, Any]
-    ) -> Iterator[Predictions | NumericError]:
-        at = 0
-        for job in jobs:
-            here = slice(at, at + len(job.targets))
-            at = here.stop
-            yield _predictions(job, {name: column[here] for name, column in columns.items()})
+        rows = self._banned_rows(jobs, options, len(hidden)) if options.conditional else None
+        result = self._statistics(jobs, options, hidden, rows, self.keys)
+        names = [name for name in READ if getattr(result, name) is not None]
+        targets = [job.targets for job in jobs]
+        return [getattr(result, name) for name in names], partial(_alike, jobs, targets, names)
 
     def _groups(
         self, jobs: list[Job], own: list[dict[str, torch.Tensor]], hidden: torch.Tensor
@@ -256,7 +251,7 @@ class Forward:
         hidden: torch.Tensor, keys: torch.Tensor | None,
     ) -> TokenStatistics:  # fmt: skip
         """The statistics of jobs with equal options, one after the other.  What belongs to one job
-        goes to its ``numbers``: what a part asks for as ``asked.<part>``, the divergence as "kl",
+        goes to its ``numbers``: what a part asks for as ``asked.<part>``,
         the probabilities of tokens whose places are fed again as "stands", and of drafts that are
         judged how much likelier they are here than where they were drawn."""
         rows = self._banned_rows(jobs, options, len(hidden))
@@ -268,10 +263,8 @@ class Forward:
         for job, own in zip(jobs, numbers, strict=True):
             here = slice(at, at + len(job.targets))
             at += len(job.asked)
-            if options.needs & {"kl", "residual"} and not job.verifies:
+            if "residual" in options.needs and not job.verifies:
                 job.logprobs = self._all(hidden, here, options, rows)
-            if "kl" in options.needs and job.logprobs is not None:
-                own["kl"] = divergence(job.targets, job.logprobs, job.row.previous)
             for name, ids in job.wanted_ids.items():
                 own[f"asked.{name}"] = self._logprobs(hidden, clean, here, ids, options)
             judged = job.masks if job.masks.size else job.targets
@@ -336,7 +329,7 @@ class Forward:
                       "floor": 1 - options.signal}  # fmt: skip
         result = token_statistics(
             hidden,
-            self._head(options),
+            self.head if options.plain else self._head(options),
             banned=options.banned,
             banned_rows=rows,
             filters=options.filters,
@@ -392,14 +385,40 @@ class Forward:
         return logprobs_of(hidden[here], self._head(options), ids, *known)
 
 
-def _shared_alone(jobs: Sequence[Job], options: RowOptions) -> bool:
-    """Whether no job has numbers of its own."""
-    if options.needs & {"kl", "residual"} or options.signal:
-        return False
-    return not any(
-        job.masks.size or job.ids or job.verifies or job.row.recipe.format is not None
-        for job in jobs
-    )
+def _alike(
+    jobs: list[Job], targets: list[IntArray], names: list[str], arrays: list[Any]
+) -> list[Predictions | NumericError]:
+    """The answers to jobs without numbers of their own, in columns."""
+    columns = dict(zip(names, arrays, strict=True))
+    finite = math.isfinite(np.add.reduce(columns["logprob"]))
+    if finite and len(jobs) == 1:
+        return [(Prediction(targets[0], **columns), None)]
+    answers: list[Predictions | NumericError] = []
+    at = 0
+    for job, positions in zip(jobs, targets, strict=True):
+        here = slice(at, at + len(positions))
+        at = here.stop
+        mine = {name: array[here] for name, array in columns.items()}
+        answers.append((Prediction(positions, **mine), None) if finite else _predictions(job, mine))
+    return answers
+
+
+def _answers(
+    jobs: list[Job], groups: list[list[int]], shared: list[list[str]], own: list[list[str]],
+    arrays: list[Any],
+) -> list[Predictions | NumericError]:  # fmt: skip
+    """The answers to jobs in ``groups`` of equal options: ``arrays`` have the columns of each
+    group, then the numbers of each job, by their names."""
+    there = iter(arrays)
+    columns = [{name: next(there) for name in names} for names in shared]
+    host: list[dict[str, Any]] = [{name: next(there) for name in names} for names in own]
+    for members, numbers in zip(groups, columns, strict=True):
+        at = 0
+        for i in members:
+            here = slice(at, at + len(jobs[i].asked))
+            host[i] |= {name: column[here] for name, column in numbers.items()}
+            at = here.stop
+    return _completed(jobs, [*map(_predictions, jobs, host)], host)
 
 
 def _predictions(job: Job, numbers: Mapping[str, Any]) -> Predictions | NumericError:
@@ -488,6 +507,6 @@ def _prediction(positions: IntArray, numbers: Mapping[str, Any]) -> Prediction:
         asked["held"] = numbers["select_logprob"][:, None]
     return Prediction(
         positions, numbers["token"], numbers["logprob"], get("margin"), get("gap"),
-        get("entropy"), get("max_logprob"), get("kl"), get("top_token"), get("top_logprob"),
-        asked, get("attention"),
+        get("entropy"), get("max_logprob"), get("top_token"), get("top_logprob"), asked,
+        get("attention"),
     )  # fmt: skip

@@ -49,8 +49,6 @@ def uncaptured() -> Iterator[None]:
 def check_static(graphs: bool, compile: bool, cache: Cache, device: torch.device) -> None:
     """Raise `ConfigError` where ``cuda_graphs`` or ``compile`` would change nothing."""
     name = "cuda_graphs" if graphs else "compile"
-    if not (graphs or compile):
-        return
     if graphs and device.type != "cuda" and not UNCAPTURED.get():
         raise ConfigError(f"cuda_graphs needs a CUDA GPU, not {device}: leave it out")
     if cache.name == "none" or cache.layerwise:

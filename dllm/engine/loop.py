@@ -10,7 +10,7 @@ fails meanwhile.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -66,6 +66,7 @@ class Engine(Work[Row, Step]):
         )
         self.cache, self.cache_name, self.leaves_rows_changed = cache, cache.name, cache.layerwise
         self.forward = Forward(model, cache, cuda_graphs, compile)
+        self.overlaps = model.device.type != "cpu" and not cache.layerwise
         self.prefixes: Prefixes[tuple[int, int]] = Prefixes(self._free)  # first slot, how many
         self._slots = slots or 0
         self._checked: dict[int, tuple[MaskedRecipe, RowOptions]] = {}
@@ -332,9 +333,15 @@ class Engine(Work[Row, Step]):
             except Exception as error:
                 self._fail(row, error)
 
-    def _forward(self, rows: list[Row]) -> Iterator[Any]:
-        answers = iter(self.forward.predict([job for row in rows for job in row.jobs]))
-        return ([next(answers) for _ in row.jobs] for row in rows)
+    def _forward(self, rows: list[Row]) -> Callable[[], Iterator[Any]]:
+        counts = [len(row.jobs) for row in rows]
+        flight = self.forward.launch([job for row in rows for job in row.jobs])
+
+        def answers() -> Iterator[Any]:
+            found = iter(flight.wait())
+            return ([next(found) for _ in range(count)] for count in counts)
+
+        return answers
 
     def _settle(self, row: Row, answer: Any) -> Step:
         return settle(row, answer, self.cache, self.forward.buffer)

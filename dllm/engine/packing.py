@@ -208,9 +208,8 @@ def _same(
         scored = np.concatenate(where) + np.repeat(last.moved, [len(at) for at in where])
     else:
         scored = where[0] + last.moved[0]
-    one, last.scored, *last.further = upload([_join(ids), scored, *further], device)
-    last.ids = one[None]
-    last.lanes = [(job, 0) for job in jobs]
+    fed_ids = _join(ids).reshape(1, -1)
+    last.ids, last.scored, *last.further = upload([fed_ids, scored, *further], device)
     return last
 
 

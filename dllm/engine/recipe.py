@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -127,7 +128,7 @@ class MaskedRecipe(Recipe):
     sampler: Sampler
     ban_stops: bool = field(default=False, kw_only=True)
 
-    @property
+    @cached_property
     def lanes(self) -> int:
         """Lanes of a branch: with guidance the row as it is, and with its given text masked."""
         return 2 if self.config.cfg_scale > 0 else 1
@@ -140,12 +141,12 @@ class MaskedRecipe(Recipe):
     def grows(self) -> bool:
         return self.sampler.length is not None
 
-    @property
+    @cached_property
     def width(self) -> int:
         """Branches that a step may feed."""
         return 1 if self.sampler.explorer is None else self.sampler.explorer.width
 
-    @property
+    @cached_property
     def owned(self) -> int:
         """Lanes that a row owns slots for: of its branches, and one for masks fed again."""
         return self.lanes * self.width + self.sampler.feeds_masks
@@ -164,7 +165,7 @@ class MaskedRecipe(Recipe):
         return max(length, self.config.min_new_tokens - begun)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RowOptions:
     """Arguments of the token statistics that hold for a row.  Rows whose options are equal share
     one call.  ``banned`` ids may not be proposed; the last ``conditional`` of them only at some
@@ -187,6 +188,22 @@ class RowOptions:
     scale: float = 1.0
     signal: float | None = None
 
+    @cached_property
+    def keyed(self) -> bool:
+        """Whether tokens are drawn by noise with a key."""
+        return self.filters.temperature > 0 and not self.inverse
+
+    @cached_property
+    def plain(self) -> bool:
+        """Whether logits are those of the head."""
+        return self.scale == 1 and not self.bias
+
+    @cached_property
+    def own(self) -> bool:
+        """Whether a row has numbers of its own beside the columns of the statistics."""
+        named = bool({"residual", "judged"} & self.needs) or bool(self.maps)
+        return named or self.classes is not None or self.signal is not None
+
     def at(self, heat: float | None, signal: float | None) -> RowOptions:
         """Those of a step that reads, and draws from, the distribution at a temperature, or what is
         left of it without what the positions hold."""
@@ -202,7 +219,8 @@ class RowOptions:
         read, layers = sampler.statistics, model.layers
         # At temperature 0 the proposal itself is the likeliest token.
         likeliest = read.get("top_token", 0) if config.temperature > 0 else 0
-        likeliest = max(likeliest, TOP if isinstance(recipe.format, Judged) else 0)
+        if isinstance(recipe.format, Judged):
+            likeliest, read = max(likeliest, TOP), {**read, "judged": 0}
         return cls(
             *_bans(recipe, model), recipe.filters,
             max(config.top_candidates, likeliest, read.get("top_logprob", 0)), frozenset(read),

@@ -168,11 +168,17 @@ class Job:
     layout: Layout | None = None  # what it feeds, as long as that stays
     extent: tuple[int, tuple[int, int]] = field(init=False)  # length and window it was planned for
     size: int = field(init=False)  # token positions it feeds to the model
+    own: bool = field(init=False)  # whether it has numbers of its own, see `RowOptions.own`
 
     def __post_init__(self) -> None:
         self.size = len(self.plan.compute) * self.lanes + len(self.masks)
         self.extent, sampler = (self.canvas.length, self.canvas.window), self.row.recipe.sampler
-        self.options = self.row.options.at(sampler.heat(self.canvas), sampler.signal(self.canvas))
+        self.options = self.row.options
+        if sampler.heaters or sampler.correctors:
+            canvas = self.canvas
+            self.options = self.options.at(sampler.heat(canvas), sampler.signal(canvas))
+        asks = self.masks.size or self.ids or self.verifies
+        self.own = bool(asks) or self.options.own
 
     @classmethod
     def of(
@@ -227,5 +233,7 @@ class Step(AnyStep):
 
     @property
     def proposals(self) -> dict[int, int]:
-        p = self.prediction
-        return dict(zip(p.positions.tolist(), p.token.tolist(), strict=True))
+        p, drawn = self.prediction, self.canvas.mask_id >= 0
+        # with uniform noise it is the likeliest tokens that a canvas ends as
+        tokens = p.token if drawn or p.top_token is None else p.top_token[:, 0]
+        return dict(zip(p.positions.tolist(), tokens.tolist(), strict=True))

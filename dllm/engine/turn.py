@@ -227,8 +227,9 @@ def settle(
     elif not row.open:
         complete(canvas)
     return Step(
-        row=row, canvas=canvas, decision=decision, positions=cost, plan=plan, prediction=prediction
-    )
+        row=row, canvas=canvas, decision=decision, window=canvas.window,
+        number=max(0, canvas.step - 1), positions=cost, plan=plan, prediction=prediction,
+    )  # fmt: skip
 
 
 def _opened(row: Row, prediction: Any) -> Decision:

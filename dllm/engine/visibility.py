@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -72,6 +73,7 @@ class Visibility:
     open: int = 0
 
     @classmethod
+    @lru_cache(maxsize=16)
     def of(cls, facts: Facts) -> Visibility:
         return cls(
             facts.block_length, facts.mask_kind in ("causal", "decided_first"),
@@ -212,10 +214,11 @@ def tensor(array: IntArray, device: torch.device) -> torch.Tensor:
 
 def upload(arrays: Sequence[IntArray], device: torch.device) -> list[torch.Tensor]:
     """int64 ``arrays`` of any shape on ``device``, by one copy that is cut there; from pinned
-    memory where that is a GPU, so that the host does not wait for it."""
+    memory where that is a GPU, so that the host does not wait for it.  No copy on a CPU."""
+    if device.type == "cpu":  # they may stay where they are
+        return [torch.from_numpy(np.ascontiguousarray(array)) for array in arrays]
     flat = torch.from_numpy(np.concatenate([array.ravel() for array in arrays]))
     if device.type == "cuda":
         flat = flat.pin_memory()
-    flat = flat if device.type == "cpu" else flat.to(device, non_blocking=True)
-    pieces = torch.split(flat, [array.size for array in arrays])
+    pieces = flat.to(device, non_blocking=True).split_with_sizes([array.size for array in arrays])
     return [piece.view(array.shape) for piece, array in zip(pieces, arrays, strict=True)]

@@ -11,7 +11,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -71,12 +71,14 @@ class Row:
 @dataclass(slots=True, kw_only=True, eq=False)
 class Step:
     """What one step did to one row.  ``decision``: what was committed and taken back, a
-    `samplers.Decision`; ``positions`` were computed for it; ``accepted`` of the committed tokens a
-    drafter had proposed."""
+    `samplers.Decision`, in this ``window``, in the row's step ``number`` (from 0); ``positions``
+    were computed for it; ``accepted`` of the committed tokens a drafter had proposed."""
 
     row: Any
     canvas: Canvas
     decision: Any
+    window: tuple[int, int] = (0, 0)
+    number: int = 0
     positions: int = 0
     accepted: int = 0
 
@@ -88,6 +90,16 @@ class Step:
 
 R = TypeVar("R", bound=Row)
 S = TypeVar("S", bound=Step)
+FILLS = 300  # positions of a forward from which on a device multiplies at its full rate
+
+
+@dataclass(slots=True)
+class Flight(Generic[R]):
+    """A forward that was launched: its rows, each with how often it had begun again, and what waits
+    for their answers."""
+
+    rows: list[tuple[R, int]]
+    wait: Callable[[], Iterator[Any]]
 
 
 class Work(Generic[R, S]):
@@ -102,6 +114,7 @@ class Work(Generic[R, S]):
     cache_name = ""
     kind: Any = None  # of its results, None for `runtime.result.Result`
     leaves_rows_changed = False  # after a forward that fails, so that they begin anew
+    overlaps = False  # whether a device computes while the host goes on
 
     def __init__(
         self, model: Any, max_batch_size: int | None, most: int | None, max_batch_tokens: int | None
@@ -114,6 +127,7 @@ class Work(Generic[R, S]):
         self.live: list[R] = []
         self._most = most
         self._waiting: deque[R] = deque()  # rows that gave their memory back
+        self._flights: deque[Flight[R]] = deque()  # forwards under way, the oldest first
         self._room_again = False
         self._admitted = 0
         self._lock = threading.RLock()
@@ -166,8 +180,8 @@ class Work(Generic[R, S]):
         """Plan a step of each of the ``rows``, or `_fail` it."""
         raise NotImplementedError
 
-    def _forward(self, rows: list[R]) -> Iterator[Any]:
-        """One forward for the planned steps: an answer per row."""
+    def _forward(self, rows: list[R]) -> Callable[[], Iterator[Any]]:
+        """Launch one forward for the planned steps; what waits for it: an answer per row."""
         raise NotImplementedError
 
     def _settle(self, row: R, answer: Any) -> S:
@@ -253,6 +267,7 @@ class Work(Generic[R, S]):
     def close(self) -> None:
         """Drop every row."""
         with self._lock:
+            self._flights.clear()
             for row in [*self.live, *self._waiting]:
                 self.drop(row)
 
@@ -290,8 +305,12 @@ class Work(Generic[R, S]):
             self._sweep()
             return [row for row in chosen if row.planned]
 
-    def step(self, rows: Sequence[R] | None = None) -> list[S]:
+    def step(self, rows: Sequence[R] | None = None, ahead: bool = False) -> list[S]:
         """One forward, or micro-batches, for the given rows (default: all); what it did to each.
+
+        ``ahead``: the next forward is launched before this returns, so that the device computes
+        while the caller looks at what happened.  Where half of the rows fill the device (`FILLS`),
+        they go in two groups: a call then waits for one of them, while the other computes.
 
         A row whose step fails is finished with reason "error" and keeps the error; the others go
         on.  A row that memory does not suffice for gives it back and starts again when another row
@@ -300,21 +319,43 @@ class Work(Generic[R, S]):
         with self._lock:
             began = time.perf_counter()
             steps: list[S] = []
-            planned = self.plan(rows)
+            if ahead and not self._flights:
+                self._launch(rows, steps)
+            planned = [] if ahead else self.plan(rows)
             present = [row for row in self.live if row.planned or self.takes_room(row)]
-            for chunk in self._chunks(planned):
+            if ahead and self._flights:
+                self._land(self._flights.popleft(), steps)
+            for chunk in self._chunks(planned, self.max_batch_tokens):
                 self._run(chunk, steps)
+            if ahead:
+                self._sweep()
+                self._launch(rows, steps)
             elapsed = time.perf_counter() - began
             for row in present:
                 row.seconds += elapsed
             self._sweep()
             return steps
 
-    def _chunks(self, rows: Sequence[R]) -> Iterator[list[R]]:
-        """Micro-batches of at most ``max_batch_tokens`` computed positions, at least one row."""
+    def _launch(self, rows: Sequence[R] | None, steps: list[S]) -> None:
+        """Launch forwards for those of the rows that have none under way."""
+        flying = {row for flight in self._flights for row, _ in flight.rows}
+        planned = self.plan(rows)
+        ready = [row for row in planned if row not in flying]
+        size, limit = sum(row.cost for row in planned), self.max_batch_tokens
+        if flying and size < 2 * FILLS:
+            return  # they wait for the others, to go with them
+        if not flying and size >= 2 * FILLS and len(ready) > 1:
+            half = size // 2 + max(row.cost for row in ready)
+            limit = half if limit is None else min(limit, half)
+        for chunk in self._chunks(ready, limit):
+            flight = self._start(chunk, steps)
+            if flight is not None:
+                self._flights.append(flight)
+
+    def _chunks(self, rows: Sequence[R], limit: int | None) -> Iterator[list[R]]:
+        """Micro-batches of at most ``limit`` computed positions, at least one row."""
         if len(rows) > 1:
             rows = sorted(rows, key=lambda row: row.order)
-        limit = self.max_batch_tokens
         if rows and limit is None and not any(row.alone for row in rows):
             yield list(rows)
             return
@@ -331,17 +372,35 @@ class Work(Generic[R, S]):
             yield chunk
 
     def _run(self, rows: list[R], steps: list[S]) -> None:
-        """One forward for those of the rows that still have a planned step, and what follows from
-        it for each: one may have given its memory back since it was planned."""
+        """One forward, and what follows from it for each of the rows."""
+        flight = self._start(rows, steps)
+        if flight is not None:
+            self._land(flight, steps)
+
+    def _start(self, rows: list[R], steps: list[S]) -> Flight[R] | None:
+        """Launch a forward for those of the rows that still have a planned step: one may have given
+        its memory back since it was planned."""
         rows = [row for row in rows if row.planned and row in self.live]
         if not rows:
-            return
+            return None
         try:
-            answers = self._forward(rows)
+            return Flight([(row, row.restarts) for row in rows], self._forward(rows))
         except Exception as error:
+            while self._flights:  # settled before anything moves
+                self._land(self._flights.popleft(), steps)
             self._retry(rows, steps, error)
+            return None
+
+    def _land(self, flight: Flight[R], steps: list[S]) -> None:
+        """Wait for a forward, and make of it what follows for each row that is still there."""
+        try:
+            answers = flight.wait()
+        except Exception as error:
+            self._retry([row for row, _ in flight.rows], steps, error)
             return
-        for row, answer in zip(rows, answers, strict=True):
+        for (row, restarts), answer in zip(flight.rows, answers, strict=True):
+            if not row.planned or row.restarts != restarts:
+                continue
             try:
                 steps.append(self._settle(row, answer))
             except Exception as error:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any
@@ -56,7 +57,7 @@ class Facts:
     sliding_window: int | None = None
     image_token_id: int | None = None
 
-    @property
+    @cached_property
     def uniform(self) -> bool:
         """Whether undecided positions hold random ids, and no mask."""
         return self.mask_token_id == UNIFORM

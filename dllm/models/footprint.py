@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..kernels.linear import available
+from ..kernels.linear import available, dtypes
 from .checkpoint import Checkpoint
 from .headers import blueprint
 from .linears import room_for
@@ -78,7 +78,7 @@ def _key_size(layer: Any) -> int:
 
 def copied_bytes(network: Any, dtype: str) -> int:
     """Bytes of the copies that `pack_linears` has made of the layers of ``network``."""
-    if not available() or dtype not in ("float32", "bfloat16"):
+    if not available() or getattr(torch, dtype) not in dtypes():
         return 0
     layers = (m.weight.numel() for m in network.modules() if type(m) is nn.Linear)
     copies = WIDTHS[dtype] * sum(layers)

@@ -2,10 +2,8 @@
 
 A hole of another length than its text needs is filled wrongly, also by one position, so that it is
 measured before anything is written.  All candidates are rows of one packed forward: texts that
-differ in the length of one hole, all masks.  ``lr`` (LR-DLLM, arXiv 2602.07546) takes the length at
-which the model is surest, once the trend of that with the logarithm of the length is taken off;
-``cal`` (arXiv 2602.00476) divides the probabilities by a curve of the length that its authors
-fitted.  Candidates are powers of two, then every length between the neighbours of the best.
+differ in the length of one hole, all masks.  The length whose proposals are likeliest on average is
+taken.  Candidates are powers of two, then every length between the neighbours of the best.
 """
 
 from __future__ import annotations
@@ -16,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from .. import cache as caches
 from .. import samplers
@@ -28,6 +25,7 @@ from ..engine import MaskedRecipe
 from ..engine.forward import Forward
 from ..engine.recipe import RowOptions
 from ..engine.rows import Job, Row
+from ..kernels.noise import uniform
 from ..models import DiffusionModel
 from ..samplers.compose import lengths as length_rules
 from .prompts import (
@@ -45,32 +43,7 @@ FIRST = 8  # positions of a hole that has not been measured yet
 ALL = 32  # so many candidates are all tried at once
 BATCH = 2048  # positions of a forward
 
-Floats = npt.NDArray[np.float64]
-
-
-def trend_free(lengths: Floats, sure: Floats) -> Floats:
-    """``lr``: mean negative entropies without their trend, by least squares in ln L."""
-    x = np.log(lengths)
-    if len(x) < 3 or not np.ptp(x):
-        return sure
-    slope = float(np.polyfit(x, sure, 1)[0])
-    return sure - slope * x
-
-
-def calibrated(lengths: Floats, sure: Floats) -> Floats:
-    """``cal``: mean probabilities over what they are for any text of that length."""
-    curve = np.exp(-1.77 * lengths) + 0.56 * np.exp(-0.06 * lengths) + 0.24
-    return sure / curve
-
-
-def surest(lengths: Floats, sure: Floats) -> Floats:
-    """``sure``: mean probabilities as they are."""
-    return sure
-
-
-RULES: dict[str, Callable[[Floats, Floats], Floats]] = {
-    "sure": surest, "lr": trend_free, "cal": calibrated,
-}  # fmt: skip
+SURE = "sure"  # the length at which the proposals are likeliest on average
 
 
 @dataclass(frozen=True)
@@ -88,7 +61,7 @@ class Measured:
 
 
 def measured(
-    model: DiffusionModel, text: Any, before: IntArray, rule: str = "sure",
+    model: DiffusionModel, text: Any, before: IntArray, rule: str = SURE,
     before_forward: Callable[[], None] = lambda: None,
 ) -> Measured:  # fmt: skip
     """The text with every hole as long as it says, or as it seems to be by ``rule``.  ``before``
@@ -96,7 +69,7 @@ def measured(
     call.  Raises `PromptError` for holes that are none."""
     if isinstance(text, Measured):
         return text
-    known = [*RULES, *length_rules(fills=True)]
+    known = [SURE, *length_rules(fills=True)]
     name = name_of(rule)
     if name not in known:
         raise UnknownNameError("length of holes", rule, known)
@@ -129,14 +102,14 @@ def measured(
             raise PromptError(
                 f"[[{piece}]]: the context has room for {most} tokens there: lower it"
             )
-    probe, bounds = _Probe(model, before, given, rule, before_forward), list[tuple[int, int]]()
+    probe, bounds = _Probe(model, before, given, before_forward), list[tuple[int, int]]()
     for i, (low, high) in enumerate(ranges):
-        taken = bounds if name not in RULES else [(n, n) for n in lengths[:i]]
+        taken = bounds if name != SURE else [(n, n) for n in lengths[:i]]
         later = sum(low for low, _ in ranges[i + 1 :])
         high = min(high, room - sum(most for _, most in taken) - later)
         bounds.append((low, high))
         lengths[i] = min(lengths[i], high)
-        if low == high or name not in RULES:
+        if low == high or name != SURE:
             continue
         powers = [1 << k for k in range(high.bit_length())]
         every = range(low, high + 1)
@@ -144,9 +117,9 @@ def measured(
         lengths[i] = probe.best(lengths, i, candidates)
         at = candidates.index(lengths[i])
         near = range(candidates[max(0, at - 1)], candidates[min(at + 1, len(candidates) - 1)] + 1)
-        lengths[i] = probe.best(lengths, i, list(near), candidates)
+        lengths[i] = probe.best(lengths, i, near)
     ids, holes = _joined(given, lengths)
-    ends = () if name in RULES else tuple(bounds)
+    ends = () if name == SURE else tuple(bounds)
     return Measured(ids, holes, tuple(lengths), probe.count, probe.computed, ends)
 
 
@@ -185,33 +158,23 @@ class _Probe:
     """Forwards of texts that differ in the length of a hole."""
 
     def __init__(
-        self, model: DiffusionModel, before: IntArray, given: Sequence[list[int]], rule: str,
+        self, model: DiffusionModel, before: IntArray, given: Sequence[list[int]],
         before_forward: Callable[[], None],
     ) -> None:  # fmt: skip
-        sampler = samplers.compose("neg_entropy+fixed+whole", stop_ids=model.facts.stop_token_ids)
+        sampler = samplers.compose("fixed+whole", stop_ids=model.facts.stop_token_ids)
         self.recipe = MaskedRecipe(sampler, ban_stops=True)
         self.options = RowOptions.of(self.recipe, model)
         self.forward = Forward(model, caches.compose("none"))
-        self.before, self.given, self.rule = before, given, rule
+        self.before, self.given = before, given
         self.go_on = before_forward
         self.count = self.computed = 0
         self._known: dict[tuple[int, ...], float] = {}
 
-    def best(
-        self, lengths: Sequence[int], which: int, candidates: Sequence[int],
-        others: Sequence[int] = (),
-    ) -> int:  # fmt: skip
-        """The candidate for hole number ``which`` that suits best, the shortest of equals;
-        ``others``: lengths that help to know the trend."""
-        every = sorted({*candidates, *others})
-        texts = [(*lengths[:which], n, *lengths[which + 1 :]) for n in every]
+    def best(self, lengths: Sequence[int], which: int, candidates: Sequence[int]) -> int:
+        """The candidate for hole number ``which`` that suits best, the shortest of equals."""
+        texts = [(*lengths[:which], n, *lengths[which + 1 :]) for n in candidates]
         self._measure([text for text in texts if text not in self._known], which)
-        sure = np.array([self._known[text] for text in texts])
-        if len(candidates) == 1:
-            return candidates[0]
-        score = RULES[self.rule](np.array(every, np.float64), sure)
-        chosen = [i for i, n in enumerate(every) if n in candidates]
-        return every[chosen[int(score[chosen].argmax())]]
+        return candidates[int(np.argmax([self._known[text] for text in texts]))]
 
     def _measure(self, texts: Sequence[tuple[int, ...]], which: int) -> None:
         """How sure the model is of a hole in each of the texts: one packed forward, cut only where
@@ -226,9 +189,7 @@ class _Probe:
                 if isinstance(answer, Exception):
                     raise answer
                 prediction, _ = answer
-                assert prediction.entropy is not None
-                sure = -prediction.entropy if self.rule == "lr" else np.exp(prediction.logprob)
-                self._known[text] = float(sure.mean())
+                self._known[text] = float(np.exp(prediction.logprob).mean())
             self.computed += int(size[count - 1])
             jobs, texts = jobs[count:], texts[count:]
 
@@ -238,7 +199,10 @@ class _Probe:
         assert mask is not None, "options were made"
         tokens = np.concatenate([self.before, ids])
         masked = np.concatenate([np.zeros(len(self.before), np.bool_), holes])
-        canvas = Canvas.for_infill(tokens, masked, len(self.before), mask_id=mask, pad_id=mask)
+        canvas = Canvas.for_infill(
+            tokens, masked, len(self.before), mask_id=mask, pad_id=mask,
+            noise=lambda stream, step, at: uniform(0, stream, at, step, 0),
+        )  # fmt: skip
         first = int(np.flatnonzero(masked)[sum(lengths[:which])])
         row = Row(canvas, self.recipe, self.options, Slots.empty(len(tokens)), canvas)
         return Job(row, canvas, full_plan(canvas), first + np.arange(lengths[which]))

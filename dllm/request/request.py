@@ -38,10 +38,5 @@ class Request:
     frontier: int = -1
 
     @property
-    def at_once(self) -> bool:
-        """Whether it overtakes those that wait, because it takes nobody's place."""
-        return bool(self.recipe.outside)
-
-    @property
     def done(self) -> bool:
         return self.result is not None or self.error is not None

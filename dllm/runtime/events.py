@@ -9,6 +9,7 @@ from functools import cached_property
 from ..core.canvas import Canvas, Edit, IntArray, moved
 from ..core.config import GenerationConfig
 from ..core.text import GrowingText, stop_floor
+from ..engine.recipe import Recipe
 from ..engine.work import Step
 from ..models import DiffusionModel
 from ..request.request import Request
@@ -144,10 +145,13 @@ def _event(request: Request, canvas: Canvas, step: Step | None) -> Event:
             drafts, committed = _moved(drafts, edits), _moved(committed, edits)
             remasked = list(_moved(dict.fromkeys(remasked, 0), edits))
         drafts = {i: t for i, t in drafts.items() if canvas.masked[i]}
+    window, number = canvas.window, max(0, canvas.step - 1)
+    if step is not None:  # the next one may be under way
+        window, number = step.window, step.number
     first = canvas.prompt_length if request.frontier < 0 else request.frontier
-    frontier = max(first, final_end(canvas, request.recipe.revises, request.recipe.stop_ids))
+    frontier = max(first, final_end(canvas, window, request.recipe))
     request.frontier = frontier
-    high = min(max(canvas.window[1], frontier), canvas.length)
+    high = min(max(window[1], frontier), canvas.length)
     tail = [
         drafts.get(i, -1) if masked else token
         for i, token, masked in zip(
@@ -157,13 +161,13 @@ def _event(request: Request, canvas: Canvas, step: Step | None) -> Event:
     ]  # fmt: skip
     return Event(
         row=request.index,
-        step=max(0, canvas.step - 1),
+        step=number,
         committed={i: t for i, t in committed.items() if i not in remasked},
         drafts=drafts,
         remasked=remasked,
         canvas=canvas,
         result=request.result,
-        window=canvas.window,
+        window=window,
         tokens=canvas.tokens[first:frontier].tolist(),
         accepted=0 if step is None else step.accepted,
         tail=[] if request.result is not None else tail,
@@ -177,13 +181,13 @@ def _moved(tokens: dict[int, int], edits: Sequence[Edit]) -> dict[int, int]:
     return {at: tokens[i] for i, at in places.items() if at is not None}
 
 
-def final_end(canvas: Canvas, revises: bool, stop_ids: tuple[int, ...]) -> int:
+def final_end(canvas: Canvas, window: tuple[int, int], recipe: Recipe) -> int:
     """One past the last position whose text can never change: what is decided from the beginning
-    on without a gap, and, where the recipe ``revises`` decisions, lies before the window."""
+    on without a gap, and, where the recipe revises decisions, lies before the ``window``."""
     low, end = canvas.prompt_length, canvas.length
     undecided: IntArray = canvas.masked[low:end].nonzero()[0]
     frontier = low + int(undecided[0]) if undecided.size else end
-    if revises and not canvas.finished:
-        frontier = min(frontier, max(low, canvas.window[0]))
-    where = stops(canvas, low, frontier, stop_ids)
+    if recipe.revises and not canvas.finished:
+        frontier = min(frontier, max(low, window[0]))
+    where = stops(canvas, low, frontier, recipe.stop_ids)
     return int(where[0]) + 1 if where.size else frontier

@@ -51,7 +51,8 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Let a request wait for its turn."""
-        (self.waiting.appendleft if request.at_once else self.waiting.append)(request)
+        outside = request.recipe.outside  # it takes nobody's place, and overtakes those that wait
+        (self.waiting.appendleft if outside else self.waiting.append)(request)
         if request.deadline is not None:
             self._deadlines.add(request)
 
@@ -78,7 +79,7 @@ class Scheduler:
         progress: Progress = [(request, None) for request in self._admit()]
         if not self.running:
             return progress
-        for step in self.engine.step([*self.running]):
+        for step in self.engine.step([*self.running], self.engine.overlaps):
             request = self.running[step.row]
             if step.canvas.finished and step.row.error is None:
                 self._finish(request, step)
@@ -114,7 +115,7 @@ class Scheduler:
         done: list[Request] = []
         while self.waiting:
             request = self.waiting[0]
-            if not request.at_once and not self.engine.room:
+            if not request.recipe.outside and not self.engine.room:
                 return done
             try:
                 canvas = request.canvas = request.canvas or request.make()

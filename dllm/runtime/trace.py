@@ -93,11 +93,10 @@ class Trace:
         """Record one step."""
         p, d, canvas = step.prediction, step.decision, step.canvas
         taken = set(d.committed.tolist())
-        proposals = zip(p.positions.tolist(), p.token.tolist(), strict=True)
         commits = zip(d.committed.tolist(), d.tokens.tolist(), d.logprobs.tolist(), strict=True)
         entry = TraceStep(
-            step=max(0, canvas.step - 1),
-            window=canvas.window,
+            step=step.number,
+            window=step.window,
             commits=sorted((i, t, round(q, 6)) for i, t, q in commits),
             remasked=d.remasked.tolist(),
             computed=len(step.plan.compute),
@@ -106,7 +105,7 @@ class Trace:
             refresh=step.plan.refresh,
             forced=d.forced,
             drafts=[
-                (i, t) for i, t in proposals
+                (i, t) for i, t in step.proposals.items()
                 if i not in taken and (at := moved(i, d.edits)) is not None and canvas.masked[at]
             ],
             bits=round(d.bits, 6),

@@ -1,13 +1,13 @@
 """Kernels in C++ for AVX-512 and AVX2, compiled on the machine that uses them.
 
 PyTorch ships no compiler and knows neither our rows nor our layers; where a C++ compiler is at
-hand, ``dllm doctor --compile`` compiles these files once for the processor (some seconds), and every process
-from then on uses them.  Without them everything runs as before, on oneDNN and plain operations.
+hand, ``dllm doctor --compile`` compiles these files once for the processor (some seconds), and
+every process from then on uses them.  Without them everything runs as before, on oneDNN and plain
+operations.  `vector.h` and `tiles.h` know the vector units, NEON among them (run in an emulator
+only, and never built); the other files are the same for all.
 
-Products with few rows take 0.4 to 0.9 of oneDNN's time, and one row is computed as it is (oneDNN
-needs two or more to keep a row's bits independent of its company).  A row's numbers depend neither
-on the other rows nor on the number of threads.  Between compiled and plain kernels the last bits
-differ, except in products of 8-bit weights.
+A row's numbers depend neither on the other rows nor on the number of threads.  Between compiled and
+plain kernels, and between vector units, the last bits differ, except in products of 8-bit weights.
 """
 
 from .compiled import build, built, library, missing_features, vectors

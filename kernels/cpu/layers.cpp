@@ -1,21 +1,10 @@
 // What layers do to each number or row on its own, in one pass, rounded where PyTorch rounds.
 
-#include <immintrin.h>
-
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <cstring>
-
 #include "vector.h"
 
 namespace {
 
 constexpr int64_t MANY = 1 << 15;  // numbers from which on threads bring more than they cost
-
-__m512 to_bfloat16(__m512 x) {
-  return (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(x)), 16);
-}
 
 // Rows of 2 * half numbers whose first half turns against the second.
 struct Turn {
@@ -24,23 +13,19 @@ struct Turn {
   bool half_angles, half_input, half_output;
   bool rounds() const { return half_angles && half_input; }  // no float32 anywhere
 
-  void put(void *to, int64_t at, int64_t left, __m512 value) const {
-    write(to, half_output, at, left, value);
-  }
   void row(const void *from, int64_t at, int64_t position, void *to, int64_t there) const {
-    for (int64_t i = 0; i < half; i += 16) {
+    for (int64_t i = 0; i < half; i += WIDE) {
       const int64_t left = half - i, angle = position * 2 * half + i;
-      const __m512 a = read_or(from, half_input, at + i, left, 0);
-      const __m512 b = read_or(from, half_input, at + half + i, left, 0);
+      const Floats a = read_or(from, half_input, at + i, left, 0);
+      const Floats b = read_or(from, half_input, at + half + i, left, 0);
       for (int64_t second = 0; second < 2; second++) {
         const int64_t move = second * half;
-        const __m512 c = read_or(cosine, half_angles, angle + move, left, 0);
-        const __m512 s = read_or(sine, half_angles, angle + move, left, 0);
-        __m512 straight = _mm512_mul_ps(second ? b : a, c);
-        __m512 across = _mm512_mul_ps(second ? a : _mm512_sub_ps(_mm512_set1_ps(-0.0f), b), s);
+        const Floats c = read_or(cosine, half_angles, angle + move, left, 0);
+        const Floats s = read_or(sine, half_angles, angle + move, left, 0);
+        Floats straight = (second ? b : a) * c, across = (second ? a : -b) * s;
         if (rounds()) straight = to_bfloat16(straight), across = to_bfloat16(across);
-        const __m512 sum = _mm512_add_ps(straight, across);
-        put(to, there + move + i, left, rounds() ? to_bfloat16(sum) : sum);
+        const Floats sum = straight + across;
+        write(to, half_output, there + move + i, left, rounds() ? to_bfloat16(sum) : sum);
       }
     }
   }
@@ -55,39 +40,38 @@ void dllm_rms_norm(const void *x, const void *weight, void *y, int64_t m, int64_
                    int half, int threads) {
 #pragma omp parallel for num_threads(threads) if (threads > 1 && m * d > MANY) schedule(static)
   for (int64_t r = 0; r < m; r++) {
-    __m512 sums[4] = {};
-    for (int64_t k = 0; k < d; k += 16) {
-      const __m512 value = read_or(x, half, r * d + k, d - k, 0);
-      sums[k / 16 % 4] = _mm512_fmadd_ps(value, value, sums[k / 16 % 4]);
+    Floats sums[4] = {};
+    for (int64_t k = 0; k < d; k += WIDE) {
+      const Floats value = read_or(x, half, r * d + k, d - k, 0);
+      sums[k / WIDE % 4] = fma(value, value, sums[k / WIDE % 4]);
     }
-    const __m512 sum = _mm512_add_ps(_mm512_add_ps(sums[0], sums[1]), _mm512_add_ps(sums[2], sums[3]));
-    const __m512 scale = _mm512_set1_ps(1 / std::sqrt(_mm512_reduce_add_ps(sum) / d + float(eps)));
-    for (int64_t k = 0; k < d; k += 16) {
-      __m512 value = _mm512_mul_ps(read_or(x, half, r * d + k, d - k, 0), scale);
+    const Floats sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    const float scale = 1 / std::sqrt(sum_of(sum) / d + float(eps));
+    for (int64_t k = 0; k < d; k += WIDE) {
+      Floats value = read_or(x, half, r * d + k, d - k, 0) * scale;
       if (half) value = to_bfloat16(value);
-      write(y, half, r * d + k, d - k, _mm512_mul_ps(value, read_or(weight, half, k, d - k, 0)));
+      write(y, half, r * d + k, d - k, value * read_or(weight, half, k, d - k, 0));
     }
   }
 }
 
 // y = x / (1 + exp(-x)), rounded, times other: n numbers of float32 or bfloat16.
 void dllm_silu_times(const void *x, const void *other, void *y, int64_t n, int half, int threads) {
-  const __m512 one = _mm512_set1_ps(1);
 #pragma omp parallel for num_threads(threads) if (threads > 1 && n > MANY) schedule(static)
-  for (int64_t k = 0; k < n; k += 16) {
-    const __m512 value = read_or(x, half, k, n - k, 0);
-    __m512 down = _mm512_sub_ps(_mm512_setzero_ps(), value);  // exp of more than 89 is infinite
-    down = _mm512_max_ps(_mm512_set1_ps(-87), _mm512_min_ps(_mm512_set1_ps(100), down));
-    __m512 gated = _mm512_div_ps(value, _mm512_add_ps(one, exponential(down)));
+  for (int64_t k = 0; k < n; k += WIDE) {
+    const Floats value = read_or(x, half, k, n - k, 0);
+    const Floats down = larger(all(-87.0f), smaller(all(88.0f), -value));
+    Floats gated = value / (exponential(down) + 1);
     if (half) gated = to_bfloat16(gated);
-    write(y, half, k, n - k, _mm512_mul_ps(gated, read_or(other, half, k, n - k, 0)));
+    write(y, half, k, n - k, gated * read_or(other, half, k, n - k, 0));
   }
 }
 
 // Queries (H, Q, d) and keys (Hkv, Q, d) turned by the angles (Q, d); keys and values go to slots
-// (Q) of their buffers (Hkv, S, d), unless one of them lies outside: 1; queries to `turned` (H, Q, d).  `strides`: of heads and
-// positions, in numbers, for q, k, v, and of heads and slots for the two buffers.  Bits of `halves`:
-// q, k and v are bfloat16, the angles are, the buffers and `turned` are.
+// (Q) of their buffers (Hkv, S, d), unless one of them lies outside: 1; queries to `turned`
+// (H, Q, d).  `strides`: of heads and positions, in numbers, for q, k, v, and of heads and slots for
+// the two buffers.  Bits of `halves`: q, k and v are bfloat16, the angles are, the buffers and
+// `turned` are.
 int dllm_rotate_scatter(const void *q, const void *k, const void *v, const void *cosine,
                         const void *sine, const int64_t *slots, void *turned, void *keys,
                         void *values, const int64_t *strides, int64_t heads, int64_t shared,
@@ -113,8 +97,9 @@ int dllm_rotate_scatter(const void *q, const void *k, const void *v, const void 
       std::memcpy((char *)values + to * size, (const char *)v + from * size, d * size);
       continue;
     }
-    for (int64_t n = 0; n < d; n += 16)
-      turn.put(values, to + n, d - n, read_or(v, turn.half_input, from + n, d - n, 0));
+    for (int64_t n = 0; n < d; n += WIDE)
+      write(values, turn.half_output, to + n, d - n,
+            read_or(v, turn.half_input, from + n, d - n, 0));
   }
   return 0;
 }

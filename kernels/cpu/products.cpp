@@ -1,19 +1,14 @@
-// Products of a few rows with the weight of a linear layer, for processors with AVX-512.
+// Products of a few rows with the weight of a linear layer, in the vector unit at hand.
 //
 // A weight (n, d) is laid out in blocks of BLOCK outputs, zeros behind the last.  In a block the
-// inputs come in groups of 1 (float32), 2 (bfloat16) or 4 (8 bits), what one instruction sums: for
-// each group the numbers of output 0, then of output 1, ...  A tile of at most ROWS rows times one
+// inputs come in groups of 1 (float32), 2 (bfloat16) or 4 (8 bits), which fill 32 bits: for each
+// group the numbers of output 0, then of output 1, ...  A tile of at most ROWS rows times one
 // block is summed in registers, group after group, so a row's sums do not depend on the other rows
 // or on the number of threads.
 
-#include <immintrin.h>
-
-#include <algorithm>
-#include <cstdint>
 #include <memory>
 
 #include "tiles.h"
-#include "vector.h"
 
 namespace {
 
@@ -21,33 +16,42 @@ struct Output {  // rows of n numbers, float32 or bfloat16
   void *to;
   int64_t n;
   bool half;
-  void put(int64_t row, int64_t column, __m512 value) const {
+  void put(int64_t row, int64_t column, Floats value) const {
     write(to, half, row * n + column, n - column, value);
   }
 };
 
-// done(row, column, sum of 16 outputs) for all of x (m, d) times the weight, which is laid out in
+// done(row, column, sum of WIDE outputs) for all of x (m, d) times the weight, which is laid out in
 // blocks or, where it is `plain`, now.
 template <class T, class Done>
 void product(const typename T::In *x, const void *weight, bool plain, int64_t m, int64_t n,
              int64_t d, int threads, Done done) {
+  using Row = typename T::Row;
+  constexpr bool READY = std::is_same_v<Row, typename T::In>;
   const int64_t blocks = (n + BLOCK - 1) / BLOCK, groups = d / T::GROUP;
-  const int64_t size = groups * 64 * VECTORS;  // bytes of a block
+  const int64_t size = groups * GROUP_BYTES;    // bytes of a block
+  const int64_t stride = groups * T::PARTS * 4;  // of a row
+  std::unique_ptr<Row[]> made(READY ? nullptr : new Row[std::min(MANY, m) * d]);
   for (int64_t first = 0; first < m; first += MANY) {
     const int64_t rows = std::min(MANY, m - first), tiles = (rows + ROWS - 1) / ROWS;
+    const char *ready = READY ? (const char *)(x + first * d) : (const char *)made.get();
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
-      const int64_t own = rows * VECTORS * 64;
-      const int64_t chunk = plain ? std::min(CHUNK, groups) * 64 * VECTORS : 0;
+      if constexpr (!READY) {
+#pragma omp for schedule(static)
+        for (int64_t r = 0; r < rows; r++) T::row(x + (first + r) * d, d, made.get() + r * d);
+      }
+      const int64_t own = rows * GROUP_BYTES;
+      const int64_t chunk = plain ? std::min(CHUNK, groups) * GROUP_BYTES : 0;
       std::unique_ptr<char[]> memory(new char[own + chunk + 64]);
       auto *sums = (typename T::Sum *)(((uintptr_t)memory.get() + 63) & ~uintptr_t(63));
 #pragma omp for schedule(static)
       for (int64_t b = 0; b < blocks; b++) {
         const char *w = (const char *)weight + b * size;
-        std::fill(sums, sums + rows * VECTORS, T::none());
+        std::fill(sums, sums + rows * VECTORS, typename T::Sum{});
         for (int64_t g = 0; g < groups; g += CHUNK) {
           const int64_t count = std::min(CHUNK, groups - g);
-          const char *part = w + g * 64 * VECTORS;
+          const char *part = w + g * GROUP_BYTES;
           if (plain) {
             char *to = (char *)sums + own;
             lay_out((const char *)weight, n, groups, b * BLOCK, g, count, to);
@@ -55,14 +59,15 @@ void product(const typename T::In *x, const void *weight, bool plain, int64_t m,
           }
           for (int64_t t = 0; t < tiles; t++) {
             const int64_t from = rows * t / tiles, to = rows * (t + 1) / tiles;
-            const bool ahead = t < VECTORS && tiles >= VECTORS && b + 1 < blocks && !plain;
-            const char *next = ahead ? part + size + count * t * 64 : part;
-            tile_of<T>(int(to - from), x + (first + from) * d + g * T::GROUP, d, part, count,
-                       sums + from * VECTORS, next);
+            const bool ahead = tiles * 64 >= GROUP_BYTES && b + 1 < blocks && !plain;
+            const int64_t hop = GROUP_BYTES / tiles;
+            const char *next = ahead ? part + size + count * t * hop : part;
+            tile_of<T>(int(to - from), ready + from * stride + g * T::PARTS * 4, stride, part,
+                       count, sums + from * VECTORS, next, hop);
             if (g + count < groups) continue;
             for (int64_t r = from; r < to; r++)
-              for (int64_t v = 0; v < VECTORS && b * BLOCK + 16 * v < n; v++)
-                done(first + r, b * BLOCK + 16 * v, sums[r * VECTORS + v]);
+              for (int64_t v = 0; v < VECTORS && b * BLOCK + WIDE * v < n; v++)
+                done(first + r, b * BLOCK + WIDE * v, sums[r * VECTORS + v]);
           }
         }
       }
@@ -74,7 +79,7 @@ template <class T>
 void with_bias(const void *x, const void *weight, bool plain, const void *bias, Output y, int64_t m,
                int64_t d, int threads) {
   product<T>((const typename T::In *)x, weight, plain, m, y.n, d, threads,
-             [=](int64_t row, int64_t column, __m512 sum) {
+             [=](int64_t row, int64_t column, Floats sum) {
                if (bias) sum += read_or(bias, y.half, column, y.n - column, 0);
                y.put(row, column, sum);
              });
@@ -91,6 +96,9 @@ void dllm_lay_out(const void *weight, void *blocks, int64_t n, int64_t words, in
     lay_out((const char *)weight, n, words, row, 0, words, (char *)blocks + row * words * 4);
 }
 
+// Outputs of a block.
+int dllm_block() { return BLOCK; }
+
 // y (m, n) = x (m, d) times the weight, plus bias (n) or nullptr; all float32 or, where `half`,
 // bfloat16.  `plain`: the weight is (n, d) as it is, to be laid out for this product.
 void dllm_product(const void *x, const void *weight, int plain, const void *bias, void *y,
@@ -101,17 +109,17 @@ void dllm_product(const void *x, const void *weight, int plain, const void *bias
 }
 
 // y (m, n) = bytes x (m, d), 128 for zero, times a packed weight of 8 bits, times the scales of
-// the outputs (n) and then of the rows (m).  `offset` (n): 128 times the sum of each output's
-// numbers.
+// the outputs (n) and then of the rows (m).  `total` (n): the sum of each output's numbers.
 void dllm_product8(const uint8_t *x, const float *row_scale, const void *weight, const float *scale,
-                   const int32_t *offset, void *y, int64_t m, int64_t n, int64_t d, int half,
+                   const int32_t *total, void *y, int64_t m, int64_t n, int64_t d, int half,
                    int threads) {
   const Output output{y, n, bool(half)};
-  product<Bytes>(x, weight, false, m, n, d, threads, [=](int64_t row, int64_t column, __m512i sum) {
-    const __mmask16 some = lanes(n - column);
-    sum = _mm512_sub_epi32(sum, _mm512_maskz_loadu_epi32(some, offset + column));
-    const __m512 scaled = _mm512_cvtepi32_ps(sum) * _mm512_maskz_loadu_ps(some, scale + column);
-    output.put(row, column, scaled * _mm512_set1_ps(row_scale[row]));
+  product<Eights>(x, weight, false, m, n, d, threads, [=](int64_t row, int64_t column, Ints sum) {
+    const int64_t left = std::min<int64_t>(WIDE, n - column);
+    Ints moved = {};
+    if (Eights::ZERO) std::memcpy(&moved, total + column, left * 4);
+    const Floats own = read_or(scale, false, column, left, 0);
+    output.put(row, column, as<Floats>(sum - moved * Eights::ZERO) * own * row_scale[row]);
   });
 }
 

@@ -1,10 +1,5 @@
 // The largest logit of each row, its place, and sums over what the others weigh beside it.
 
-#include <immintrin.h>
-
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
 #include <limits>
 
 #include "vector.h"
@@ -17,37 +12,34 @@ struct Row {
   const void *from;
   int64_t n;
   bool half;
-  // 16 logits from column k on, -inf behind the last
-  __m512 read(int64_t k) const { return read_or(from, half, k, n - k, -INFINITY); }
+  // logits from column k on, -inf behind the last
+  Floats read(int64_t k) const { return read_or(from, half, k, n - k, -INFINITY); }
 };
 
 // The largest, the largest beside it, and the first column of the largest; NaN before all others.
 void largest(const Row &row, float *best, float *second, int64_t *index) {
-  __m512 most = _mm512_set1_ps(-INFINITY), next = most;
-  __mmask16 nan = 0;
-  for (int64_t k = 0; k < row.n; k += 16) {
-    const __m512 x = row.read(k);
-    nan |= _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-    next = _mm512_max_ps(next, _mm512_min_ps(most, x));
-    most = _mm512_max_ps(most, x);
+  Floats most = all(-INFINITY), next = most;
+  Ints nan = {};
+  for (int64_t k = 0; k < row.n; k += WIDE) {
+    const Floats x = row.read(k);
+    nan |= x != x;
+    next = larger(next, smaller(most, x));
+    most = larger(most, x);
   }
-  *best = nan ? NAN : _mm512_reduce_max_ps(most);
-  const __m512 wanted = _mm512_set1_ps(*best);
+  const bool lost = any(nan);
+  *best = lost ? NAN : largest_of(most);
   *index = 0;
-  for (int64_t k = 0; k < row.n; k += 16) {
-    const __m512 x = row.read(k);
-    const __mmask16 here = nan ? _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q)
-                               : _mm512_cmp_ps_mask(x, wanted, _CMP_EQ_OQ);
-    if (here) {
-      *index = k + __builtin_ctz(here);
-      break;
-    }
+  for (int64_t k = 0; k < row.n; k += WIDE) {
+    const Floats x = row.read(k);
+    const Ints here = lost ? x != x : x == *best;
+    if (!any(here)) continue;
+    while (!here[*index]) ++*index;
+    *index += k;
+    break;
   }
   // the lane that holds the largest gives its runner-up, the others their largest
-  alignas(64) float lanes[16];
-  _mm512_store_ps(lanes, most);
-  lanes[*index % 16] = -INFINITY;
-  *second = std::max(_mm512_reduce_max_ps(next), _mm512_reduce_max_ps(_mm512_load_ps(lanes)));
+  most[*index % WIDE] = -INFINITY;
+  *second = std::max(largest_of(next), largest_of(most));
 }
 
 }  // namespace
@@ -63,18 +55,18 @@ void dllm_reduce(const void *logits, float *best, int64_t *index, float *second,
   for (int64_t r = 0; r < m; r++) {
     const Row row{(const char *)logits + r * stride * (half ? 2 : 4), n, bool(half)};
     largest(row, best + r, second + r, index + r);
-    const __m512 base = _mm512_set1_ps(std::max(best[r], -std::numeric_limits<float>::max()));
-    __m512 sum = _mm512_setzero_ps(), weighted = sum;
-    for (int64_t k = 0; k < n; k += 16) {
-      __mmask16 some = n - k >= 16 ? 0xffff : (1u << (n - k)) - 1;
-      if (index[r] / 16 * 16 == k) some &= ~(1u << index[r] % 16);
-      const __m512 apart = _mm512_max_ps(_mm512_sub_ps(row.read(k), base), _mm512_set1_ps(FLOOR));
-      const __m512 weight = exponential(apart);
-      sum = _mm512_mask_add_ps(sum, some, sum, weight);
-      if (moment) weighted = _mm512_mask3_fmadd_ps(apart, weight, weighted, some);
+    const float base = std::max(best[r], -std::numeric_limits<float>::max());
+    Floats sum = {}, weighted = {};
+    for (int64_t k = 0; k < n; k += WIDE) {
+      Ints some = lanes(n - k);
+      if (index[r] / WIDE * WIDE == k) some[index[r] % WIDE] = 0;
+      const Floats apart = larger(row.read(k) - base, all(FLOOR));
+      const Floats weight = some ? exponential(apart) : Floats{};
+      sum += weight;
+      weighted = fma(apart, weight, weighted);
     }
-    rest[r] = std::isnan(best[r]) ? NAN : _mm512_reduce_add_ps(sum);
-    if (moment) moment[r] = std::isnan(best[r]) ? NAN : _mm512_reduce_add_ps(weighted);
+    rest[r] = std::isnan(best[r]) ? NAN : sum_of(sum);
+    if (moment) moment[r] = std::isnan(best[r]) ? NAN : sum_of(weighted);
   }
 }
 

@@ -2,110 +2,151 @@
 
 #pragma once
 
-#include <immintrin.h>
+#include <type_traits>
 
-#include <algorithm>
-#include <cstdint>
-#include <cstring>
+#include "vector.h"
 
 namespace {
 
-constexpr int VECTORS = 4, BLOCK = 16 * VECTORS, ROWS = 6;
+// Sums of a tile fill most of the registers: 32 with AVX-512 and NEON, 16 with AVX2.
+constexpr int VECTORS = WIDE == 8 ? 2 : 4, BLOCK = WIDE * VECTORS, ROWS = 6;
+constexpr int64_t GROUP_BYTES = 4 * BLOCK;  // of a block, per instruction and output
 constexpr int64_t CHUNK = 1024;  // groups after which sums are put aside, so that a chunk stays in L2
 constexpr int64_t MANY = 240;    // rows that go through a block before the next block is read
 
-// One instruction each; as intrinsics, GCC 12 copies every accumulator.
+// What an instruction multiplies: GROUP numbers of a row, 32 bits of the weight, in PARTS steps.  A
+// row is made ready with `row`, where a number is not what lies in memory (`Row`, not `In`).
+
+#if defined(__x86_64__)
+// One instruction; as an intrinsic, GCC 12 copies accumulators, here and below.
+inline Floats multiplied(Floats sum, Words x, Words w) {
+  asm("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(x), "v"(w));
+  return sum;
+}
+#else
+inline Floats multiplied(Floats sum, Words x, Words w) { return fma((Floats)x, (Floats)w, sum); }
+#endif
+
 struct Float32 {
   using In = float;
-  using Sum = __m512;
-  static constexpr int GROUP = 1;
-  static Sum none() { return _mm512_setzero_ps(); }
-  static Sum add(Sum s, __m512i x, __m512i w) {
-    asm("vfmadd231ps %2, %1, %0" : "+v"(s) : "v"(x), "v"(w));
-    return s;
-  }
+  using Row = float;
+  using Sum = Floats;
+  static constexpr int GROUP = 1, PARTS = 1;
+  static Words part(Words w, int) { return w; }
+  static Sum add(Sum s, Words x, Words w) { return multiplied(s, x, w); }
 };
+
+#if defined(DLLM_AVX512)
 
 struct Bfloat16 {
   using In = uint16_t;
-  using Sum = __m512;
-  static constexpr int GROUP = 2;
-  static Sum none() { return _mm512_setzero_ps(); }
-  static Sum add(Sum s, __m512i x, __m512i w) {
+  using Row = uint16_t;
+  using Sum = Floats;
+  static constexpr int GROUP = 2, PARTS = 1;
+  static Words part(Words w, int) { return w; }
+  static Sum add(Sum s, Words x, Words w) {
     asm("vdpbf16ps %2, %1, %0" : "+v"(s) : "v"(x), "v"(w));
     return s;
   }
   static void row(const In *x, int64_t d, Row *to) { std::copy(x, x + d, to); }
 };
 
-struct Bytes {  // rows from 0 to 255, weights from -128 to 127
+struct Eights {  // rows from 0 to 255, 128 for zero, weights from -128 to 127
   using In = uint8_t;
-  using Sum = __m512i;
-  static constexpr int GROUP = 4;
-  static Sum none() { return _mm512_setzero_si512(); }
-  static Sum add(Sum s, __m512i x, __m512i w) {
+  using Row = uint8_t;
+  using Sum = Ints;
+  static constexpr int GROUP = 4, PARTS = 1, ZERO = 128;
+  static Words part(Words w, int) { return w; }
+  static Sum add(Sum s, Words x, Words w) {
     asm("vpdpbusd %2, %1, %0" : "+v"(s) : "v"(x), "v"(w));
     return s;
   }
 };
 
-__m512i repeated(const void *from) {
-  int32_t value;
-  std::memcpy(&value, from, 4);
-  return _mm512_set1_epi32(value);
-}
+#else
 
-__mmask16 lanes(int64_t left) { return left >= 16 ? 0xffff : (1u << left) - 1; }
+struct Bfloat16 {  // even and odd numbers in float32
+  using In = uint16_t;
+  using Row = float;
+  using Sum = Floats;
+  static constexpr int GROUP = 2, PARTS = 2;
+  static Words part(Words w, int odd) { return odd ? w & 0xffff0000 : w << 16; }
+  static Sum add(Sum s, Words x, Words w) { return multiplied(s, x, w); }
+  static void row(const In *x, int64_t d, Row *to) {
+    for (int64_t k = 0; k < d; k++) {
+      const uint32_t bits = uint32_t(x[k]) << 16;
+      to[k] = load<float>(&bits);
+    }
+  }
+};
 
-// `sums` += R rows times a chunk of a block; `next` is brought into the cache meanwhile.
+#if defined(DLLM_AVX2)
+
+struct Eights {  // numbers 0 and 2, then 1 and 3 of a group, in 16 bits: sums of bytes saturate
+  using In = uint8_t;
+  using Row = int16_t;
+  using Sum = Ints;
+  static constexpr int GROUP = 4, PARTS = 2, ZERO = 0;
+  static Words part(Words w, int odd) {
+    const __m256i twice = (__m256i)w;
+    return (Words)_mm256_srai_epi16(odd ? twice : _mm256_slli_epi16(twice, 8), 8);
+  }
+  static Sum add(Sum s, Words x, Words w) {
+    Words pairs;
+    asm("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0" : "+v"(s), "=&v"(pairs) : "v"(x), "v"(w));
+    return s;
+  }
+  static void row(const In *x, int64_t d, Row *to) {
+    for (int64_t k = 0; k < d; k += 4)
+      for (int i = 0; i < 4; i++) to[k + i] = x[k + i / 2 + i % 2 * 2] - 128;
+  }
+};
+
+#else
+
+struct Eights {
+  using In = uint8_t;
+  using Row = int8_t;
+  using Sum = Ints;
+  static constexpr int GROUP = 4, PARTS = 1, ZERO = 0;
+  static Words part(Words w, int) { return w; }
+  static Sum add(Sum s, Words x, Words w) { return vdotq_s32(s, (int8x16_t)x, (int8x16_t)w); }
+  static void row(const In *x, int64_t d, Row *to) {
+    for (int64_t k = 0; k < d; k++) to[k] = x[k] - 128;
+  }
+};
+
+#endif
+#endif
+
+inline Words repeated(const char *from) { return load<uint32_t>(from) - Words{}; }
+
+// `sums` += R rows, `stride` bytes apart, times a chunk of a block.  Meanwhile what lies from `next`
+// on is brought into the cache, `hop` bytes per group.
 template <class T, int R>
-void tile(const typename T::In *x, int64_t d, const char *w, int64_t groups, typename T::Sum *sums,
-          const char *next) {
+void tile(const char *x, int64_t stride, const char *w, int64_t groups, typename T::Sum *sums,
+          const char *next, int64_t hop) {
   typename T::Sum s[R][VECTORS];
   for (int r = 0; r < R; r++)
     for (int v = 0; v < VECTORS; v++) s[r][v] = sums[r * VECTORS + v];
-  for (int64_t g = 0; g < groups; g++, w += 64 * VECTORS, next += 64) {
-    __m512i weight[VECTORS];
-    for (int v = 0; v < VECTORS; v++) weight[v] = _mm512_loadu_si512(w + 64 * v);
-    _mm_prefetch(next, _MM_HINT_T1);
-#pragma GCC unroll 6
-    for (int r = 0; r < R; r++) {
-      const __m512i row = repeated(x + r * d + g * T::GROUP);
+  for (int64_t g = 0; g < groups; g++, w += GROUP_BYTES, next += hop) {
+    __builtin_prefetch(next, 0, 2);
+#pragma GCC unroll 2
+    for (int part = 0; part < T::PARTS; part++, x += 4) {
+      Words weight[VECTORS];
 #pragma GCC unroll 4
-      for (int v = 0; v < VECTORS; v++) s[r][v] = T::add(s[r][v], row, weight[v]);
+      for (int v = 0; v < VECTORS; v++)
+        weight[v] = T::part(load<Words>(w + v * sizeof(Words)), part);
+#pragma GCC unroll 6
+      for (int r = 0; r < R; r++) {
+        const Words row = repeated(x + r * stride);
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; v++) s[r][v] = T::add(s[r][v], row, weight[v]);
+      }
     }
   }
   for (int r = 0; r < R; r++)
     for (int v = 0; v < VECTORS; v++) sums[r * VECTORS + v] = s[r][v];
-}
-
-// 16 rows of `count` numbers of 32 bits, `stride` bytes apart, to columns that lie 64 * VECTORS
-// bytes apart.  Rows from `rows` on are zeros.
-void transpose(const char *from, int64_t stride, int64_t rows, int64_t count, char *to) {
-  const __mmask16 some = lanes(count);
-  __m512i a[16], b[16];
-  for (int i = 0; i < 16; i++)
-    a[i] = i < rows ? _mm512_maskz_loadu_epi32(some, from + i * stride) : _mm512_setzero_si512();
-  for (int i = 0; i < 16; i += 2) {
-    b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
-    b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
-  }
-  for (int i = 0; i < 16; i += 4)
-    for (int j = 0; j < 2; j++) {
-      a[i + 2 * j] = _mm512_unpacklo_epi64(b[i + j], b[i + j + 2]);
-      a[i + 2 * j + 1] = _mm512_unpackhi_epi64(b[i + j], b[i + j + 2]);
-    }
-  for (int j = 0; j < 4; j++) {  // part k of a[4 i + j]: column 4 k + j of rows 4 i to 4 i + 3
-    const __m512i even = _mm512_shuffle_i32x4(a[j], a[j + 4], 0x88);
-    const __m512i odd = _mm512_shuffle_i32x4(a[j], a[j + 4], 0xdd);
-    const __m512i more_even = _mm512_shuffle_i32x4(a[j + 8], a[j + 12], 0x88);
-    const __m512i more_odd = _mm512_shuffle_i32x4(a[j + 8], a[j + 12], 0xdd);
-    b[j] = _mm512_shuffle_i32x4(even, more_even, 0x88);
-    b[j + 8] = _mm512_shuffle_i32x4(even, more_even, 0xdd);
-    b[j + 4] = _mm512_shuffle_i32x4(odd, more_odd, 0x88);
-    b[j + 12] = _mm512_shuffle_i32x4(odd, more_odd, 0xdd);
-  }
-  for (int64_t i = 0; i < 16 && i < count; i++) _mm512_storeu_si512(to + i * 64 * VECTORS, b[i]);
 }
 
 template <class T, int R = ROWS, class... More>
@@ -118,13 +159,39 @@ void tile_of(int rows, More... more) {
   }
 }
 
+// The lower or upper halves of two vectors, number by number.
+template <int... I>
+Words interleaved(Words a, Words b, int from, std::integer_sequence<int, I...>) {
+  return Words{(I % 2 ? b : a)[from + I / 2]...};
+}
+
+// WIDE rows of `count` numbers of 32 bits, `stride` bytes apart, to columns that lie GROUP_BYTES
+// apart.  Rows from `rows` on are zeros.
+inline void transpose(const char *from, int64_t stride, int64_t rows, int64_t count, char *to) {
+  constexpr auto each = std::make_integer_sequence<int, WIDE>();
+  Words a[WIDE], b[WIDE];
+  for (int i = 0; i < WIDE; i++) {
+    a[i] = Words{};
+    if (i < rows && count >= WIDE) a[i] = load<Words>(from + i * stride);
+    if (i < rows && count < WIDE) std::memcpy(&a[i], from + i * stride, count * 4);
+  }
+  for (int half = 1; half < WIDE; half *= 2) {
+    for (int i = 0; i < WIDE / 2; i++) {
+      b[2 * i] = interleaved(a[i], a[i + WIDE / 2], 0, each);
+      b[2 * i + 1] = interleaved(a[i], a[i + WIDE / 2], WIDE / 2, each);
+    }
+    std::copy(b, b + WIDE, a);
+  }
+  for (int64_t i = 0; i < WIDE && i < count; i++) store(to + i * GROUP_BYTES, a[i]);
+}
+
 // Groups from `first` on of the block with the rows from `row` on of a weight (n, words) as it is.
-void lay_out(const char *weight, int64_t n, int64_t words, int64_t row, int64_t first,
-             int64_t count, char *to) {
-  for (int64_t i = 0; i < BLOCK; i += 16)
-    for (int64_t k = 0; k < count; k += 16)
+inline void lay_out(const char *weight, int64_t n, int64_t words, int64_t row, int64_t first,
+                    int64_t count, char *to) {
+  for (int64_t i = 0; i < BLOCK; i += WIDE)
+    for (int64_t k = 0; k < count; k += WIDE)
       transpose(weight + ((row + i) * words + first + k) * 4, words * 4, n - row - i, count - k,
-                to + k * 64 * VECTORS + i * 4);
+                to + k * GROUP_BYTES + i * 4);
 }
 
 }  // namespace

@@ -28,7 +28,7 @@ from .asked import logprobs_of
 from .classes import TokenClasses
 from .filters import PLAIN, Filters
 from .heads import Biased, Head, Shaped, full_logits
-from .result import COLDEST, OPTIONAL, Inputs, Options, TokenStatistics, check, to_host
+from .result import COLDEST, OPTIONAL, Inputs, Options, ToHost, TokenStatistics, check_keys, to_host
 
 __all__ = [
     "COLDEST",
@@ -37,6 +37,7 @@ __all__ = [
     "Filters",
     "Head",
     "Shaped",
+    "ToHost",
     "TokenClasses",
     "TokenStatistics",
     "full_logits",
@@ -103,7 +104,7 @@ def token_statistics(
     its expectation, and no row of probabilities is held for it.
 
     ``lowered``: an id per row (R,) whose logit is lowered by a number first.  ``floor``: draws by
-    ``uniforms`` are from a mixture that is uniform by this share.
+    ``uniforms`` are from a mixture that is uniform by this share, over what bans and filters leave.
 
     Log-probabilities, margin, entropy and top describe the clean distribution: after bans, before
     temperature and filters.  With ``tempered`` they describe the one after temperature (if > 0)
@@ -126,7 +127,8 @@ def token_statistics(
     inputs = Inputs(
         banned, banned_rows, noise_keys, select, vocab_size, uniforms, embeddings, lowered
     )
-    check(options, noise_keys, hidden.shape[0])
+    if options.temperature > 0:
+        check_keys(options, noise_keys, hidden.shape[0])
     module = _backend(backend, hidden.device)
     if (inverse or embeddings is not None or lowered is not None) and module is not _naive:
         module = _fast  # what the fused kernels leave out
@@ -163,6 +165,7 @@ def _options(
     return _replace(options, warm=warm, inverse=inverse, floor=floor)
 
 
+@_lru_cache(maxsize=16)
 def _backend(name: str, device: _torch.device) -> ModuleType:
     if name == "auto":
         name = "triton" if device.type == "cuda" and _find_spec("triton") else "torch"

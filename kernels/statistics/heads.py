@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias, TypeGuard
+from typing import TypeAlias
 
 import torch
 from torch import nn
@@ -60,22 +60,16 @@ def plain_linear(head: Head) -> tuple[torch.Tensor, torch.Tensor | None] | None:
     """Weight (V, d) and bias (V,) or None, if the head is just that; None if it must be called."""
     if isinstance(head, torch.Tensor):
         return head, None
-    if not _is_linear(head) or ("forward" in head.__dict__ and packed_of(head) is None):
+    if not isinstance(head, nn.Linear) or type(head).forward is not nn.Linear.forward:
+        return None
+    if head._forward_hooks or head._forward_pre_hooks:
+        return None
+    if "forward" in head.__dict__ and packed_of(head) is None:
         return None
     weight = head.weight
     if type(weight) not in (nn.Parameter, torch.Tensor) or not weight.is_floating_point():
         return None  # a distributed or a quantised weight
     return weight, head.bias
-
-
-def _is_linear(head: Head) -> TypeGuard[nn.Linear]:
-    """Whether ``head`` is a linear layer by its class, and no hooks look on."""
-    return (
-        isinstance(head, nn.Linear)
-        and type(head).forward is nn.Linear.forward
-        and not head._forward_hooks
-        and not head._forward_pre_hooks
-    )
 
 
 def full_logits(hidden: torch.Tensor, head: Head) -> torch.Tensor:

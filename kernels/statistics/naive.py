@@ -82,7 +82,8 @@ def _row(
         token = int(np.argmax(filtered + noise.gumbel(seed, stream, position, step, ids)))
     if options.inverse and share is not None:
         p = np.exp(log_softmax(filtered))
-        sums = ((1 - options.floor) * p + options.floor / len(p)).cumsum()
+        possible = filtered > -np.inf
+        sums = ((1 - options.floor) * p + options.floor * possible / possible.sum()).cumsum()
         token = int((sums <= share * sums[-1]).sum())
     described = filtered if options.tempered else x
     logp = log_softmax(described)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
@@ -99,12 +100,36 @@ def mended(
     )
 
 
+class ToHost:
+    """Tensors of one device on their way to the host, in one copy that is waited for when they are
+    read; on a CPU they are there."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._tensors, self._bytes = tensors, torch.empty(0)
+        self._done: torch.cuda.Event | None = None
+        if tensors and tensors[0].device.type != "cpu":
+            packed = pack(tensors)
+            if packed.device.type == "cuda":  # of memory that the device can write to by itself
+                self._bytes = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
+                self._bytes.copy_(packed, non_blocking=True)
+                self._done = torch.cuda.Event()
+                self._done.record()
+            else:
+                self._bytes = packed.cpu()
+
+    def arrays(self) -> list[Any]:
+        """As NumPy arrays."""
+        if self._done is not None:
+            self._done.synchronize()
+        tensors = self._tensors
+        if self._bytes.numel():
+            tensors = unpack(self._bytes, [(t.shape, t.dtype) for t in tensors])
+        return [tensor.numpy() for tensor in tensors]
+
+
 def to_host(tensors: Sequence[torch.Tensor]) -> list[Any]:
     """Tensors of one device as NumPy arrays: views on the CPU, else one copy for all of them."""
-    if tensors and tensors[0].device.type != "cpu":
-        shapes = [(t.shape, t.dtype) for t in tensors]
-        tensors = unpack(pack(tensors).cpu(), shapes)
-    return [tensor.numpy() for tensor in tensors]
+    return ToHost(tensors).arrays()
 
 
 def pack(tensors: Any) -> torch.Tensor:
@@ -120,7 +145,7 @@ def unpack(packed: torch.Tensor, shapes: list[tuple[torch.Size, torch.dtype]]) -
     return [p.clone().view(d).view(s) for p, (s, d) in zip(parts, shapes, strict=True)]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Options:
     """Arguments of `token_statistics` that hold for all rows."""
 
@@ -133,16 +158,32 @@ class Options:
     inverse: bool = False  # draw by the cumulative sum and one number, not by noise per token
     floor: float = 0.0  # how much of what draws are from is uniform
 
-    @property
+    def __post_init__(self) -> None:
+        """Refuse what would otherwise give a wrong answer."""
+        filters = self.filters
+        finite = 0 <= filters.temperature < math.inf
+        if not finite or filters.top_k < 0 or self.top < 0:
+            raise ConfigError(
+                f"temperature={filters.temperature}, top_k={filters.top_k}, top={self.top}: "
+                "expected finite numbers >= 0 (0 switches each of them off)"
+            )
+        if not 0 <= filters.min_p <= 1:
+            raise ConfigError(f"{filters}: min_p is a share from 0 (off) to 1")
+        if self.classes is not None and self.filtered:
+            raise ConfigError(f"{filters} may leave nothing of a class of tokens: drop them")
+        if self.inverse and self.classes is not None:
+            raise ConfigError("classes of tokens are drawn by noise per token: drop uniforms")
+
+    @cached_property
     def temperature(self) -> float:
         return self.filters.temperature
 
-    @property
+    @cached_property
     def filtered(self) -> bool:
         """Whether top-p, top-k or min-p can change anything."""
         return self.filters.cut and (self.tempered or self.temperature > 0)
 
-    @property
+    @cached_property
     def scale(self) -> float:
         """The temperature of the described distribution."""
         return self.filters.scale if self.tempered else 1.0
@@ -175,22 +216,9 @@ class Inputs:
         )  # fmt: skip
 
 
-def check(options: Options, noise_keys: torch.Tensor | None, rows: int) -> None:
-    """Refuse what would otherwise give a wrong answer."""
-    finite = 0 <= options.temperature < math.inf
-    if not finite or options.filters.top_k < 0 or options.top < 0:
-        raise ConfigError(
-            f"temperature={options.temperature}, top_k={options.filters.top_k}, top={options.top}: "
-            "expected finite numbers >= 0 (0 switches each of them off)"
-        )
-    if not 0 <= options.filters.min_p <= 1:
-        raise ConfigError(f"{options.filters}: min_p is a share from 0 (off) to 1")
-    if options.classes is not None and options.filtered:
-        raise ConfigError(f"{options.filters} may leave nothing of a class of tokens: drop them")
-    if options.inverse and options.classes is not None:
-        raise ConfigError("classes of tokens are drawn by noise per token: drop uniforms")
-    needed = options.temperature > 0 and not options.inverse
-    if needed and (noise_keys is None or noise_keys.shape != (rows, 4)):
+def check_keys(options: Options, noise_keys: torch.Tensor | None, rows: int) -> None:
+    """Refuse a draw without noise of its own for every row."""
+    if not options.inverse and (noise_keys is None or noise_keys.shape != (rows, 4)):
         given = "none" if noise_keys is None else tuple(noise_keys.shape)
         raise ConfigError(
             f"temperature={options.temperature} draws noise and needs noise_keys of shape "

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from math import ceil
 from typing import Any
 
@@ -53,7 +54,8 @@ class Call:
         self._ban(x, first, low)
         keys = None if self.keys is None else self.keys[first:last]
         select = None if self.select is None else self.select[first:last]
-        return reduce(x, low, self.options, keys, select, self._room(x, 1))
+        room = self._room(x, 1) if "entropy" in self.options.needs else None
+        return reduce(x, low, self.options, keys, select, room)
 
     def _lower(self, x: torch.Tensor, first: int, low: int) -> None:
         """Lower one logit per row of ``x`` (r, n)."""
@@ -209,30 +211,40 @@ class Walk:
         share = uniforms[self.first : self.last, None].to(total.best.device).double()
         whole, floor = torch.cat(weights, 1), options.floor
         mass = whole.sum(1, keepdim=True)
-        lows = torch.tensor([low for low, _ in self.parts] + [size], device=share.device)
-        sums = ((1 - floor) * whole / mass + floor * lows.diff() / size).cumsum(1)
+        lows = [low for low, _ in self.parts]
+        free = torch.ones_like(whole)  # ids of each tile that bans leave
+        if floor and len(lows) > 1:
+            free = torch.cat([self._free(*tile) for tile in pairwise([*lows, size])], 1)
+        everything = free.sum(1, keepdim=True)
+        sums = ((1 - floor) * whole / mass + floor * free / everything).cumsum(1)
         share = share * sums[:, -1:]
         tile = (sums <= share).sum(1).clamp(max=len(self.parts) - 1)
         left = share - torch.nn.functional.pad(sums, (1, 0)).gather(1, tile[:, None])
         total.drawn, total.drawn_logit = torch.zeros_like(total.index), total.best.clone()
         total.noisy = total.best
         for number in sorted({*tile.tolist()}):
-            low, _ = self.parts[number]
-            high = self.parts[number + 1][0] if number + 1 < len(self.parts) else size
+            low = lows[number]
+            high = lows[number + 1] if number + 1 < len(lows) else size
             rows = (tile == number).nonzero().flatten()
             each = make(hidden[rows])(0, len(rows), low, high)
             x = self.call.processed(each, rows + self.first, low)
             best = total.best[rows].clamp(min=LOWEST)
             p = ((x - best) / options.temperature).double().exp()
-            # with one tile, of what filters leave
-            scale = p.sum(1, keepdim=True) if len(self.parts) == 1 else mass[rows]
-            cumulative = ((1 - floor) * p / scale + floor / size).cumsum(1)
-            wanted = left[rows]
-            at = (cumulative <= wanted).sum(1, keepdim=True)
+            scale, even, possible = mass[rows], everything[rows], x > -torch.inf
+            if len(lows) == 1:  # of what filters leave
+                scale, even = p.sum(1, keepdim=True), possible.sum(1, keepdim=True)
+            p = (1 - floor) * p / scale + floor * possible / even
+            at = (p.cumsum(1) <= left[rows]).sum(1, keepdim=True)
             last = x.shape[1] - 1 - (p > 0).flip(1).to(torch.int8).argmax(1, keepdim=True)
             at = torch.minimum(at, last)
             total.drawn[rows] = at + low
             total.drawn_logit[rows] = x.gather(1, at)
+
+    def _free(self, low: int, high: int) -> torch.Tensor:
+        """(r, 1) how many ids in [low, high) are not banned."""
+        x = self.mass.new_zeros(self.last - self.first, high - low)
+        self.call._ban(x, self.first, low)
+        return x.isfinite().sum(1, keepdim=True)
 
 
 def token_statistics(

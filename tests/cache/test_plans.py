@@ -10,6 +10,7 @@ import pytest
 from dllm import cache as caches
 from dllm.cache import Cache, Plan, Slots
 from dllm.cache.base import complete_plan
+from dllm.cache.dkv import neighbours
 from dllm.core.canvas import Canvas, IntArray
 from dllm.core.capabilities import DECIDED_FIRST, FORESIGHT
 
@@ -158,6 +159,22 @@ def test_dcd_begins_at_the_old_left_edge(arguments: str, shift: int, expected: s
     canvas.commit(np.arange(12, 15), np.arange(3), np.zeros(3, np.float32))
     canvas.step, canvas.block_step, canvas.window = 1, 1, (15, 31)
     assert runs(cache.plan(canvas, slots, canvas.masks()).compute) == expected
+
+
+@pytest.mark.parametrize(("center", "targets", "each", "expected"), [
+    ([4], [4], 1, [3]),  # left of two that are equally near
+    ([4], [4], 3, [2, 3, 5]),
+    ([4], [4], 9, [0, 1, 2, 3, 5, 6]),
+    ([4, 3], [3, 4], 1, [2, 5]),  # 2 is as near to 3 as 4, a target, and 5 is taken
+    ([3, 3], [3], 1, [2, 4]),
+    ([], [3], 2, []),
+])  # fmt: skip
+def test_neighbours(center: list[int], targets: list[int], each: int, expected: list[int]) -> None:
+    canvas = Canvas.for_prompt(np.array([1, 2]), 8, mask_id=MASK, pad_id=EOS)
+    canvas.give(9, np.array([5]))
+    at = (np.array(part, np.int64) + 2 for part in (center, targets))
+    found = neighbours(canvas, *at, each)
+    assert sorted((found - 2).tolist()) == expected
 
 
 def test_every_cache_has_a_plan() -> None:

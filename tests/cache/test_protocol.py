@@ -174,8 +174,8 @@ def test_needs_and_offers_are_one_mechanism() -> None:
 
 
 @pytest.mark.parametrize(("sampler", "cache", "need"), [
-    ("klass", "dllm_cache", "computes anew"), ("r2", "dllm_cache", "computes anew"),
-    ("credit", "dllm_cache", "computes anew"), ("llada+whole", "d2", "whole region"),
+    ("r2", "dllm_cache", "computes anew"), ("credit", "dllm_cache", "computes anew"),
+    ("llada+whole", "d2", "whole region"),
     ("dream", "elastic", "whole region"), ("threshold+whole", "sparse", "whole region"),
 ])  # fmt: skip
 def test_pairs_that_would_go_wrong_are_refused(sampler: str, cache: str, need: str) -> None:

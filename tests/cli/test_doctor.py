@@ -113,6 +113,20 @@ def test_whether_it_fits(
     assert "--dtype bfloat16" not in result.stdout
 
 
+def test_weights_that_rounding_leaves_as_they_are_are_said() -> None:
+    plain = Footprint(1000, "bfloat16", 2000, 10, 100)
+    mixture = Footprint(1000, "bfloat16", 2000, 10, 100, {"int8": 1950, "int4": 1920})
+    for needs, count in ((plain, 0), (mixture, 2)):
+        texts = [finding.text for finding in fit(needs, "the main memory", 1000)]
+        assert sum("experts are not rounded" in text for text in texts) == count
+
+
+def test_a_mask_is_none_where_the_noise_is_uniform() -> None:
+    folder = Path(__file__).parents[2] / "examples" / "nano-uniform"
+    (mask,) = [f for f in examine(str(folder), ("here", 2**40)) if f.topic == "mask token"]
+    assert mask.text == "none: the noise is uniform, ends (0,)"
+
+
 def test_a_float32_model_that_does_not_fit_is_offered_bfloat16() -> None:
     needs = Footprint(1000, "float32", 4000, 10, 100)
     states = {finding.text.split(":")[0]: finding.state for finding in fit(needs, "a GPU", 4100)}

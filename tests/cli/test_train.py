@@ -16,9 +16,10 @@ pytestmark = pytest.mark.filterwarnings("default")
 
 
 def test_nano_is_trained_and_written(cli: Run, tmp_path: Path) -> None:
-    result = cli("train", "nano", "--objective", "causal", "--steps", "2", "--seed", "4",
-                 "--no-compile", "--examples", "0", "-o", str(tmp_path))  # fmt: skip
+    how = "--objective causal --steps 2 --seed 4 --no-compile --examples 0 --log-every 1"
+    result = cli("train", "nano", *how.split(), "-o", str(tmp_path))
     assert (result.exit_code, result.stdout) == (0, "")
+    assert "step 1/2: loss" in result.stderr
     assert "2 steps of the causal recipe" in result.stderr
     recipe = json.loads((tmp_path / "nano-ar" / "recipe.json").read_text())
     assert (recipe["objective"], recipe["steps"], recipe["seed"]) == ("causal", 2, 4)
@@ -78,6 +79,17 @@ def test_a_conversion_that_cannot_be_is_refused(
     result = cli("train", "convert", "--model", "nano-ar", "-o", str(tmp_path / "run"), *arguments)
     assert result.exit_code == 2 and said in result.stderr
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "command",
+    "nano;deer;dflash --verifier nano-ar;parallel --model nano;convert --model nano-ar".split(";"),
+)
+def test_every_training_says_how_often_and_to_whom(cli: Run, command: str, tmp_path: Path) -> None:
+    how = ("train", *command.split(), "-o", str(tmp_path))
+    result = cli(*how, "--log-every", "1", "--report-to", "smoke-signals")
+    assert result.exit_code == 2 and "unknown integration 'smoke-signals'" in result.stderr
+    assert cli(*how, "--log-every", "0").exit_code == 2
 
 
 def test_prompts_that_are_all_held_out_are_refused(cli: Run, tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ def test_two_threads_with_one_verifier(verifier: dllm.DiffusionModel) -> None:
     outcome: dict[int, Any] = {}
 
     def work(number: int) -> None:
-        drafter = (None, "prompt_lookup", "suffix", "token_recycling")[number]
+        drafter = (None, "prompt_lookup", "suffix", "cacheback")[number]
         results = dllm.speculate(verifier, drafter, several, max_new_tokens=NEW, max_batch_size=3)
         outcome[number] = [r.tokens for r in results]
 

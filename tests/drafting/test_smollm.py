@@ -20,7 +20,7 @@ PROMPTS = (
     "Repeat this sentence twice: The quick brown fox jumps over the lazy dog.",
     "Write a Python function that adds two numbers, then one that subtracts them.",
 )
-LOOKUPS = ("prompt_lookup", "suffix", "token_recycling")
+LOOKUPS = ("prompt_lookup", "suffix", "cacheback")
 
 
 @pytest.fixture(scope="module")

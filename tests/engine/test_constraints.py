@@ -57,7 +57,7 @@ def test_constraints_that_cannot_hold(constraints: dict[int, int | str], match: 
         dllm.generate("nano", PROMPT, max_new_tokens=16, constraints=constraints)
 
 
-@pytest.mark.parametrize("sampler", ["learn2pd+eotp", "threshold+eos(eos_policy=block_contains)"])
+@pytest.mark.parametrize("sampler", ["threshold+eotp", "threshold+eos(eos_policy=block_contains)"])
 def test_holes_are_filled_whatever_ends_a_text(sampler: str) -> None:
     out = dllm.infill("nano", "4 + 5 = [[1]]. The answer is [[1]].", prompt=PROMPT, sampler=sampler)
     assert (

@@ -29,7 +29,7 @@ from ..thin import covering, some
 WINDOWS = ["blocks(4)", "whole", "adablock(4, delimiters=(3, 7))", "dcd(s_init=4)", "dsb(4)",
            "multi_blocks(4)"]  # fmt: skip
 SELECTORS = ["", "threshold(0.3)", "factor", "eb", "localleap(0.5, 0.3)", "hierarchical(0.5, 0.2)",
-             "klass(0.3, 0.5)", "r2", "fixed", "llada", "dream(alg=maskgit_plus)",
+             "r2", "fixed", "llada", "dream(alg=maskgit_plus)",
              "wino_draft", "dparallel+neg_entropy",
              "fixed+certainty_prior", "fixed+margin", "fixed+random"]  # fmt: skip
 STOPS = ["", "prophet(early=9, mid=3, late=2)"]
@@ -39,7 +39,7 @@ REVISERS = ["wino", "edit", "edit(mode=logit_diff)"]
 # What must be refused, whatever else is allowed (rules of the methods, not of this library).
 FORBIDDEN = [
     "wino+dcd", "wino+dsb", "freedave+dcd", "adablock+dcd",
-    "freedave(klass)", "freedave(threshold+r2)", "freedave+wino",
+    "freedave(threshold+r2)", "freedave+wino",
     "freedave+random", "freedave+prophet", "freedave+lopa", "lopa+ete",
     "prophet+wino", "threshold+random", "threshold+margin",
     "localleap+neg_entropy", "dparallel+prob", "eotp+dcd+eos", "eotp+dcd", "llada+dcd", "dream+dsb",
@@ -145,18 +145,16 @@ def test_branches_share_a_cache(explorer: str, cache: str) -> None:
     assert len(cached.sequences) == len(plain.sequences) and cached.computed < plain.computed
 
 
-NANO = ["adablock+localleap+prophet", "lopa(localleap, k=4)", "wino", "learn2pd+eotp"]
-MORE = ["localleap", "dcd+localleap", "dsb", "ete", "klass",
+NANO = ["adablock+localleap+prophet", "lopa(localleap, k=4)", "wino", "threshold+eotp"]
+MORE = ["localleap", "dcd+localleap", "dsb", "ete",
         "r2", "freedave(threshold(tau=0.95))", "threshold+credit",
-        "hierarchical", "fixed+certainty_prior", "learn2pd"]  # fmt: skip
+        "hierarchical", "fixed+certainty_prior"]  # fmt: skip
 
 
 @pytest.mark.parametrize("spec", some([*NANO, *MORE], 2))
 def test_a_batch_is_its_rows_alone(spec: str) -> None:
     prompts = ["Reverse: Emma, Jack, Mia.", "What is 4 + 5?", "Copy: Olivia, Liam, Noah, Emma."]
     how = {"sampler": spec, "max_new_tokens": 24}
-    if spec == "klass":
-        how["sampler"] = "klass+blocks(24)"
     together = dllm.generate("nano", prompts, **how)
     for prompt, result in zip(prompts, together, strict=True):
         alone = dllm.generate("nano", prompt, **how)

@@ -23,9 +23,9 @@ SPECS = [
     "dream(alg=maskgit_plus, alg_temp=1.0)", "threshold(0.5)+factor(2)",
     "threshold(0.3)+blocks(4)", "localleap(0.5, 0.3)", "hierarchical(0.5, 0.2)",
     "threshold(0.4)+dcd(s_init=4)", "threshold(0.4)+dsb(4)",
-    "threshold(0.4)+adablock(4, delimiters=(3, 7))", "klass(0.3, 0.5)", "threshold(0.4)+r2",
+    "threshold(0.4)+adablock(4, delimiters=(3, 7))", "threshold(0.4)+r2",
     "d3llm(1)", "llada+prophet(early=6, mid=4, late=3)", "threshold(0.4)+dsb(4)+prophet",
-    "threshold(0.4)+credit", "learn2pd(0.5)",
+    "threshold(0.4)+credit",
 ]  # fmt: skip
 SEARCHES = ["edit(0.3)", "edit(0.5, mode=low_prob)", "wino", "wino(0.99)+blocks(8)",
             "lopa(threshold(0.4), k=3)", "lopa+dsb(4)",

@@ -69,7 +69,7 @@ def test_a_step_moves_one_array_each_way(
             recipe,
         )  # fmt: skip
     up, back, single = list[int](), list[int](), list[int]()
-    upload, to_host, tensor = packing.upload, forward.to_host, visibility.tensor
+    upload, to_host, tensor = packing.upload, forward.ToHost, visibility.tensor
 
     def counted(count: list[int], function: Any) -> Any:
         def call(*args: Any) -> Any:
@@ -79,7 +79,7 @@ def test_a_step_moves_one_array_each_way(
         return call
 
     with patch.object(packing, "upload", counted(up, upload)), \
-         patch.object(forward, "to_host", counted(back, to_host)), \
+         patch.object(forward, "ToHost", counted(back, to_host)), \
          patch.object(packing, "tensor", counted(single, tensor)), \
          patch.object(forward, "tensor", counted(single, tensor)), Watch() as watch:  # fmt: skip
         for step in range(1, 4):

@@ -14,12 +14,11 @@ from ..drafting.conftest import ARCHITECTURES, Scripted, make_verifier
 from .seeds import case_of
 
 LOOKUPS = ("prompt_lookup(k=3, n=2)", "prompt_lookup", "suffix", "suffix(tree=False)",
-           "token_recycling", "token_recycling(tree=False)", "cacheback", "aded",
-           "first_of(prompt_lookup+token_recycling)", None)  # fmt: skip
+           "cacheback", "aded", "first_of(prompt_lookup+cacheback)", None)  # fmt: skip
 CONTROLLERS = ("fixed(k=1)", "fixed(k=6)", "full", "adl", "confidence", "confidence_extend",
                "threshold", "adaptive")  # fmt: skip
 SEARCHES = (None, "argmax", "cps")
-LOSSLESS = ("match", "point", "ratio", "block", "traversal")  # in distribution
+LOSSLESS = ("match", "point", "ratio", "block")  # in distribution
 Outcome = tuple[list[int], str, str]
 
 

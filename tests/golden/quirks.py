@@ -32,7 +32,6 @@ from dllm.samplers.dawn import DAWN
 from dllm.samplers.dcd import slide
 from dllm.samplers.dsb import DSB
 from dllm.samplers.factor import Factor
-from dllm.samplers.klass import KLASS, Divergences
 from dllm.samplers.llada import Quota, schedule
 from dllm.samplers.lopa import LoPA
 from dllm.samplers.scorers import Probability
@@ -184,21 +183,6 @@ class ReleasedFactor(Factor):
     def select(self, view: View) -> BoolArray:
         chosen = super().select(view)
         return chosen | (len(chosen) - chosen.sum() == 1)
-
-
-@PARTS.register("released_klass")
-@dataclass(frozen=True)
-class ReleasedKLASS(KLASS):
-    """Follows all undecided positions of the region, so that those of the next block may be ready
-    ``history`` - 1 steps after it opened, and not before."""
-
-    def reads(self, canvas: Canvas) -> Reads:
-        return Reads(canvas.masked[: canvas.end].nonzero()[0])
-
-    def _recent(self, canvas: Canvas, view: View) -> FloatArray:
-        super()._recent(canvas, replace(view, prediction=view.all_predictions))
-        recent = canvas.state(Divergences).ring[view.positions]
-        return recent if canvas.block_step >= self.history - 1 else np.full_like(recent, np.inf)
 
 
 @PARTS.register("released_dawn")

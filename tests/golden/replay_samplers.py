@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
-from functools import cache
-from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from .call import Call
 from .quirks import parts
@@ -23,33 +18,10 @@ def _wino(case: dict[str, Any]) -> Call:
     return Call(sampler.format(**case), "none", {"block_length": case["block_length"]})
 
 
-@cache
-def _filters() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory()
-
-
-def _learn2pd(case: dict[str, Any]) -> Call:
-    path = Path(_filters().name) / f"{case['id']}.npz"
-    np.savez(path, **{name: np.array(w, np.float32) for name, w in case["filter"].items()})
-    sampler = f"learn2pd(theta={case['accept_thres']}, filter='{path}')"
-    return Call(sampler, "none", {"block_length": case["block_length"]})
-
-
 def _sparse_dllm(case: dict[str, Any]) -> Call:
     cache = "sparse(retain={keep_ratio}, kernel={kernel_size})".format(**case)
     arguments = {"steps": case["num_steps"], "block_length": case["block_length"]}
     return Call("llada", cache, arguments)
-
-
-def _klass(case: dict[str, Any]) -> Call:
-    sampler = (
-        "{name}(tau={conf_threshold}, kappa={kl_threshold}, history={kl_history_length}, "
-        "unmask_strategy={unmask_strategy}"
-    )
-    if case["algorithm"] == "klass_dream":  # no blocks, one position where nothing is ready
-        return Call(sampler.format(name="klass", **case) + ", top_k=50)", "none", {})
-    arguments = {"steps": case["num_steps"], "block_length": case["block_length"]}
-    return Call(parts(sampler.format(name="released_klass", **case) + ")"), "none", arguments)
 
 
 def _freedave(case: dict[str, Any]) -> Call:
@@ -65,10 +37,7 @@ SAMPLERS = {
     "localleap_llada": _localleap,
     "localleap_dream": _localleap,
     "wino_llada": _wino,
-    "learn2pd_llada": _learn2pd,
     "sparse_dllm_llada": _sparse_dllm,
-    "klass_llada": _klass,
-    "klass_dream": _klass,
     "freedave_llada": _freedave,
     "freedave_dream": _freedave,
 }

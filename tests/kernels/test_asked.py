@@ -1,17 +1,16 @@
-"""Log-probabilities of given ids, and divergence between steps, against their definitions."""
+"""Log-probabilities of given ids against their definition."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from dllm.kernels.divergence import divergence, log_probabilities
+from dllm.kernels.divergence import log_probabilities
 from dllm.kernels.statistics import logprobs_of, naive
 
 from .filtered import token_statistics
@@ -92,44 +91,3 @@ def test_a_head_that_must_be_called_keeps_its_logits() -> None:
     before = logits.clone()
     log_probabilities(logits, lambda h: h, [4])
     assert torch.equal(logits, before)
-
-
-def by_definition(
-    positions: np.ndarray[Any, Any], now: torch.Tensor, previous: tuple[Any, torch.Tensor] | None
-) -> np.ndarray[Any, Any]:
-    result = np.full(len(positions), np.inf)
-    for i, position in enumerate(positions):
-        where = [] if previous is None else np.flatnonzero(previous[0] == position)
-        for j in where:
-            p, q = now[i].double().numpy(), previous[1][j].double().numpy()  # type: ignore[index]
-            result[i] = sum(np.exp(a) * (a - b) for a, b in zip(p, q, strict=True) if a > -np.inf)
-    return result
-
-
-@settings(max_examples=80, deadline=None)
-@given(data=st.data(), size=st.integers(2, 40), seed=st.integers(0, 9999))
-def test_divergence(data: st.DataObject, size: int, seed: int) -> None:
-    subset = st.sets(st.integers(0, 12), max_size=6).map(sorted).map(np.array)
-    generator = torch.Generator().manual_seed(seed)
-    banned = data.draw(st.lists(st.integers(1, size - 1), max_size=2))
-
-    def distributions(count: int) -> torch.Tensor:
-        scale = data.draw(st.sampled_from([0.0, 1.0, 30.0]))  # flat: all ids tie; nearly certain
-        logits = scale * torch.randn(count, size, generator=generator)
-        logits[:, banned] = -torch.inf
-        return logits.log_softmax(1)
-
-    here, there = (data.draw(subset).astype(np.int64) for _ in range(2))
-    now, before = distributions(len(here)), distributions(len(there))
-    for previous in (None, (there, before), (here, now)):
-        got = divergence(here, now, previous).numpy()
-        assert got.dtype == np.float32 and got.shape == here.shape
-        np.testing.assert_allclose(got, by_definition(here, now, previous), rtol=1e-4, atol=1e-4)
-
-
-def test_divergence_of_two_known_distributions() -> None:
-    now, before = (torch.tensor([[p, 1 - p]]).log() for p in (0.5, 0.25))
-    (got,) = divergence(np.array([7]), now, (np.array([7]), before))
-    assert got == pytest.approx(0.5 * np.log(2) + 0.5 * np.log(2 / 3), abs=1e-6)
-    (backwards,) = divergence(np.array([7]), before, (np.array([7]), now))
-    assert backwards == pytest.approx(0.25 * np.log(0.5) + 0.75 * np.log(1.5), abs=1e-6)

@@ -16,7 +16,7 @@ from dllm.kernels.linear import Packed, pack, packed_of
 
 from .filtered import logits_statistics, token_statistics
 
-pytestmark = pytest.mark.skipif(not linear.available(), reason="no AVX-512, or no oneDNN")
+pytestmark = pytest.mark.skipif(not linear.available(), reason="no AVX2, or no oneDNN")
 DTYPES = [torch.float32, torch.bfloat16]
 SHAPES = [(192, 512), (512, 192), (576, 1536), (1536, 576), (2048, 130)]  # inputs, outputs
 

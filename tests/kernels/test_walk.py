@@ -17,6 +17,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"filters": Filters(0.7, top_p=0.8)},
     {"filters": Filters(1.3, top_k=5), "tempered": True},
     {"filters": Filters(1.0), "floor": 0.25, "lowered": 3.5},
+    {"filters": Filters(0.8, top_p=0.9), "floor": 0.6, "lowered": 2.0, "tempered": True},
 ]
 
 
@@ -54,6 +55,21 @@ def test_many_tiles_are_one(size: int) -> None:
     oracle, walk = both(600 if size > 64 else 40, size, how, torch.float32)
     assert (oracle.token == walk.token).float().mean() > 0.995  # at borders float32 decides
     torch.testing.assert_close(walk.soft, oracle.soft, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("size", [64, 40_000])
+def test_the_uniform_part_leaves_out_what_is_banned(size: int) -> None:
+    """In every tile, and in the rows that a ban is of."""
+    banned = torch.arange(0, size, 2)[:32]
+    rows = torch.arange(400)[:, None].expand(-1, len(banned)) % 2 == 0
+    drawn = token_statistics(
+        torch.zeros(400, 8), torch.ones(size, 8), filters=Filters(1.0), floor=0.9, banned=banned,
+        banned_rows=rows, uniforms=(torch.arange(400) + 0.5) / 400 * (64 / size),
+    )  # fmt: skip
+    assert drawn.logprob.isfinite().all()
+    odd = drawn.token[::2] % 2 == 1
+    assert odd.all() if size == 64 else odd[: len(odd) // 3].all()
+    assert (drawn.token[1::2] % 2 == 0).any()
 
 
 def test_half_precision_stays_within_its_noise() -> None:

@@ -250,7 +250,6 @@ def test_masks_fed_again_are_further_masks(model: dllm.DiffusionModel, reference
     ({"cache": "block"}, "block needs block-causal attention"),
     ({"cache": "d2"}, r"needs keys and values that follow .* cache='d2' .*use cache='wedlm'"),
     ({"sampler": "dawn"}, "dawn needs decided tokens that predict themselves"),
-    ({"sampler": "learn2pd"}, "learn2pd needs decided tokens that predict themselves"),
     ({"sampler": "prophet"}, "prophet needs decided tokens that predict themselves"),
     ({"cfg_scale": 0.5}, r"cfg_scale=0.5 needs predictions of a text .* use cfg_scale=0"),
     ({"sampler": "wino", "cache": "wedlm"}, "wino needs second predictions .*use cache='none'"),

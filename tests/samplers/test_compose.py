@@ -46,9 +46,9 @@ def test_options_fill_open_fields() -> None:
 
 
 def test_a_bare_name_is_what_the_paper_uses_for_the_family() -> None:
-    assert compose("klass").window == StaticBlocks(64)
-    assert compose("klass", family="dream").window == WholeRegion()
-    assert compose("klass+blocks(8)", family="dream").window == StaticBlocks(8)
+    assert compose("llada").window == StaticBlocks()
+    assert compose("dream", family="dream").window == WholeRegion()
+    assert compose("dream+blocks(8)", family="dream").window == StaticBlocks(8)
     low = [
         compose(f"{spec}dcd(block_length=4, e_max=4)").window.tau_low  # type: ignore[attr-defined]
         for spec in ("", "dparallel+", "fixed+margin+")
@@ -69,7 +69,6 @@ def test_options_reach_a_finished_sampler() -> None:
 
 
 def test_options_overrule_what_a_method_brings_along() -> None:
-    assert compose("klass", options={"block_length": 16}).window == StaticBlocks(16)
     assert compose("dcd").eos.eos_policy == "first_commit"  # type: ignore[attr-defined]
     changed = compose("dcd+freedave", options={"eos_policy": "prefix_complete"})
     assert changed.eos.eos_policy == "prefix_complete"  # type: ignore[attr-defined]
@@ -151,12 +150,11 @@ def test_errors_say_what_to_do(
         ("freedave(4)", "write draft_depth=4"),
         ("freedave(draft_depth=2.5)", "draft_depth takes a whole number or None"),
         ("dcd(s_init=4.5)", "s_init takes a whole number"),
-        ("klass(history=1.5)", "history takes a whole number"),
         ("dsb(2.5)", "block_length takes a whole number"),
         ("staged_blocks(2.5)", "block_length takes a whole number"),
         ("r2(confidence_cluster_size=2.5)", "takes a whole number or None"),
         ("prophet(start=1.5)", "start takes a whole number or None"),
-        ("learn2pd(filter=3)", "filter takes a word, not 3"),
+        ("edit(mode=3)", "mode takes a word, not 3"),
         ("adablock(delimiters=198)", "delimiters takes a whole number, as in (1,) or None"),
         ("adablock(delimiters=(1.5,))", "delimiters takes"),
         ("threshold(true)", "tau takes a number, not True"),

@@ -18,8 +18,9 @@ PROMPT, LENGTH = 2, 8
 
 
 def chosen(
-    probability: dict[int, float], edges: list[tuple[int, int]], sinks: tuple[int, ...] = ()
-) -> list[int]:
+    probability: dict[int, float], edges: list[tuple[int, int]], sinks: tuple[int, ...] = (),
+    **thresholds: float,
+) -> list[int]:  # fmt: skip
     """Positions committed of masks 2..7; ``edges`` (i, j): i leans on j; the prompt has 0.95."""
     canvas = Canvas.for_prompt(np.array([1, 2]), LENGTH - PROMPT, mask_id=MASK, pad_id=EOS)
     canvas.open_window(PROMPT, LENGTH)
@@ -31,7 +32,8 @@ def chosen(
     positions = np.arange(LENGTH)
     everything = Prediction(positions, positions, np.log(p).astype(np.float32), attention=attention)
     here = everything.of_window(canvas)
-    part = DAWN(tau=0.9, tau_sink=0.2, tau_edge=0.2, tau_induce=0.6, tau_low=0.5)
+    usual = {"tau": 0.9, "tau_sink": 0.2, "tau_edge": 0.2, "tau_induce": 0.6, "tau_low": 0.5}
+    part = DAWN(**usual | thresholds)  # type: ignore[arg-type]
     view = View(canvas, here, np.exp(here.logprob), everything)
     return here.positions[part.select(view)].tolist()
 
@@ -54,6 +56,23 @@ def test_three_kinds_are_committed(
     expected: list[int],
 ) -> None:  # fmt: skip
     assert chosen(probability, edges, sinks) == expected
+
+
+def score(probability: float) -> float:
+    """What a view says of it, in float32."""
+    return float(np.exp(np.log(np.array([probability])).astype(np.float32))[0])
+
+
+def test_what_equals_a_threshold() -> None:
+    """Probabilities and attention reach theirs, the mean of a sink exceeds it."""
+    leaning = [(2, 0), (3, 2)]  # 3 leans on 2, which is sure and induced: it is sure, or waits
+    assert chosen({2: 0.95, 3: 0.55}, leaning, tau=score(0.55), tau_low=0.1) == [2, 3]
+    assert chosen({4: 0.45}, [(4, 0)], tau_induce=score(0.45)) == [4]
+    assert chosen({3: 0.55}, [], tau_low=score(0.55)) == [3]
+    anchored = {"tau": score(0.8), "tau_low": 0.75}
+    assert chosen({0: 0.8, 4: 0.7}, [(4, 0)], **anchored) == [4]
+    assert chosen({3: 0.8, 4: 0.7}, [(3, 4)], tau_edge=0.3) == [3]
+    assert chosen({3: 0.8, 4: 0.7}, [(3, 4)], (4,), tau_sink=0.5) == [3]
 
 
 def test_independent_sets_are_greedy() -> None:

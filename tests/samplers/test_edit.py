@@ -57,9 +57,22 @@ def test_tokens_that_the_model_no_longer_chooses_are_replaced() -> None:
     assert canvas.revising
 
 
+def score(probability: float) -> float:
+    """What a sampler makes of its logarithm, in float32."""
+    return float(np.exp(np.log(np.float32(probability))))
+
+
+def test_another_choice_exceeds_the_threshold() -> None:
+    canvas, sampler = started(f"edit(tau={score(0.6)})", 2, 1)
+    step(canvas, sampler, [9, 9, 5], [0.6, 0.61, 0.1])
+    assert canvas.tokens[:2].tolist() == [PRESENT, 9]
+
+
 @pytest.mark.parametrize(
     ("spec", "own", "taken"),
     [
+        (f"edit(mode=low_prob, tau={score(0.2)}, share=1)", [0.05, 0.2, 0.19, 0.5], [0, 2]),
+        (f"edit(mode=t2t_remask, tau={score(0.91)}, share=1)", [0.05, 0.2, 0.04, 0.5], [3]),
         ("edit(mode=low_prob, share=1)", [0.05, 0.2, 0.09, 0.5], [0, 2]),
         ("edit(mode=low_prob, share=0.25)", [0.05, 0.2, 0.04, 0.5], [2]),
         ("edit(mode=low_prob, tau=0.3, share=0.5)", [0.05, 0.2, 0.04, 0.5], [0, 2]),

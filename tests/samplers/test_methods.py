@@ -11,8 +11,9 @@ from dllm.cache import compose as compose_cache
 from dllm.core.canvas import Canvas
 from dllm.core.config import GenerationConfig
 from dllm.kernels.noise import uniform
-from dllm.samplers import Prediction, Sampler, compose
+from dllm.samplers import Prediction, Sampler, View, compose
 from dllm.samplers.credit import Credit
+from dllm.samplers.daedal import Daedal, First, end_confidence
 from dllm.samplers.prophet import Prophet
 from dllm.samplers.wino import LastAccepts
 
@@ -168,8 +169,10 @@ def test_prophet_counts_the_steps_of_the_whole_region() -> None:
         (16, 0, 0.3, [5, 9, 5, 9], [0.8, 0.2, 0.8, 0.5], 4),
         (16, 0, 0.6, [5, 9, 5, 9], [0.8, 0.2, 0.8, 0.5], 8),
         (16, 13, 0.3, [5, 5, 5], [0.8, 0.8, 0.8], 3),
+        (16, 0, 0.3, [5, 9, 5, 9], [0.8, 0.5, 0.8, 0.4], 2),
+        (16, 0, float(np.exp(np.log(np.float32(0.4)))), [5, 5, 5, 9], [0.8, 0.8, 0.8, 0.4], 4),
     ],
-    ids=["T15", "T15 no delimiter is sure", "T16"],
+    ids=["T15", "T15 no delimiter is sure", "T16", "likelier is not last", "equals the threshold"],
 )
 def test_adablock_ends_where_the_text_does(
     gen: int, start: int, threshold: float, tokens: list[int], probabilities: list[float], size: int
@@ -184,6 +187,33 @@ def test_adablock_ends_where_the_text_does(
     ids = [*tokens, *[5] * (n - len(tokens))]
     decide(sampler, canvas, predict(canvas, row, tokens=ids))
     assert canvas.window == (start, start + size)
+
+
+def test_daedal_at_equality() -> None:
+    """An end that is as sure as ``enough`` or ``insert_until`` asks for is; a guess as sure as
+    ``low`` is not replaced."""
+    canvas = canvas_of(4, cap=20)
+    canvas.open_window(0, 4)
+    prediction = predict(canvas, [0.2, 0.3, 0.25, 0.6], tokens=[5, 5, 5, EOS])
+    view = View(canvas, prediction, np.exp(prediction.logprob), prediction)
+    sure = end_confidence(prediction, EOS, 1)
+    above = float(np.nextafter(sure, 1))
+    low = float(np.exp(prediction.logprob[0]))
+
+    def edits(step: str, **given: Any) -> list[tuple[int, int, int]]:
+        part = Daedal(tokens=1, eos_token_id=EOS, expand=3, **given)
+        canvas.states.pop(First, None)
+        found = part.resize(view, np.array([1])) if step == "insert" else (
+            part._lengthen(canvas, prediction)
+        )  # fmt: skip
+        return [(edit.at, edit.removed, edit.added) for edit in found]
+
+    assert edits("first", enough=sure) == []
+    assert edits("first", enough=above) == [(4, 0, 3)]
+    more = float(np.nextafter(np.float32(low), np.float32(1)))
+    assert edits("insert", insert_until=above, low=more) == [(0, 1, 3)]
+    assert edits("insert", insert_until=sure, low=more) == []
+    assert edits("insert", insert_until=above, low=low) == []
 
 
 @pytest.mark.parametrize(("family", "size"), [("llada", 3), ("dream", 2)])
@@ -252,22 +282,6 @@ def test_credit_is_logits_with_a_memory() -> None:
         result = part.apply(canvas, prediction)
         assert result.token.tolist() == fused.argmax(1).tolist()
         assert np.allclose(result.logprob, fused.max(1), atol=1e-5)
-
-
-def test_klass_waits_until_distributions_rest() -> None:
-    canvas, sampler = canvas_of(3), compose("klass(tau=0.6, kappa=0.01)")
-    kls = [[np.inf] * 3, [0.001, 0.5, 0.001], [0.001, 0.001, 0.001]]
-    commits = []
-    for kl in kls:
-        sampler.prepare(canvas)
-        at = canvas.masks()
-        p = np.array([0.7, 0.8, 0.5], np.float32)[at]
-        row = np.array(kl, np.float32)[at]
-        prediction = Prediction(at, np.ones(len(at), np.int64), np.log(p), kl=row)
-        commits.append(set(decide(sampler, canvas, prediction).committed))
-        canvas.step += 1
-    # Nothing is ready at first: the surest is forced.  Then position 0 has two quiet steps.
-    assert commits == [{1}, {0}, {2}]
 
 
 def run(spec: str, table: Any, masks: int = 16, cache: str = "none", **how: Any) -> Canvas:

@@ -16,11 +16,11 @@ from .test_methods import run
 
 SPECS = [
     "llada", "dream(alg=maskgit_plus)", "dream(alg=origin)",
-    "klass(0.3, 0.5)", "threshold(0.4)+credit", "threshold(0.4)+r2",
+    "threshold(0.4)+credit", "threshold(0.4)+r2",
     "adablock(4, delimiters=(3, 7))+threshold(0.4)", "dcd(s_init=4)", "dsb(4)", "ete(k=3)",
     "lopa(k=3)", "freedave(draft_depth=3)",
     "wino", "edit(0.3)", "edit(mode=low_prob)", "d3llm", "prophet",
-    "learn2pd+eotp", "llada(remasking=random)",
+    "threshold+eotp", "llada(remasking=random)",
 ]  # fmt: skip
 
 

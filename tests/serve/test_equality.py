@@ -14,7 +14,7 @@ import dllm
 from .conftest import PATIENCE, Served, idle, until
 from .test_openai import sse
 
-SAMPLERS = ["threshold", "llada(steps=12)", "localleap", "eb", "wino", "klass", "dream(steps=8)",
+SAMPLERS = ["threshold", "llada(steps=12)", "localleap", "eb", "wino", "dream(steps=8)",
             "lopa(threshold)", "random+llada(steps=8)", "threshold(tau=0.5)"]  # fmt: skip
 WORDS = "one two three four five Tom Anna Ben Mia list apples".split()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from importlib.resources import files
 
@@ -10,12 +11,14 @@ from ...eval.page import render
 
 @cache
 def page() -> str:
-    """One HTML file that loads nothing from anywhere else."""
+    """One HTML file that loads nothing from anywhere else.  It opens with the two recorded runs of
+    ``example.json``, so that there is something to play before the model has written anything."""
     here = files(__package__)
     form, style, script = (
         (here / name).read_text(encoding="utf-8")
         for name in ("form.html", "style.css", "script.js")
     )
-    return render([], "dllm", form, style, script).replace(
+    example = json.loads((here / "example.json").read_text(encoding="utf-8"))
+    return render(example, "dllm", form, style, script).replace(
         "<h1>What happened at each step</h1>", "<h1>dllm</h1>"
     )

@@ -1,7 +1,7 @@
-/* A request per way of decoding; every step of the stream is added to the trace that is shown. */
+/* A chat whose every answer is decoded by one method or two; each step of a stream is added to the trace shown. */
 const field = (id) => $(id).value.trim();
-const ways = [...document.querySelectorAll(".way")];
-let running = null;
+const methods = [...document.querySelectorAll(".method")];
+let running = null, turns = [], asked = "";  // turns: the messages before `asked`, the message that is being answered
 
 async function call(path, options = {}) {
   const headers = { "Content-Type": "application/json" };
@@ -31,12 +31,12 @@ async function setUp() {
   } catch (error) { trouble(error.message); }
 }
 
-function request(way) {
+function request(method) {
   const body = {
-    messages: [{ role: "user", content: $("prompt").value }], stream: true, trace: true, return_token_ids: true,
+    messages: [...turns, { role: "user", content: asked }], stream: true, trace: true, return_token_ids: true,
     stream_options: { include_drafts: true, include_usage: true },
-    sampler: way.querySelector(".sampler").value.trim() || undefined,
-    cache: way.querySelector(".cache").value || undefined,
+    sampler: method.querySelector(".sampler").value.trim() || undefined,
+    cache: method.querySelector(".cache").value || undefined,
   };
   for (const id of ["max_tokens", "block_length", "temperature", "seed"]) if (field(id)) body[id] = Number(field(id));
   if (field("length")) body.length = field("length");
@@ -85,8 +85,8 @@ function step(t, frame) {
 
 const pause = (ms) => new Promise((done) => setTimeout(done, ms));
 
-async function write(index, way, signal) {
-  const body = request(way), answer = $("answers").children[index];
+async function write(index, method, signal) {
+  const body = request(method), answer = $("answers").children[index];
   const response = await call("/v1/chat/completions", { method: "POST", body: JSON.stringify(body), signal });
   for await (const event of events(response)) {
     if (event.error) throw new Error(event.error.message);
@@ -113,33 +113,80 @@ async function write(index, way, signal) {
 function begin(index, t) {
   const at = Number(slider.value), follow = at >= longest, all = views.map((view) => view.t);
   all[index] = t;
-  show(Array.from(all, (one, i) => one ?? { ...t, ...named(request(ways[i])), steps: [], final: [] }));
+  show(Array.from(all, (one, i) => one ?? { ...t, ...named(request(methods[i])), steps: [], final: [] }));
   set(follow ? longest : at);
 }
 
-async function go(event) {
-  event?.preventDefault();
-  if (running || !$("ask").reportValidity()) return;
+function bubble(role, text) {
+  const box = document.createElement("p");
+  box.className = role;
+  box.textContent = text;
+  $("turns").append(box);
+}
+
+/* Answers `text` after the messages before it.  What fails or is stopped leaves no message behind. */
+async function answer(text) {
   trouble("");
+  asked = text;
   running = new AbortController();
-  $("go").disabled = true;
-  $("halt").disabled = false;
-  const chosen = $("second").checked ? ways : ways.slice(0, 1);
+  const signal = running.signal, chosen = $("compare").checked ? methods : methods.slice(0, 1);
   show([]);
+  $("shown").hidden = true;
+  $("turns").replaceChildren();
+  for (const { role, content } of [...turns, { role: "user", content: text }]) bubble(role, content);
   $("answers").replaceChildren(...chosen.map(() => {
     const box = document.createElement("div");
     box.append(document.createElement("p"), document.createElement("small"));
     return box;
   }));
-  const signal = running.signal;
-  await Promise.all(chosen.map((way, index) => write(index, way, signal).catch((error) => {
-    if (error.name === "AbortError") return;
-    const what = chosen.length > 1 ? `Way ${index + 1}: ${error.message}` : error.message;
-    trouble([$("trouble").textContent, what].filter(Boolean).join("\n"));
+  enable();
+  const done = await Promise.all(chosen.map((method, index) => write(index, method, signal).then(() => true, (error) => {
+    if (error.name === "AbortError") return false;
+    const name = method.querySelector(".sampler").value.trim();
+    trouble([$("trouble").textContent, chosen.length > 1 ? `${name}: ${error.message}` : error.message].filter(Boolean).join("\n"));
+    return false;
   })));
   running = null;
-  $("go").disabled = false;
-  $("halt").disabled = true;
+  if (!done.includes(true)) {
+    asked = "";
+    $("prompt").value ||= text;
+  }
+  enable();
+  return Boolean(asked);
+}
+
+function enable() {
+  $("go").disabled = running !== null;
+  $("halt").disabled = running === null;
+  $("again").disabled = running !== null || !asked;
+  $("new").disabled = running !== null || !$("turns").childElementCount;
+}
+
+/* The answer that the next message follows: the first that is whole. */
+function settle() {
+  if (!asked) return;
+  const whole = [...$("answers").children].find((box) => box.querySelector("small").textContent);
+  turns.push({ role: "user", content: asked }, { role: "assistant", content: whole.querySelector("p").textContent });
+  asked = "";
+}
+
+async function go(event) {
+  event?.preventDefault();
+  if (running || !$("ask").reportValidity()) return;
+  settle();
+  const text = $("prompt").value;
+  if (await answer(text)) $("prompt").value = "";
+  $("prompt").focus();
+}
+
+function fresh() {
+  turns = [];
+  asked = "";
+  $("turns").replaceChildren();
+  $("answers").replaceChildren();
+  trouble("");
+  enable();
+  $("prompt").focus();
 }
 
 async function look() {
@@ -151,11 +198,13 @@ async function look() {
 
 $("ask").addEventListener("submit", go);
 $("halt").addEventListener("click", () => running?.abort());
+$("again").addEventListener("click", () => { if (asked && !running) answer(asked); });
+$("new").addEventListener("click", fresh);
 $("prompt").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) go(event);
 });
-$("second").addEventListener("change", () => {
-  for (const part of ways[1].querySelectorAll(".sampler, .cache")) part.disabled = !$("second").checked;
+$("compare").addEventListener("change", () => {
+  for (const part of methods[1].querySelectorAll(".sampler, .cache")) part.disabled = !$("compare").checked;
 });
 $("key").addEventListener("change", setUp);
 setUp();

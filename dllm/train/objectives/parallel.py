@@ -34,8 +34,9 @@ class ParallelSettings:
     decided last).  ``delta``: steps within which a token must have been decided to be learnt by
     cross-entropy; 0: all.  ``kl``: weight of the divergence on the others, with ``tau`` their
     temperature; ``reference``: whether the teacher sees the answer.  ``entropy``: weight of the
-    entropy, at temperature ``entropy_tau``; ``complement``: learn the other half, too.
-    ``ratio``: share of the block that is masked, from the first to the second over the run.
+    entropy, at temperature ``entropy_tau``; ``complement``: learn the other half, too, by entropy
+    only in state "random".  ``ratio``: share of the block that is masked, from the first to the
+    second over the run.
     ``scale`` multiplies the sum.
     """
 
@@ -144,12 +145,14 @@ class Parallel(nn.Module):
         """``loss`` of a batch."""
         generator = torch.Generator().manual_seed(int(seed))
         masked, learnt = self._state(order, float(progress), generator)
-        total = self._view(ids, order, masked, learnt, valid, hint)
-        if self.settings.complement:
+        settings = self.settings
+        total = self._view(ids, order, masked, learnt, valid, hint, settings.entropy)
+        if settings.complement:
             other = self._block & ~learnt
             rest = (masked & ~learnt) | other
-            total = total + self._view(ids, order, rest, other, valid, None)
-        return {"loss": self.settings.scale * total}
+            entropy = settings.entropy if settings.state == "random" else 0.0  # as each publishes
+            total = total + self._view(ids, order, rest, other, valid, None, entropy)
+        return {"loss": settings.scale * total}
 
     def _state(
         self, order: torch.Tensor, progress: float, generator: torch.Generator
@@ -180,14 +183,14 @@ class Parallel(nn.Module):
 
     def _view(
         self, ids: torch.Tensor, order: torch.Tensor, masked: torch.Tensor, learnt: torch.Tensor,
-        valid: torch.Tensor, hint: torch.Tensor | None,
+        valid: torch.Tensor, hint: torch.Tensor | None, weight: float,
     ) -> torch.Tensor:  # fmt: skip
-        """The loss of one state."""
+        """The loss of one state; ``weight``: of the entropy."""
         settings, net = self.settings, self.network
         noisy = torch.where(masked, net.mask_id, ids)
         logits = net.logits(noisy, valid, ids)
         ce, entropy = certainty(logits[learnt], ids[learnt], settings.entropy_tau)
-        total = settings.ce * ce + settings.entropy * entropy
+        total = settings.ce * ce + weight * entropy
         later = masked & ~learnt & (order < NEVER)
         if settings.kl and later.any():
             teacher = net.teacher_logits(*_with_hint(noisy, valid, hint), clean=None)

@@ -62,10 +62,7 @@ class UniformDenoising(nn.Module):
         place = torch.arange(ids.shape[1])
         causal = place[:, None] >= place
         seen = causal | (canvas[:, :, None] & (canvas[:, None, :] | causal))
-        with (
-            attention(decoder, ATTENTION),
-            torch.autocast(ids.device.type, dtype=torch.bfloat16),
-        ):
+        with attention(decoder, ATTENTION):
             plain = decoder.embed_tokens(ids)
             signal = torch.zeros_like(plain)
             if soft is not None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from ...core.errors import ConfigError, UnknownNameError
 from ...drafting.api import speculate
 from ...drafting.drafters.diffusion import MARKER_POSITIONS
 from ...models import DiffusionModel
-from ..loop import Report, Schedule, loop, resume, same_recipe
+from ..loop import SILENT, Report, Schedule, loop, resume, same_recipe
 from ..network import Network
 
 Pair = tuple[list[int], list[int]]  # prompt ids, answer ids with the end token
@@ -137,7 +137,7 @@ def _example(
 
 def align(
     drafter: DiffusionModel, pairs: Sequence[Pair], recipe: Alignment, folder: Path,
-    say: Callable[[str], None] | None = None,
+    report: Report = SILENT,
 ) -> Iterator[DiffusionModel]:  # fmt: skip
     """Both stages on ``pairs``, in ``folder``, where a stopped run goes on; yields the model after
     each.  ``drafter`` itself is not changed."""
@@ -158,7 +158,7 @@ def align(
         schedule = Schedule(steps, peak, min(20, steps // 2), "linear", 0,
                             seed=recipe.seed)  # fmt: skip
         resume(loop(Weighted(network), examples, schedule, folder / f"checkpoints{number}",
-                    device=drafter.device.type, report=Report(say, 50)))  # fmt: skip
+                    device=drafter.device.type, report=report))  # fmt: skip
         network.hf.train(False)
         yield aligned
 

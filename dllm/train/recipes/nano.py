@@ -44,6 +44,7 @@ from ..loop import (
     Schedule,
     last_checkpoint,
     loop,
+    machine_has_bf16,
     resume,
     same_recipe,
 )
@@ -55,6 +56,11 @@ TASK_WEIGHTS = {
     "fact": 6.0, "sum": 12.0, "story1": 6.0, "story2": 22.0, "copy": 2.0, "reverse": 4.0,
     "sort": 14.0, "shuffle": 1.0, "insert": 7.0, "remove": 7.0, "replace": 7.0,
     "insert_random": 1.0, "remove_random": 1.0, "replace_random": 1.0, "latin": 2.0, "sudoku": 3.0,
+}  # fmt: skip
+
+LIST_WEIGHTS = {
+    "copy": 2.0, "reverse": 4.0, "sort": 8.0, "shuffle": 2.0, "insert": 6.0, "remove": 6.0,
+    "replace": 6.0, "insert_random": 3.0, "remove_random": 3.0, "replace_random": 3.0,
 }  # fmt: skip
 
 # What comes before all tasks together, as (until this step, weights).  Digit facts come first:
@@ -102,9 +108,16 @@ class NanoTraining:
 
     @classmethod
     def of(cls, objective: str, **fields: Any) -> NanoTraining:
-        """The recipe of ``nano`` ("masked") or ``nano-ar`` ("causal", from nano's weights)."""
+        """The recipe of ``nano`` ("masked"), ``nano-ar`` ("causal", from nano's weights) or
+        ``nano-uniform`` ("uniform", the list tasks alone)."""
         if objective == "causal":
             fields = {"steps": 1_700, "phases": (), "muon_lr": 0.005, **fields}
+        elif objective == "uniform":
+            fields = {
+                "hidden_size": 128, "layers": 4, "heads": 4, "intermediate_size": 384,
+                "steps": 2_000, "tokens": 1_024, "weights": LIST_WEIGHTS,
+                "phases": ((300, {"copy": 1.0, "reverse": 1.0}),), **fields,
+            }  # fmt: skip
         return cls(objective=objective, **fields)
 
     def weights_at(self, step: int) -> dict[str, float]:
@@ -255,7 +268,7 @@ def train(
         Schedule(recipe.steps, evaluate_every=min(accuracy_every, recipe.steps), clip=0.0,
                  save_every=save_every, seed=recipe.seed),
         folder / "checkpoints", measure=measure if accuracy_examples else None, device=device,
-        report=report, optimizers=(optimizer, warm),
+        bf16=machine_has_bf16(device), report=report, optimizers=(optimizer, warm),
     )  # fmt: skip
     resume(run)
     return run

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dllm.drafting.accept.chains import Match, Point, Ratio, residual
-from dllm.drafting.accept.sampled import Block, Traversal
+from dllm.drafting.accept.chains import Block, Match, Point, Ratio, residual
 from dllm.drafting.base import Distribution, Draft, Outcome
 
 from ...thin import some
@@ -23,8 +23,6 @@ LOSSLESS = {
     "block sampled": (Block(), toy.sampled),
     "block conditional": (Block(), toy.conditional),
     "walk top tree": (Match(), toy.top_tree),
-    "traversal tree": (Traversal(), toy.tree),
-    "traversal chain": (Traversal(), toy.sampled),
 }
 FEW, MANY = 2_500, 60_000
 
@@ -87,12 +85,6 @@ def left_to_right(target: toy.Target, text: tuple[int, ...], rng: Any) -> Draft:
     return Draft(tokens, None, Distribution.CONDITIONALS, np.log(np.array(distributions)))
 
 
-def deterministic_tree(target: toy.Target, text: tuple[int, ...], rng: Any) -> Draft:
-    draft = toy.top_tree(target, text, rng)
-    q = target.marginals(text, toy.LENGTH)
-    return Draft(draft.tokens, draft.parents, Distribution.MARGINALS, np.log(q))
-
-
 @pytest.mark.parametrize(
     ("judge", "make"),
     some(
@@ -102,7 +94,6 @@ def deterministic_tree(target: toy.Target, text: tuple[int, ...], rng: Any) -> D
             pytest.param(continued, toy.sampled, id="continue after a rejection"),
             pytest.param(uncorrected, toy.sampled, id="correction from p"),
             pytest.param(Ratio().judge, left_to_right, id="marginals judged as conditionals"),
-            pytest.param(Traversal().judge, deterministic_tree, id="traversal on a top-k tree"),
         ],
         4,
     ),
@@ -111,30 +102,35 @@ def test_a_fault_is_noticed(judge: toy.Judge, make: toy.Make) -> None:
     assert toy.run(judge, make, FEW).p_value < 1e-6
 
 
+@pytest.mark.parametrize(("coins", "kept", "rest"), [
+    ((0.16, 0.5), 1, [0.1, 0.0, 0.0]),  # 0.1 / (0.1 + 1 - 0.5) = 1/6; 0.5 p - q
+    ((0.17, 0.5), 0, [0.0, 0.1, 0.1]),  # p - q
+    ((0.9, 0.083), 2, [0.2, 0.3, 0.5]),  # 0.5 * 0.1 / 0.6 = 1/12, judged last: p
+    ((0.9, 0.084), 0, [0.0, 0.1, 0.1]),
+    ((0.1, 0.083), 2, [0.2, 0.3, 0.5]),
+])  # fmt: skip
+def test_a_block_by_hand(coins: tuple[float, float], kept: int, rest: list[float]) -> None:
+    """The first token has weight 0.2 / 0.4, what is left of it behind the second is 0.1."""
+    p = np.array([[0.2, 0.5, 0.3], [0.6, 0.3, 0.1], [0.2, 0.3, 0.5]])
+    q = np.array([[0.4, 0.4, 0.2], [0.2, 0.2, 0.6]])
+    drawn: list[Any] = []
+    rows: Any = SimpleNamespace(
+        distribution=lambda node: p[node + 1], coin=lambda node: coins[node],
+        draw=lambda distribution, node: drawn.append((distribution, node)) or 1,
+    )  # fmt: skip
+    draft = Draft(np.array([0, 2]), None, Distribution.MARGINALS, np.log(q))
+    assert Block().judge(rows, draft) == Outcome(list(range(kept)), 1)
+    ((distribution, node),) = drawn
+    assert node == kept - 1
+    np.testing.assert_allclose(distribution, rest, atol=1e-12)
+
+
 def test_block_accepts_no_less_than_ratio() -> None:
     ratio, block = (toy.run(rule.judge, toy.sampled, FEW) for rule in (Ratio(), Block()))
     assert block.tokens_per_round > ratio.tokens_per_round - 0.02
 
 
-def test_traversal_is_block_on_a_chain() -> None:
-    target = toy.Target()
-    for seed in range(200):
-        draft = toy.sampled(target, (), np.random.default_rng(seed))
-        coins = np.random.default_rng(seed + 1).random(3)
-
-        class Same(toy.TableRows):
-            def coin(self, node: int, coins: Any = coins) -> float:
-                return float(coins[node])
-
-        outcomes = [
-            judged(Same(target, draft, (), np.random.default_rng(5)), draft)  # type: ignore[operator]
-            for judged in (Block().judge, Traversal().judge)
-        ]
-        assert outcomes[0] == outcomes[1]
-
-
-@pytest.mark.parametrize("rule", [Block(), Traversal()], ids=["block", "traversal"])
-def test_what_is_gained_may_be_less_than_one_can_hold(rule: Block | Traversal) -> None:
+def test_what_is_gained_may_be_less_than_one_can_hold() -> None:
     """1e-20 more than the draft's probability, beside a weight of one."""
     with np.errstate(divide="ignore"):
         q = np.log(np.eye(toy.V)[[0, 0]])
@@ -145,4 +141,4 @@ def test_what_is_gained_may_be_less_than_one_can_hold(rule: Block | Traversal) -
             return np.array([1.0, 1e-20, 0.0, 0.0, 0.0])
 
     rows = Nearly(toy.Target(), draft, (), np.random.default_rng(0))
-    assert rule.judge(rows, draft) == Outcome([0, 1], 0)
+    assert Block().judge(rows, draft) == Outcome([0, 1], 0)

@@ -15,9 +15,8 @@ import pytest
 import torch
 
 import dllm
-from dllm.drafting.accept.chains import Keyed, Match, Point, Ratio
+from dllm.drafting.accept.chains import Block, Keyed, Match, Point, Ratio
 from dllm.drafting.accept.rows import KeyedNoise, Rows, Sampling
-from dllm.drafting.accept.sampled import Block, Traversal
 from dllm.drafting.base import AcceptRule, Draft
 from dllm.kernels.statistics import Filters
 
@@ -40,7 +39,6 @@ RULES: dict[str, tuple[AcceptRule, toy.Make]] = {
     "point": (Point(), toy.argmax),
     "ratio": (Ratio(), toy.sampled),
     "block": (Block(), toy.sampled),
-    "traversal": (Traversal(), toy.tree),
 }
 FEW, MANY = 1_000, 6_000
 TARGET = toy.Target()
@@ -59,6 +57,14 @@ def reference(sampling: Sampling, history: tuple[int, ...]) -> np.ndarray:
     lost = (before > sampling.filters.top_p) | (np.arange(V) >= (sampling.filters.top_k or V))
     distribution[order[lost]] = 0
     return np.asarray(distribution / distribution.sum())
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_rows_are_the_logarithms_of_a_distribution(name: str) -> None:
+    history = (1, 3)
+    logits = torch.from_numpy(np.log(TARGET.distribution(history)))[None]
+    rows = SETTINGS[name].distribution(logits, [np.array(history)], np.array([2]))
+    np.testing.assert_allclose(rows[0].exp(), reference(SETTINGS[name], history), atol=1e-6)
 
 
 @lru_cache
@@ -109,7 +115,7 @@ def p_value(name: str, rule: AcceptRule, make: toy.Make, n: int, rows: type[Rows
     return toy.chi_square(counts.ravel(), expected.ravel() * n)
 
 
-@pytest.mark.parametrize("case", some(["ratio", "keyed", "traversal"], 1))
+@pytest.mark.parametrize("case", some(["ratio", "keyed", "block"], 1))
 def test_the_distribution_after_processors_is_kept(case: str) -> None:
     assert p_value("all", *RULES[case], FEW, ToyRows) > 1e-4
 

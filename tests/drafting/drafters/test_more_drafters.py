@@ -78,6 +78,14 @@ def test_cacheback_forgets_what_was_used_longest_ago() -> None:
     assert {k: list(v) for k, v in part.recent.table.items()} == {(3,): [(1,)], (1,): [(4,)]}
 
 
+def test_cacheback_uses_what_it_takes_in_again() -> None:
+    """Seen again, a leader and a follower are the ones used last."""
+    part: Any = single("cacheback(leader=1, follower=1, leaders=2, followers=2)", DRAFTERS, Drafter)
+    for pair in ([1, 4], [2, 5], [1, 6], [1, 4], [3, 7]):
+        part.learn(pair)
+    assert {k: list(v) for k, v in part.recent.table.items()} == {(1,): [(6,), (4,)], (3,): [(7,)]}
+
+
 def test_aded_searches_where_the_verifier_was_sure() -> None:
     part = ADED(nodes=4, searches=200)
     part.learn((1, 2), [3, 4], [0.9, 0.1])

@@ -173,13 +173,11 @@ def test_a_long_prompt_is_indexed_in_linear_time() -> None:
     assert seconds[0] < 0.1 and seconds[1] < 40 * max(seconds[0], 1e-3)
 
 
-@pytest.mark.parametrize("name", ["prompt_lookup", "suffix", "token_recycling"])
+@pytest.mark.parametrize("name", ["prompt_lookup", "suffix"])
 def test_lookups_are_as_sure_as_they_were_right(verifier: dllm.DiffusionModel, name: str) -> None:
     """Their confidence rises with accepted drafts and falls with rejected ones."""
     part: Any = single(name, DRAFTERS, Drafter)
     prefix = [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3]
-    if name == "token_recycling":
-        part.table = {token: [*range(token + 1, token + 9)] for token in range(60)}
     levels = []
     for accepted in (0, 1):
         part.hits = HitRates()
@@ -189,10 +187,7 @@ def test_lookups_are_as_sure_as_they_were_right(verifier: dllm.DiffusionModel, n
             path = list(range(len(draft) * accepted))
             scores = torch.zeros(len(draft) + 1, 70)
             fed = np.array([prefix[-1], *draft.tokens])
-            table = dict(getattr(part, "table", {}))
             drafting.observe(Feedback(draft, path, [1], fed, scores))
-            if name == "token_recycling":
-                part.table = table
         draft = part.open(request(prefix)).propose(np.array(prefix), Budget(4, 4))
         assert draft.confidence is not None
         levels.append(float(draft.confidence[0]))
@@ -221,22 +216,6 @@ def test_the_suffix_drafter_remembers_whole_texts(
     assert part.shared.tokens.tolist() == [*result.tokens, BORDER]
 
 
-def test_token_recycling_keeps_the_verifiers_candidates() -> None:
-    part = single("token_recycling(width=4)", DRAFTERS, Drafter)
-    drafting = part.open(replace(request([5]), trees=True))
-    assert len(drafting.propose(np.array([5]), Budget(9, 9))) == 0
-    scores = torch.zeros(2, 10)
-    scores[0, [1, 2, 3, 4]] = torch.tensor([4.0, 3.0, 2.0, 1.0])
-    scores[1, [6, 7, 8, 9]] = torch.tensor([4.0, 3.0, 2.0, 1.0])
-    drafting.observe(Feedback(Draft(np.array([1])), [0], [1], np.array([5, 1]), scores))
-    tree = drafting.propose(np.array([0, 5]), Budget(2, 9))
-    below = {tuple(tree.tokens[tree.path(node)].tolist()) for node in range(len(tree))}
-    assert below == {(1,), (2,), (3,), (4,), (1, 6), (1, 7), (1, 8)}
-    few = drafting.propose(np.array([0, 5]), Budget(2, 9, nodes=lambda alive: 3))
-    assert few.tokens.tolist() == tree.tokens[:3].tolist()  # the cost of nodes is checked
-    assert part.open(request([1])).propose(np.array([1]), Budget(1, 1)).tokens[0] == 6
-
-
 @pytest.mark.parametrize(
     ("drafter", "how", "named"),
     [
@@ -247,7 +226,7 @@ def test_token_recycling_keeps_the_verifiers_candidates() -> None:
         ("nano", {"search": "nothing"}, "search"),
         (
             "nano",
-            {"search": "sample_tree", "rule": "block", "temperature": 1.0},
+            {"search": "best_first_tree", "rule": "point", "temperature": 1.0},
             "the draft is a tree",
         ),
         ("nano", {"search": "sample", "steps": 2}, "steps"),

@@ -18,7 +18,6 @@ from dllm.drafting.search.chains import SEARCHES, Argmax, Coupled, Sample, Searc
 from dllm.drafting.search.marginals import NARROW, Lattice, Marginals, largest
 from dllm.drafting.search.paths import CausalPathSearch, beam_search
 from dllm.drafting.search.proxies import NGram, Proxy
-from dllm.drafting.search.sample_tree import SampleTree
 from dllm.kernels.noise import gumbel
 
 END = 4
@@ -232,18 +231,6 @@ def test_samples_have_their_marginals() -> None:
     assert draft.distribution is Distribution.MARGINALS
     assert np.abs(counts / 600 - m.log_q.exp().numpy()).max() < 0.08
     assert np.allclose(draft.q(0), m.log_q[1].exp())
-
-
-def test_a_sampled_tree_has_distinct_siblings_in_drawing_order() -> None:
-    m, firsts = random_marginals(3, 5, 2), np.zeros(5)
-    for round_ in range(300):
-        draft = SampleTree(branching=(2, 2, 1)).find(m, 3, context(round=round_))
-        assert len(draft) == 2 + 4 + 4
-        for node in range(-1, 6):
-            siblings = draft.tokens[draft.children(node)]
-            assert len(set(siblings.tolist())) == len(siblings)
-        firsts[draft.tokens[0]] += 1
-    assert np.abs(firsts / 300 - m.log_q[0].exp().numpy()).max() < 0.1
 
 
 @pytest.mark.parametrize("width", [40, 300, NARROW, NARROW + 1, 49_152])

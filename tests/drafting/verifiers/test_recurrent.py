@@ -184,7 +184,7 @@ def test_what_cannot_be_taken_back_is_refused(models: dict[str, dllm.DiffusionMo
         dllm.speculate(model, Scripted(), PROMPT, controller="full", max_new_tokens=8)
     with pytest.raises(dllm.ConfigError, match="several tokens only at the start"):
         dllm.Session(model, drafter="prompt_lookup")
-    trees = dllm.speculate(hybrid, "token_recycling", PROMPT, max_new_tokens=12)  # makes chains
+    trees = dllm.speculate(hybrid, "cacheback", PROMPT, max_new_tokens=12)  # makes chains
     assert trees.tokens == dllm.speculate(hybrid, None, PROMPT, max_new_tokens=12).tokens
 
 

@@ -1,0 +1,284 @@
+"""Small changes of the code, each judged by the default tests that call what was changed.
+
+    python benchmarks/mutants.py [COUNT] [--seed N] [--only PATH] [--jobs N] [--map FILE]
+
+Prints the changes that no test notices.  A change is one of: a comparison turned or made (not)
+strict, a number plus or minus one, a sign, a ``not``, an operand left out or swapped, ``and`` for
+``or``.  Which tests call which function is learnt in a first run and kept in FILE
+(``build/mutants.json``).  Every run is a fork of a process that has imported the code, with a
+function exchanged; a mutant has 40 seconds of processor time, the cheapest tests first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import copy
+import gc
+import importlib
+import json
+import os
+import random
+import resource
+import sys
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from multiprocessing.pool import ThreadPool
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[1]
+CODE = (
+    "samplers", "cache", "dllm/drafting/accept", "dllm/drafting/drafters", "dllm/drafting/length",
+    "dllm/drafting/search", "dllm/train/objectives",
+    *(f"dllm/engine/{name}.py" for name in (
+        "extents", "loop", "maps", "prefixes", "recipe", "rows", "turn", "visibility", "work",
+    )),
+)  # fmt: skip
+TESTS = ("golden", "engine", "drafting", "cache", "train", "samplers", "test_holes.py")
+SECONDS = 40
+QUIET = ("-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning")
+TURNED: dict[type, type] = {
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.And: ast.Or, ast.Or: ast.And,
+}  # fmt: skip
+Change = Callable[[Any], ast.AST]
+
+
+def changes(node: ast.AST) -> Iterator[Change]:
+    """What may be done to an expression, as functions of a copy of it."""
+    match node:
+        case ast.Compare(ops=[op]) if type(op) in TURNED:
+            yield lambda n: ast.Compare(n.left, [TURNED[type(op)]()], n.comparators)
+        case ast.BoolOp(op=op):
+            yield lambda n: ast.BoolOp(TURNED[type(op)](), n.values)
+            yield lambda n: n.values[0] if len(n.values) == 2 else ast.BoolOp(n.op, n.values[:-1])
+        case ast.UnaryOp(op=ast.Not() | ast.USub() | ast.Invert()):
+            yield lambda n: n.operand
+        case ast.BinOp(op=op):
+            yield lambda n: n.left
+            if type(op) in TURNED:
+                yield lambda n: ast.BinOp(n.left, TURNED[type(op)](), n.right)
+            if isinstance(op, ast.Sub | ast.Div | ast.FloorDiv):
+                yield lambda n: ast.BinOp(n.right, n.op, n.left)
+        case ast.Constant(value=bool(value)):
+            yield lambda n: ast.Constant(not value)
+        case ast.Constant(value=int() | float() as value):
+            yield lambda n: ast.Constant(value + 1)
+            yield lambda n: ast.Constant(value - 1)
+
+
+def functions(tree: ast.AST, within: str = "") -> Iterator[tuple[str, ast.FunctionDef]]:
+    """Functions and methods with their qualified names; those inside of others belong to these."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef):
+            yield within + node.name, node
+        elif isinstance(node, ast.ClassDef):
+            yield from functions(node, f"{within}{node.name}.")
+        elif not isinstance(node, ast.expr):
+            yield from functions(node, within)
+
+
+def mutable(tree: ast.AST) -> Iterator[tuple[int, str, ast.AST]]:
+    """Expressions in the bodies of functions: index in the walk, name of the function, node.
+    Messages, checks of what a user gives, and annotations are left out."""
+    index = {id(node): i for i, node in enumerate(ast.walk(tree))}
+    for name, function in functions(tree):
+        if function.name in ("check", "__post_init__"):
+            continue
+        todo: list[ast.AST] = list(function.body)
+        while todo:
+            node = todo.pop()
+            if isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr):
+                continue
+            if isinstance(node, ast.If) and isinstance(node.body[-1], ast.Raise):
+                todo += node.orelse
+                continue
+            yield index[id(node)], name, node
+            children = (
+                child for field, child in ast.iter_fields(node)
+                if field not in ("annotation", "returns", "args", "decorator_list")
+                or isinstance(node, ast.Call)
+            )  # fmt: skip
+            for child in children:
+                items = child if isinstance(child, list) else [child]
+                todo += [item for item in items if isinstance(item, ast.AST)]
+
+
+class Mutant:
+    def __init__(self, path: Path, at: int, function: str, node: Any, change: Change) -> None:
+        self.path, self.at, self.function, self.change = path, at, function, change
+        new = ast.unparse(ast.fix_missing_locations(change(copy.deepcopy(node))))
+        self.name = f"{path.relative_to(ROOT)}:{node.lineno}  {ast.unparse(node)}  ->  {new}"
+
+    def code(self) -> Any:
+        tree = ast.parse(self.path.read_text(encoding="utf-8"))
+        chosen = list(ast.walk(tree))[self.at]
+        for parent in ast.walk(tree):
+            for name, child in ast.iter_fields(parent):
+                if child is chosen:
+                    setattr(parent, name, self.change(child))
+                elif isinstance(child, list) and any(c is chosen for c in child):
+                    child[[c is chosen for c in child].index(True)] = self.change(chosen)
+        return compile(ast.fix_missing_locations(tree), str(self.path), "exec")
+
+
+def files() -> list[Path]:
+    found = [[ROOT / name] if name.endswith(".py") else sorted((ROOT / name).rglob("*.py"))
+             for name in CODE]  # fmt: skip
+    return [path for several in found for path in several]
+
+
+def mutants(only: str) -> list[Mutant]:
+    return [
+        Mutant(path, at, function, node, change)
+        for path in files() if only in str(path.relative_to(ROOT))
+        for at, function, node in mutable(ast.parse(path.read_text(encoding="utf-8")))
+        for change in changes(node)
+    ]  # fmt: skip
+
+
+class Calls:
+    """Which functions every test calls, and the processor time that it takes."""
+
+    def __init__(self) -> None:
+        self.watched = {str(path) for path in files()}
+        self.found: dict[str, set[str]] = defaultdict(set)
+        self.seconds: Counter[str] = Counter()
+        self.now: set[str] = set()
+
+    def trace(self, frame: Any, *_: Any) -> None:
+        code = frame.f_code
+        if code.co_filename in self.watched:
+            self.now.add(f"{code.co_filename}:{code.co_qualname.split('.<locals>')[0]}")
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        start, self.now = time.process_time(), set()
+        yield
+        test = item.nodeid.split("[")[0]  # cases of one test may share what they compute
+        self.seconds[test] += time.process_time() - start
+        self.found[test] |= self.now
+
+
+def fork(run: Callable[[], int]) -> int:
+    """The exit code of ``run`` in a process of its own, without its output; 99 for a signal."""
+    child = os.fork()
+    if not child:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1), os.dup2(null, 2)
+        os._exit(run())
+    status = os.waitpid(child, 0)[1]
+    return os.WEXITSTATUS(status) if os.WIFEXITED(status) else 99
+
+
+def learn(file: Path, jobs: int) -> dict[str, Any]:
+    """Tests by function, cheapest first, learnt where ``file`` does not hold them yet."""
+
+    def run(folder: str) -> Path:
+        part = file.with_suffix(f".{Path(folder).stem}")
+
+        def watched() -> int:
+            calls = Calls()
+            threading.settrace(calls.trace)
+            sys.settrace(calls.trace)
+            pytest.main([*QUIET, f"tests/{folder}"], [calls])
+            found = {test: sorted(functions) for test, functions in calls.found.items()}
+            part.write_text(json.dumps({"found": found, "seconds": calls.seconds}))
+            return 0
+
+        if not part.exists() and fork(watched):
+            raise SystemExit(f"tests/{folder} did not run")
+        return part
+
+    if not file.exists():
+        file.parent.mkdir(exist_ok=True)
+        with ThreadPool(jobs) as pool:
+            parts = [json.loads(part.read_text()) for part in pool.map(run, TESTS, 1)]
+        seconds = {test: s for part in parts for test, s in part["seconds"].items()}
+        by: dict[str, list[str]] = defaultdict(list)
+        for test, functions in ((t, f) for part in parts for t, f in part["found"].items()):
+            for function in functions:
+                by[str(Path(function).relative_to(ROOT))].append(test)
+        tests = {function: sorted(calling, key=seconds.get) for function, calling in by.items()}
+        file.write_text(json.dumps({"tests": tests, "seconds": seconds}))
+    result: dict[str, Any] = json.loads(file.read_text())
+    return result
+
+
+def load() -> None:
+    """Import what forks then need not: the code, and networks of the tests."""
+    torch.set_num_threads(1)
+    for path in files():
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        importlib.import_module(name if name.startswith("dllm") else f"dllm.{name}")
+    import transformers
+
+    assert transformers.LlamaForCausalLM and transformers.Qwen3ForCausalLM
+
+
+def nested(code: CodeType) -> Iterator[CodeType]:
+    """``code``, and what is defined in it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from nested(constant)
+
+
+def judge(mutant: Mutant, learnt: dict[str, Any]) -> str:
+    """What becomes of a mutant."""
+    key = f"{mutant.path.relative_to(ROOT)}:{mutant.function}"
+    tests, total = [], 0.0
+    for test in learnt["tests"].get(key, ()):
+        total += learnt["seconds"][test]
+        if not tests or total < SECONDS:
+            tests.append(test)
+    if not tests:
+        return "not called"
+
+    def run() -> int:
+        new = next(c for c in nested(mutant.code()) if c.co_qualname == mutant.function)
+        for function in gc.get_objects():
+            if isinstance(function, FunctionType):
+                old = function.__code__
+                if (old.co_filename, old.co_qualname) == (new.co_filename, new.co_qualname):
+                    function.__code__ = new
+        resource.setrlimit(resource.RLIMIT_CPU, (3 * SECONDS, 3 * SECONDS))
+        return int(pytest.main([*QUIET, "-x", *tests]))
+
+    return "survived" if fork(run) == 0 else "killed"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("count", nargs="?", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default="", help="part of the paths that are changed")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--map", type=Path, default=ROOT / "build" / "mutants.json")
+    given = parser.parse_args()
+    os.chdir(ROOT)
+    os.environ |= {"TRITON_INTERPRET": "1", "DLLM_FORMATS": "", "DLLM_KERNELS": ""}
+    learnt = learn(given.map, given.jobs)
+    load()
+    everything = mutants(given.only)
+    chosen = random.Random(given.seed).sample(everything, min(given.count, len(everything)))
+    fates: Counter[str] = Counter()
+    with ThreadPool(given.jobs) as pool:
+        for mutant, fate in pool.imap(lambda m: (m, judge(m, learnt)), chosen):
+            fates[fate] += 1
+            if fate != "killed":
+                print(f"{fate}: {mutant.name}", flush=True)
+    print(f"{len(chosen)} of {len(everything)} changes:", dict(fates))
+    return fates.total() - fates["killed"] > 0.05 * len(chosen)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
