@@ -231,7 +231,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({"type": "object", "required": "a"}, "no list of names"),
     ({"oneOf": [{"const": 1}, {"enum": [1.0]}]}, "allows no value"),
     ({"type": "string", "not": {"format": "email"}}, "the format 'email' from holding"),
-    ({"type": "string", "not": {"pattern": "[^ab]"}}, "a set that may not hold"),
+    ({"type": "string", "not": {"pattern": "[^\\w]"}}, "a set that may not hold"),
     ({"not": {}}, "allows no value"),
     ({"not": {"const": {"a": 1, "b": 2}}}, "an object from holding"),
     ({"$ref": "other.json"}, "keep it in one file"),
@@ -263,7 +263,7 @@ def test_extra_keys_stand_in_any_order() -> None:
             "type": "object", "properties": {n: {"type": "integer"} for n in names},
             "required": [n for n in names if rng.random() < 0.5],
             "additionalProperties": {"type": "boolean"} if rng.random() < 0.5 else True,
-            "maxProperties": int(rng.integers(3, 9)),
+            "maxProperties": int(rng.integers(5, 9)),
         }  # fmt: skip
         found = byte_automaton(source.json_schema(schema, extra_keys=True))[0]
         for _ in range(60):
