@@ -351,6 +351,7 @@ def _answer(refused: bytes, error: object, source: Mapping[str, Any]) -> bytes:
     text: bytes | None = None
     with contextlib.suppress(Unfit, ConfigError, RecursionError):
         compiler = Compiler(1)
+        compiler.budget = Budget()
         text = shortest(compiler.part(source), compiler.budget)
     return refused + str(error).encode() + (b"" if text is None else b"\0" + text)
 

@@ -147,12 +147,12 @@ class Judged:
         return bool(judge.validate_tokens([*tokens, self.stops[0]]) > len(tokens))
 
     def closing(
-        self, judge: Any, room: int, hints: Sequence[tuple[int, ...]] = ()
+        self, judge: Any, room: int, hints: Sequence[tuple[int, ...]] = (), most: int = LONGEST
     ) -> tuple[int, ...] | None:
-        """At most ``room`` tokens that end a text, one of the ``hints`` if possible; None: none was
-        found."""
+        """At most ``room`` tokens that end a text, one of the ``hints`` behind ``most`` others if
+        possible; None: none was found."""
         level: list[tuple[Any, tuple[int, ...]]] = [(judge, ())]
-        for _ in range(min(room, LONGEST) + 1):
+        for _ in range(min(room, most) + 1):
             after: dict[bytes, tuple[Any, tuple[int, ...]]] = {}
             for here, path in level:
                 for hint in ((), *hints):
@@ -397,7 +397,7 @@ def judged(
     )  # fmt: skip
     first = tuple(tokens(shortest)) if shortest is not None else None
     if first is None or not form.accepts(start, first):
-        first = form.closing(start, LONGEST)
+        first = form.closing(start, 4 * LONGEST, most=4 * LONGEST)
     if first is None or {*first[:1]} & form.blank:
         raise ConfigError(f"no text of {named(source)} was found: make it smaller")
     return replace(form, first=first)

@@ -257,12 +257,12 @@ def test_extra_keys_stand_in_any_order() -> None:
     """What jsonschema takes of small objects, and nothing else; names that stand twice are left
     out, which a parser makes one of."""
     rng = np.random.default_rng(0)
-    for _ in range(12):
+    for _ in range(8):
         names = [f"k{i}" for i in range(int(rng.integers(1, 6)))]
         schema: dict[str, Any] = {
             "type": "object", "properties": {n: {"type": "integer"} for n in names},
             "required": [n for n in names if rng.random() < 0.5],
-            "additionalProperties": {"type": "boolean"} if rng.random() < 0.5 else True,
+            "additionalProperties": {"type": ["boolean", "string"] if rng.random() < 0.5 else "boolean"},
             "maxProperties": int(rng.integers(5, 9)),
         }  # fmt: skip
         found = byte_automaton(source.json_schema(schema, extra_keys=True))[0]
