@@ -376,6 +376,39 @@ def served(name: str) -> str:
     )
 
 
+# What was measured, its page, the command, and the file that the command wrote.
+EVIDENCE = (
+    ("accuracy and forward passes of samplers", "samplers", "dllm bench --preset readme",
+     "readme.jsonl"),
+    ("samplers, one by one", "samplers", "python benchmarks/samplers.py", "samplers.json"),
+    ("positions and time of caches", "samplers", "python benchmarks/caches.py", "caches.json"),
+    ("time beside official code", "cpu", "python benchmarks/fast_dllm.py", "fast_dllm.json"),
+    ("time beside llama.cpp", "cpu", "python benchmarks/llama_cpp.py", "llama_cpp.json"),
+    ("memory and speed of an 8B shape", "cpu", "python benchmarks/eight_billion.py",
+     "eight_billion.json"),
+    ("tokens per forward pass of drafters", "drafting", "python benchmarks/drafting.py",
+     "drafting_counts.json"),
+    ("requests per second", "serving", "python benchmarks/serving.py", "serving.json"),
+    ("a server under mixed load", "serving", "python benchmarks/soak.py", "soak.json"),
+)  # fmt: skip
+
+
+def evidence() -> str:
+    """Each measurement with its command and its last run."""
+    rows = []
+    for figure, page, command, file in EVIDENCE:
+        text = (RESULTS / file).read_text(encoding="utf-8")
+        machines = (
+            [json.loads(line)["machine"] for line in text.splitlines()]
+            if file.endswith("l")
+            else [json.loads(text)["machine"]]
+        )
+        last = max(machines, key=lambda machine: machine["date"])
+        run = f"{last['date']}, {last['cpu']}, {last['vector']}"
+        rows.append([f"[{figure}]({page}.md)", f"`{command}`", run])
+    return markdown(["figure", "command", "last run"], rows)
+
+
 HEADLINE = ("none", "dual", "dkv", "window_diffusion")
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {"samplers": front},
@@ -384,6 +417,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "defaults": defaults, "fastest": lambda: fastest_table(plain(), most=12),
         "caches": cache_accuracy, "costs": cache_costs,
     },
+    "docs/results/index.md": {"evidence": evidence},
     "docs/results/cpu.md": {"official": official, "llama": llama, "eight": eight,
                             "quantised": quantised},
     "docs/results/drafting.md": {

@@ -1,16 +1,26 @@
 """Which samplers carry over from masks to uniform noise: two small models of one recipe.
 
-``python benchmarks/uniform.py UNIFORM MASKED [COUNT]`` decodes held-out prompts of the list tasks
-with every sampler along its parameter, and prints how many answers are right, and the forwards.
+``python benchmarks/uniform.py train FOLDER`` trains both, and goes on where a run stands.
+``python benchmarks/uniform.py KIND MODEL [COUNT]`` (KIND: uniform or masked) decodes ``COUNT``
+held-out prompts of each list task with every sampler along its parameter, and writes how many
+answers are right, and the forwards, to ``benchmarks/results/uniform_KIND.json``.
+``python benchmarks/uniform.py table`` prints both.
 """
 
 from __future__ import annotations
 
+import json
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import dllm
 from dllm.eval.tasks import TASKS
+from dllm.train.loop import Report
+from dllm.train.recipes.nano import NanoTraining, export, train
 
+RESULTS = Path(__file__).parent / "results"
+KINDS = ("uniform", "masked")
 NAMES = ("copy", "reverse", "sort", "insert", "remove", "replace", "remove_random")
 SHARED = (
     "llada", "threshold(tau=0.99)", "threshold(tau=0.9)", "threshold(tau=0.7)",
@@ -27,28 +37,48 @@ OWN = (
 MASKED = ("dmax", "wino")
 
 
-def main(uniform: str, masked: str, count: int = 24) -> None:
+def train_both(folder: str) -> None:
+    for kind in KINDS:
+        recipe, run = replace(NanoTraining.of("uniform"), objective=kind), Path(folder) / kind
+        train(recipe, run, accuracy_examples=0, report=Report(print, log_every=50))
+        export(run, run / "model")
+
+
+def measure(kind: str, folder: str, count: int) -> None:
+    file = RESULTS / f"uniform_{kind}.json"
     examples = [(TASKS[name], e) for name in NAMES for e in TASKS[name].examples(count, 0)]
+    model, rows = dllm.load(folder, dtype="float32"), dict[str, list[float] | None]()
+    for sampler in (*SHARED, *OWN, *MASKED):
+        try:
+            answers = dllm.generate(
+                model, [e.prompt for _, e in examples], sampler=sampler, max_batch_size=64,
+                cache="block" if kind == "uniform" else "none", max_new_tokens=64, block_length=32,
+            )  # fmt: skip
+        except dllm.ConfigError:
+            rows[sampler] = None  # refused
+        else:
+            pairs = zip(examples, answers, strict=True)
+            right = sum(task.check(e, a.text) for (task, e), a in pairs)
+            nfe = sum(a.nfe for a in answers)
+            rows[sampler] = [right / len(examples), nfe / len(examples)]
+        print(sampler, rows[sampler], flush=True)
+        file.write_text(json.dumps({"prompts": len(examples), "rows": rows}, indent=1) + "\n")
+
+
+def table() -> None:
+    found = [json.loads((RESULTS / f"uniform_{kind}.json").read_text())["rows"] for kind in KINDS]
     print("| sampler | uniform: right | forwards | masked: right | forwards |")
     print("| --- | --- | --- | --- | --- |")
-    models = {"uniform": dllm.load(uniform), "masked": dllm.load(masked)}
-    for sampler in (*SHARED, *OWN, *MASKED):
-        cells = []
-        for name, model in models.items():
-            cache = "block" if name == "uniform" else "none"
-            try:
-                answers = dllm.generate(
-                    model, [e.prompt for _, e in examples], sampler=sampler, cache=cache,
-                    max_batch_size=64, max_new_tokens=64, block_length=32,
-                )  # fmt: skip
-            except dllm.ConfigError:
-                cells += ["refused", ""]
-                continue
-            pairs = zip(examples, answers, strict=True)
-            right = sum(task.check(e, a.text) for (task, e), a in pairs) / len(examples)
-            cells += [f"{100 * right:.1f} %", f"{sum(a.nfe for a in answers) / len(answers):.1f}"]
-        print(f"| `{sampler}` | {' | '.join(cells)} |", flush=True)
+    for sampler in found[0]:
+        pairs = [rows[sampler] for rows in found]
+        cells = [f"{100 * p[0]:.1f} % | {p[1]:.1f}" if p else "refused | " for p in pairs]
+        print(f"| `{sampler}` | {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:3], *map(int, sys.argv[3:]))
+    if sys.argv[1:] == ["table"]:
+        table()
+    elif sys.argv[1] == "train":
+        train_both(sys.argv[2])
+    else:
+        measure(sys.argv[1], sys.argv[2], int((*sys.argv[3:], 30)[0]))

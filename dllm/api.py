@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, Literal, Unpack, overload
 
@@ -112,14 +113,18 @@ def generate(
 
 
 def as_completed(
-    model: ModelLike, prompts: Sequence[Any], *, repetitions: Sequence[int] | None = None,
+    model: ModelLike, prompts: Iterable[Any], *, repetitions: Sequence[int] | None = None,
     **options: Unpack[CallOptions],
 ) -> Iterator[tuple[int, Result]]:  # fmt: skip
     """Like `generate` for many prompts: yields (index of the prompt, result) as each is finished.
 
-    The iterator may be closed early: what still ran is dropped.
+    A list is checked as a whole first.  From an iterator prompts are taken as rows become free, so
+    that answers come before it ends.  What is returned may be closed early: what still ran is
+    dropped.
     """
-    return _answering(model, list(prompts), options, repetitions).each()
+    if isinstance(prompts, Sequence) or repetitions is not None:
+        return _answering(model, list(prompts), options, repetitions).each()
+    return _arriving(model, prompts, options)
 
 
 def stream(model: ModelLike, prompt: Any, **options: Unpack[CallOptions]) -> Iterator[Event]:
@@ -163,6 +168,26 @@ def _answering(
     recipe = recipe_for(loaded, sampler, config, given)
     requests = answering(loaded, recipe, prompts, chat, repetitions, trace=trace)
     return _scheduler(loaded, cache, requests)
+
+
+def _arriving(
+    model: ModelLike, prompts: Iterable[Any], options: Mapping[str, Any]
+) -> Iterator[tuple[int, Result]]:
+    given = {**DEFAULTS, **options}
+    sampler, cache, config, trace = map(given.pop, DEFAULTS)
+    chat, loaded, seen = given.pop("chat", None), remembered(model), Counter[Any]()
+    recipe = recipe_for(loaded, sampler, config, given)
+
+    def requests() -> Iterator[Request]:
+        for index, prompt in enumerate(prompts):
+            (request,) = answering(loaded, recipe, [prompt], chat, trace=trace, seen=seen)
+            request.index = index
+            yield request
+
+    arriving = requests()
+    for first in arriving:
+        engine = engine_for(loaded, compose(cache, loaded.family.name), [first], grows=True)
+        yield from Scheduler.of(engine, [first]).each(arriving)
 
 
 def _scheduler(model: DiffusionModel, cache: CacheLike, requests: Sequence[Request]) -> Scheduler:

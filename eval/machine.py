@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ def machine() -> dict[str, Any]:
     """What has to be known to compare times."""
     return {
         "cpu": _cpu(),
+        "vector": torch.backends.cpu.get_cpu_capability(),
+        "date": date.today().isoformat(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "load": _load(),

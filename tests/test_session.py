@@ -23,14 +23,14 @@ HOW: dict[str, Any] = {"max_new_tokens": 16, "sampler": "threshold(tau=0.3)"}
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Make every forward take so many seconds."""
-    predict = Forward.predict
+    launch = Forward.launch
 
     def delay(seconds: float) -> None:
         def waiting(self: Forward, jobs: list[Any]) -> Any:
             time.sleep(seconds)
-            return predict(self, jobs)
+            return launch(self, jobs)
 
-        monkeypatch.setattr(Forward, "predict", waiting)
+        monkeypatch.setattr(Forward, "launch", waiting)
 
     return delay
 
@@ -154,14 +154,14 @@ def test_what_is_wrong_with_a_request_is_said_at_once(session: dllm.Session) -> 
 def test_a_request_that_fails_takes_nobody_with_it(
     tiny: dllm.DiffusionModel, session: dllm.Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    predict = Forward.predict
+    launch = Forward.launch
 
     def faulty(self: Forward, jobs: list[Any]) -> Any:
         if any(job.row.recipe.config.seed == 13 for job in jobs):
             raise ZeroDivisionError("a kernel gave up")
-        return predict(self, jobs)
+        return launch(self, jobs)
 
-    monkeypatch.setattr(Forward, "predict", faulty)
+    monkeypatch.setattr(Forward, "launch", faulty)
     good, bad = (session.submit(PROMPTS[0], **HOW, seed=seed) for seed in (0, 13))
     with pytest.raises(ZeroDivisionError, match="a kernel gave up"):
         bad.result(timeout=60)

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import dllm
+from dllm.engine.maps import AttentionMaps
 
+from .cli.conftest import Run
+from .cli.conftest import cli as cli
+from .serve.conftest import serve
+
+UNIFORM = str(Path(__file__).parents[1] / "examples" / "nano-uniform")
 PROMPT = "Reverse this list: Tom, Anna, Ben"
 
 
@@ -41,10 +50,10 @@ class Drafts:
         self.seen.append(value.tolist())
 
 
-@pytest.mark.parametrize("sampler", ["entropy_bound(16, t_min=3, t_max=3", "ddim(12"])
+@pytest.mark.parametrize("sampler", ["entropy_bound(entropy_bound=16, t_min=3, t_max=3", "ddim(12"])
 def test_drafts_are_what_the_canvas_would_end_as(sampler: str) -> None:
     """The likeliest tokens, not those drawn: a canvas ends once they are the draft before."""
-    model = dllm.load(Path(__file__).parents[1] / "examples" / "nano-uniform", dtype="float32")
+    model = dllm.load(UNIFORM, dtype="float32")
     how: Any = {
         "sampler": f"{sampler}, stability_threshold=1, confidence_threshold=99)", "cache": "block",
         "max_new_tokens": 32, "temperature": 3.0 if sampler.startswith("ddim") else 0,
@@ -63,3 +72,165 @@ def test_holes_of_unknown_length(noisy: dllm.DiffusionModel) -> None:
     once, again = (dllm.infill(noisy, "Ben, [[1..6]], Tom", prompt=PROMPT) for _ in range(2))
     assert once.tokens == again.tokens and once.probes == 1
     assert once.text.startswith("Ben,") and once.text.endswith(", Tom")
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_attention_maps_know_causal_prefixes_and_windows(
+    noisy: dllm.DiffusionModel, layers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """dawn reads the maps of its last layers: the last one sees all, those before it have a window
+    of 6, in which a canvas sees the last five tokens before it."""
+    maps: list[Any] = []
+    kept = AttentionMaps.of_job
+
+    def of_job(self: AttentionMaps, job: Any) -> Any:
+        maps.append(kept(self, job)["attention"])
+        return kept(self, job)
+
+    monkeypatch.setattr(AttentionMaps, "of_job", of_job)
+    prompt = [*range(5, 25)]
+    dllm.generate(noisy, prompt, sampler=f"dawn(layers={layers})", max_new_tokens=8)
+    seen = maps[0] > 0
+    assert torch.allclose(maps[0].sum(1), torch.ones(28))
+    assert seen[20:].all() and not seen[:20].triu(1).any() and seen[:20].tril().sum() == 210
+    near = maps[0][20:, 15:].sum(1)  # two of three layers look nowhere else
+    assert (near > 0.66).all() == (layers == 3)
+
+
+@pytest.mark.parametrize("sampler", ["entropy_bound(max_denoising_steps=5)", "threshold(0.1)"])
+def test_prefixes_are_kept_between_turns(noisy: dllm.DiffusionModel, sampler: str) -> None:
+    """Canvases are counted from the end of the prompt, and keys of sliding layers are all kept: a
+    second turn reads what it shares with the first one, whatever its length."""
+    turns = []
+    for kept in (0, None):
+        with dllm.Session(noisy, cache="block", prefix_cache_tokens=kept) as session:
+
+            def ask(ids: list[int], session: dllm.Session = session) -> dllm.Result:
+                how: dict[str, Any] = {"max_new_tokens": 16, "eos_policy": "none"}
+                return session.submit(ids, sampler=sampler, **how).result(60)
+
+            first = ask([*range(5, 24)])
+            ids = [*range(5, 24), *first.tokens]
+            turns.append((first, ask([*ids, 9, 8]), ask(ids[:21])))
+    plain, again = turns
+    for one, other in zip(plain, again, strict=True):
+        assert (one.tokens, one.nfe) == (other.tokens, other.nfe)
+        assert one.computed == other.computed + other.cached_tokens
+    assert [one.cached_tokens for one in again] == [0, 27, 21]
+
+
+@pytest.mark.parametrize("sampler", ["threshold(0.1)", "localleap", "eb(gamma=1)"])
+def test_structured_output(noisy: dllm.DiffusionModel, sampler: str) -> None:
+    result = dllm.generate(
+        noisy, [PROMPT, "Tom"], sampler=sampler, cache="block", regex="[a-z ]+,[a-z]+",
+        max_new_tokens=16,
+    )  # fmt: skip
+    assert all(re.fullmatch("[a-z ]+,[a-z]+", one.text) for one in result)
+    for own in ("entropy_bound", "ddim"):
+        with pytest.raises(dllm.ConfigError, match="may leave the format"):
+            dllm.generate(noisy, PROMPT, sampler=own, regex="[a-z]+")
+
+
+def test_append_adds_canvases(noisy: dllm.DiffusionModel) -> None:
+    """A text that grows by canvases is the one whose length was given."""
+    how: dict[str, Any] = {"sampler": "threshold(0.1)", "cache": "block", "eos_policy": "none"}
+    fixed = dllm.generate(noisy, PROMPT, max_new_tokens=24, **how)
+    grown = dllm.generate(noisy, PROMPT, max_new_tokens=24, length="append", **how)
+    assert grown.tokens == fixed.tokens and grown.nfe == fixed.nfe
+
+
+def test_what_cannot_apply_says_why(noisy: dllm.DiffusionModel) -> None:
+    for how, reason in (
+        ({"sampler": "dmax"}, "embedding of a mask token"),
+        ({"sampler": "wino"}, "predicts in place"),
+        ({"sampler": "lopa(d2f(0.5), k=3)+staged_blocks(4)", "cache": "block"}, "windows slide"),
+        ({"cfg_scale": 1.0}, "masked"),
+        ({"cache": "dual"}, "read causally"),
+    ):
+        with pytest.raises(dllm.ConfigError, match=reason):
+            dllm.generate(noisy, PROMPT, max_new_tokens=8, **how)  # type: ignore[arg-type]
+    with pytest.raises(dllm.ConfigError, match="noise is uniform"):
+        dllm.score(noisy, PROMPT, "Ben")
+
+
+@pytest.mark.parametrize(
+    "spec", ["multi_blocks(4)+threshold(0.1)", "staged_blocks(3)+threshold(0.1)"]
+)
+def test_windows_that_move_over_canvases(noisy: dllm.DiffusionModel, spec: str) -> None:
+    """Their blocks end where canvases end: what is behind a window was read causally."""
+    plain, cached = (
+        dllm.generate(noisy, [PROMPT, "Tom"], sampler=spec, cache=cache, max_new_tokens=20)
+        for cache in ("none", "block")
+    )
+    assert [one.tokens for one in plain] == [one.tokens for one in cached]
+
+
+@pytest.mark.parametrize("way", ["bfloat16", "int8", "int4(group=32)"])
+def test_other_precisions(noisy: dllm.DiffusionModel, way: str, tmp_path: Path) -> None:
+    """Rows of a batch are the rows alone, and what was saved is read back."""
+    noisy.save_pretrained(tmp_path / "plain")
+    how = {"dtype": way} if way == "bfloat16" else {"quantization": way}
+    model = dllm.load(tmp_path / "plain", **how)  # type: ignore[arg-type]
+    model.save_pretrained(tmp_path / "saved")
+    prompts = [PROMPT, "Tom", "Sort these names: Ben, Anna"]
+
+    def write(model: dllm.DiffusionModel, prompts: list[str]) -> list[list[int]]:
+        results = dllm.generate(
+            model, prompts, sampler="entropy_bound(max_denoising_steps=5)", cache="block",
+            max_new_tokens=12, eos_policy="none",
+        )  # fmt: skip
+        return [one.tokens for one in results]
+
+    together = write(model, prompts)
+    assert together == [*(write(model, [one])[0] for one in prompts)]
+    assert together == write(dllm.load(tmp_path / "saved"), prompts)
+
+
+def test_layers_on_devices_of_a_map(noisy: dllm.DiffusionModel, tmp_path: Path) -> None:
+    noisy.save_pretrained(tmp_path)
+    spread = dllm.load(tmp_path, device_map={"": "cpu"})
+    how: dict[str, Any] = {
+        "cache": "block",
+        "max_new_tokens": 8,
+        "sampler": "entropy_bound(max_denoising_steps=4)",
+    }
+    one, other = (dllm.generate(model, PROMPT, **how) for model in (noisy, spread))
+    assert one.tokens == other.tokens
+
+
+def test_the_commands_know_it(cli: Run, tmp_path: Path) -> None:
+    """bench and compare, with the checkpoint's own sampler beside one for masks."""
+    own = ("--model", UNIFORM, "--sampler", "entropy_bound", "--sampler", "threshold")
+    more = ("--cache", "block", "--max-new-tokens", "32")
+    bench = ("bench", "--task", "copy", "--examples", "2", "--no-plot", "--output", str(tmp_path))
+    for command in (("compare", PROMPT), bench):
+        result = cli(*command, *own, *more)
+        assert result.exit_code == 0, result.output
+        assert "entropy_bound" in result.stdout and "threshold" in result.stdout
+
+
+def test_the_server_answers_chats_and_streams() -> None:
+    """By the checkpoint's chat template and its own sampler; a streamed text is the whole one."""
+    model = dllm.load(UNIFORM, dtype="float32")
+    served = serve(model, name="uniform", caches=("block",))
+    messages: Any = [{"role": "user", "content": PROMPT}]
+    body: dict[str, Any] = {"model": "uniform", "messages": messages, "max_tokens": 32}
+    try:
+        whole = served.post("/v1/chat/completions", body).json()
+        assert whole["choices"][0]["message"]["content"] == "Ben, Anna, Tom"
+        streamed = served.post("/v1/chat/completions", body | {"stream": True}).text
+        pieces = [json.loads(line[6:]) for line in streamed.split("\n\n") if line[6:7] == "{"]
+        text = "".join(
+            piece["choices"][0]["delta"].get("content") or ""
+            for piece in pieces
+            if piece["choices"]
+        )
+        assert text == "Ben, Anna, Tom"
+        image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+        refused = served.post(
+            "/v1/chat/completions",
+            body | {"messages": [{"role": "user", "content": [image]}]},
+        )  # fmt: skip
+        assert refused.status_code == 400 and "image" in refused.text
+    finally:
+        served.stop()

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from ..cache import Cache
-from ..core.canvas import PROPOSAL, FloatArray, IntArray
+from ..core.canvas import PROPOSAL, BoolArray, FloatArray, IntArray
 from ..core.errors import NumericError
 from ..kernels.divergence import drawn_from, log_probabilities, residual
 from ..kernels.linear import check_packed
@@ -52,6 +52,17 @@ UNLIKELIEST = -27.6  # log-probability that a draft had at least
 # Columns that are fields of a prediction.
 READ = ("token", "logprob", "margin", "gap", "entropy", "max_logprob", "top_token", "top_logprob")
 SHARED = tuple(field.name for field in fields(TokenStatistics))  # columns with a row per position
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """Jobs of equal options: the ``members`` of the step, none where all are; ``up``: what their
+    statistics need on the device, by name, which goes up with the step's ids."""
+
+    members: list[int]
+    jobs: list[Job]
+    options: RowOptions
+    up: dict[str, Any]
 
 
 @dataclass(slots=True)
@@ -93,7 +104,6 @@ class Forward:
         self.head: Head = model.head if self.cap is None else Shaped(model.head, self.cap)
         self.count = 0
         self._last: Packed | None = None  # the forward before
-        self.keys: torch.Tensor | None = None  # (R, 4) of its noise, where something is drawn
         self.seconds = 0.0  # of all forwards with their statistics
         check_packed(self.backbone)
         check_packed(model.head)
@@ -134,8 +144,9 @@ class Forward:
         began = time.perf_counter()
         try:
             with torch.inference_mode():
-                hidden, maps = self._run(jobs)
-                numbers, answer = self._share(jobs, hidden, maps)
+                groups = self._groups(jobs)
+                hidden, maps = self._run(jobs, groups)
+                numbers, answer = self._share(jobs, groups, hidden, maps)
                 return Flight(self, ToHost(numbers), answer)
         finally:
             self.seconds += time.perf_counter() - began
@@ -146,21 +157,25 @@ class Forward:
 
     def hidden(self, jobs: list[Job]) -> torch.Tensor:
         """Final hidden states of the scored rows, (R, d), guidance applied."""
-        return self._run(jobs)[0]
+        return self._run(jobs, [])[0]
 
-    def _run(self, jobs: list[Job]) -> tuple[torch.Tensor, AttentionMaps | None]:
-        """`hidden`, and the attention maps that some of the jobs want."""
+    def _run(
+        self, jobs: list[Job], groups: list[Group]
+    ) -> tuple[torch.Tensor, AttentionMaps | None]:
+        """`hidden`, in the order of the groups where there are some, and the attention maps that
+        some of the jobs want.  All that goes up goes with the ids."""
         stored = self.buffer is not None
-        draws = [job for job in jobs if job.options.keyed]
-        further = [noise_keys(jobs)] if draws else []
         own = [job for job in jobs if job.own]
-        further += [ids for job in own for ids in job.ids.values()]
-        packed = pack(jobs, self.shift, stored, self.device, self.visibility, self._last,
-                      self.uniform, further)  # fmt: skip
-        there = iter(packed.further)
-        self.keys = next(there) if draws else None
         for job in own:
-            job.wanted_ids = {name: next(there) for name in job.ids}
+            job.up = {f"asked.{name}": ids for name, ids in job.ids.items()}
+            if job.masks.size:
+                job.up["standing"] = job.canvas.tokens[job.masks][:, None]
+        lots = [(up, name) for up in [*[g.up for g in groups], *[j.up for j in own]] for name in up]
+        order = [i for group in groups for i in group.members] if len(groups) > 1 else None
+        packed = pack(jobs, self.shift, stored, self.device, self.visibility, self._last,
+                      self.uniform, [up[name] for up, name in lots], order)  # fmt: skip
+        for (up, name), there in zip(lots, packed.further, strict=True):
+            up[name] = there
         self._last = packed if packed.layouts is not None else None
         watched = [job for job in own if job.options.maps]
         maps = AttentionMaps(packed, self.visibility) if watched else None
@@ -196,84 +211,86 @@ class Forward:
             hidden = self.hook.run(packed, inputs)
         return hidden
 
-    def _share(
-        self, jobs: list[Job], hidden: torch.Tensor, maps: AttentionMaps | None
-    ) -> tuple[list[torch.Tensor], Answer]:
-        """Statistics of every group of equal options, and what makes each job's part of them once
-        they are on the host."""
+    def _groups(self, jobs: list[Job]) -> list[Group]:
+        """The jobs by their options."""
         options = jobs[0].options
-        if not [job for job in jobs if job.options is not options or job.own]:
-            return self._alike(jobs, options, hidden)
-        same = all(job.options is options for job in jobs)
-        own: list[dict[str, torch.Tensor]] = [{} for _ in jobs]
-        if same:
-            groups = [(list(range(len(jobs))), self._group(jobs, own, options, hidden, self.keys))]
-        else:
-            groups = self._groups(jobs, own, hidden)
-        if maps is not None:
-            for job, numbers in zip(jobs, own, strict=True):
-                numbers |= maps.of_job(job)
-        shared = [dict(statistics.columns()) for _, statistics in groups]
-        members = [members for members, _ in groups]
-        answer = partial(_answers, jobs, members, [*map(list, shared)], [*map(list, own)])
-        return [x for numbers in (*shared, *own) for x in numbers.values()], answer
-
-    def _alike(
-        self, jobs: list[Job], options: RowOptions, hidden: torch.Tensor
-    ) -> tuple[list[torch.Tensor], Answer]:
-        """The share of jobs that all read the same numbers, and nothing of their own."""
-        rows = self._banned_rows(jobs, options, len(hidden)) if options.conditional else None
-        result = self._statistics(jobs, options, hidden, rows, self.keys)
-        names = [name for name in READ if getattr(result, name) is not None]
-        targets = [job.targets for job in jobs]
-        return [getattr(result, name) for name in names], partial(_alike, jobs, targets, names)
-
-    def _groups(
-        self, jobs: list[Job], own: list[dict[str, torch.Tensor]], hidden: torch.Tensor
-    ) -> list[tuple[list[int], TokenStatistics]]:
-        """`_group` for jobs whose options differ: the indices of each group's jobs, and theirs."""
-        ends = np.cumsum([len(job.asked) for job in jobs])
-        rows = [np.arange(end - len(job.asked), end) for job, end in zip(jobs, ends, strict=True)]
-        groups: dict[RowOptions, list[int]] = {}
+        if not [job for job in jobs if job.options is not options]:
+            return [Group([], jobs, options, self._rise(jobs, options))]
+        sets: dict[RowOptions, list[int]] = {}
         for i, job in enumerate(jobs):
-            groups.setdefault(job.options, []).append(i)
+            sets.setdefault(job.options, []).append(i)
         result = []
-        for options, members in groups.items():
-            index = tensor(np.concatenate([rows[i] for i in members]), self.device)
-            here, keys = hidden[index], None if self.keys is None else self.keys[index]
+        for options, members in sets.items():
             mine = [jobs[i] for i in members]
-            statistics = self._group(mine, [own[i] for i in members], options, here, keys)
-            result.append((members, statistics))
+            result.append(Group(members, mine, options, self._rise(mine, options)))
         return result
 
+    def _rise(self, jobs: list[Job], options: RowOptions) -> dict[str, Any]:
+        """What the statistics of jobs with equal options need on the device, row by row."""
+        up: dict[str, Any] = {}
+        if options.keyed:
+            up["keys"] = noise_keys(jobs)
+        elif options.filters.temperature:
+            shares = [job.canvas.uniform(PROPOSAL, job.asked) for job in jobs]
+            up["uniforms"] = np.concatenate(shares)
+        if options.conditional:
+            up["banned"] = self._banned_rows(jobs, options)
+        if options.signal is not None:
+            up["held"] = np.concatenate([self._held(job) for job in jobs])
+        return up
+
+    def _share(
+        self, jobs: list[Job], groups: list[Group], hidden: torch.Tensor,
+        maps: AttentionMaps | None,
+    ) -> tuple[list[torch.Tensor], Answer]:  # fmt: skip
+        """Statistics of every group, and what makes each job's part of them once they are on the
+        host."""
+        if len(groups) == 1 and not [job for job in jobs if job.own]:
+            result = self._statistics(groups[0], hidden)
+            names = [name for name in READ if getattr(result, name) is not None]
+            targets = [job.targets for job in jobs]
+            return [getattr(result, name) for name in names], partial(_alike, jobs, targets, names)
+        own = {id(job): dict[str, torch.Tensor]() for job in jobs}
+        shared, at = list[dict[str, Any]](), 0
+        for group in groups:
+            count = sum(len(job.asked) for job in group.jobs)
+            shared.append(dict(self._group(group, own, hidden[at : at + count]).columns()))
+            at += count
+        if maps is not None:
+            for job in jobs:
+                own[id(job)] |= maps.of_job(job)
+        members = [group.members or [*range(len(jobs))] for group in groups]
+        answer = partial(_answers, jobs, members, [*map(list, shared)], [*map(list, own.values())])
+        return [x for numbers in (*shared, *own.values()) for x in numbers.values()], answer
+
     def _group(
-        self, jobs: list[Job], numbers: list[dict[str, torch.Tensor]], options: RowOptions,
-        hidden: torch.Tensor, keys: torch.Tensor | None,
-    ) -> TokenStatistics:  # fmt: skip
+        self, group: Group, numbers: Mapping[int, dict[str, torch.Tensor]], hidden: torch.Tensor
+    ) -> TokenStatistics:
         """The statistics of jobs with equal options, one after the other.  What belongs to one job
         goes to its ``numbers``: what a part asks for as ``asked.<part>``,
         the probabilities of tokens whose places are fed again as "stands", and of drafts that are
         judged how much likelier they are here than where they were drawn."""
-        rows = self._banned_rows(jobs, options, len(hidden))
-        result = self._statistics(jobs, options, hidden, rows, keys)
+        jobs, options, rows = group.jobs, group.options, group.up.get("banned")
+        result = self._statistics(group, hidden)
         clean = result
         if any(job.ids or job.masks.size for job in jobs):
             clean = self._clean(options, hidden, result, rows)
         at = 0
-        for job, own in zip(jobs, numbers, strict=True):
+        for job in jobs:
+            own = numbers[id(job)]
             here = slice(at, at + len(job.targets))
             at += len(job.asked)
             if "residual" in options.needs and not job.verifies:
                 job.logprobs = self._all(hidden, here, options, rows)
-            for name, ids in job.wanted_ids.items():
-                own[f"asked.{name}"] = self._logprobs(hidden, clean, here, ids, options)
+            for name in job.ids:
+                asked = f"asked.{name}"
+                own[asked] = self._logprobs(hidden, clean, here, job.up[asked], options)
             judged = job.masks if job.masks.size else job.targets
             there = slice(here.stop if job.masks.size else here.start, at)
             if job.verifies:
                 own |= self._judged(job, judged, self._all(hidden, there, options, rows))
             elif job.masks.size:
-                standing = tensor(job.canvas.tokens[judged][:, None], self.device)
-                own["stands"] = self._logprobs(hidden, clean, there, standing, options)
+                own["stands"] = self._logprobs(hidden, clean, there, job.up["standing"], options)
         return result
 
     def _all(
@@ -300,30 +317,19 @@ class Forward:
             "residual": token, "residual_logprob": scores.gather(1, token[:, None])[:, 0],
         }  # fmt: skip
 
-    def _banned_rows(self, jobs: list[Job], options: RowOptions, count: int) -> torch.Tensor | None:
-        """Which of the banned ids are so in each row, (R, n) bool; None: all of them."""
-        if not options.conditional:
-            return None
+    def _banned_rows(self, jobs: list[Job], options: RowOptions) -> BoolArray:
+        """Which of the banned ids are so in each row, (R, n) bool."""
         ids = options.banned[-options.conditional :]
-        rows = np.ones((count, len(options.banned)), np.bool_)
-        rows[:, -options.conditional :] = np.concatenate(
-            [bans(job.row.recipe, job.canvas, job.asked, ids) for job in jobs]
-        )
-        return torch.from_numpy(rows).to(self.device)
+        some = [bans(job.row.recipe, job.canvas, job.asked, ids) for job in jobs]
+        rows = np.ones((sum(map(len, some)), len(options.banned)), np.bool_)
+        rows[:, -options.conditional :] = np.concatenate(some)
+        return rows
 
-    def _statistics(
-        self, jobs: list[Job], options: RowOptions, hidden: torch.Tensor,
-        rows: torch.Tensor | None, keys: torch.Tensor | None,
-    ) -> TokenStatistics:  # fmt: skip
+    def _statistics(self, group: Group, hidden: torch.Tensor) -> TokenStatistics:
+        jobs, options, up = group.jobs, group.options, group.up
         drawn: dict[str, Any] = {}
-        if options.filters.temperature and options.inverse:
-            shares = np.concatenate([job.canvas.uniform(PROPOSAL, job.asked) for job in jobs])
-            drawn["uniforms"] = torch.from_numpy(shares).to(hidden.device)
-        elif options.filters.temperature:
-            drawn["noise_keys"] = keys
         if options.signal is not None:
-            held = np.concatenate([self._held(job) for job in jobs])
-            ids = torch.from_numpy(held).to(hidden.device)
+            ids = up["held"]
             odds = self.uniform * options.signal / (1 - options.signal)
             drawn |= {"select": ids, "lowered": (ids, math.log1p(odds)),
                       "floor": 1 - options.signal}  # fmt: skip
@@ -331,7 +337,9 @@ class Forward:
             hidden,
             self.head if options.plain else self._head(options),
             banned=options.banned,
-            banned_rows=rows,
+            banned_rows=up.get("banned"),
+            noise_keys=up.get("keys"),
+            uniforms=up.get("uniforms"),
             filters=options.filters,
             tempered=self._tempered,
             embeddings=self._embeddings if options.soft else None,

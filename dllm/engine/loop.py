@@ -146,7 +146,8 @@ class Engine(Work[Row, Step]):
         """Drop every row and give the memory of keys and values back."""
         with self._lock:
             super().close()
-            self.prefixes.shrink(0)
+            if self.prefixes.kept:
+                self.prefixes.shrink(0)
             self.forward.release()
             self._checked.clear()
 
@@ -169,15 +170,17 @@ class Engine(Work[Row, Step]):
             return True
         if self.forward.buffer is None:
             self.forward.allot(self._slots or row.size, self._most or 1 << 62)
-        if self._most is not None:
+        if self._most is not None and self.prefixes.kept:
             self.prefixes.shrink(self._most - self.used - row.size)
         assert self.forward.buffer is not None  # growing takes both sizes for a moment
-        base = self.prefixes.make_room(partial(self.forward.buffer.allocate, row.size))
+        take = partial(self.forward.buffer.allocate, row.size)
+        base = self.prefixes.make_room(take) if self.prefixes.kept else take()
         if base is None:
             return False
         row.base = base
         try:
-            self._reuse(row)
+            if self.prefixes.budget and row.lanes == 1:
+                self._reuse(row)
         except BaseException:
             row.base = None
             self._free((base, row.size))
@@ -202,8 +205,6 @@ class Engine(Work[Row, Step]):
 
     def _reuse(self, row: Row) -> None:
         """Give a row the keys and values of what its prompt has in common with a kept text."""
-        if not self.prefixes.budget or row.lanes > 1:
-            return
         row.weights, row.reused = self._weights(row), 0
         begin = row.canvas.tokens[: row.canvas.start + 1]
         prefix = row.slots.prefix >= 0

@@ -40,7 +40,8 @@ class AttentionMaps:
             scores = queries @ keys.transpose(1, 2) * module.scaling
             if not self._visibility.full:
                 at = job.plan.compute
-                hidden = torch.from_numpy(self._visibility.unseen(job.canvas, at, at))
+                sliding = self._visibility.window is not None and module.is_sliding
+                hidden = torch.from_numpy(self._visibility.unseen(job.canvas, at, at, sliding))
                 scores.masked_fill_(hidden.to(q.device), -torch.inf)
             weights = scores.softmax(-1).mean(0) / len(layers)
             known = self._sums.get(id(job))

@@ -7,19 +7,20 @@ and their drafts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from ..core.canvas import PROPOSAL, PURPOSES, Canvas, IntArray
+from ..core.canvas import PROPOSAL, PURPOSES, Canvas, FloatArray, IntArray
 from ..models.segments import Segment
 from .kv import KVBuffer
 from .rows import Job, Layout
-from .visibility import Piece, Visibility, tensor, upload
+from .visibility import Piece, Visibility, upload
 
 BIDIRECTIONAL = Visibility()
 
@@ -85,26 +86,29 @@ class Packing:
 
     def packed(
         self, device: torch.device, waste: int = 0, slots: int | None = None,
-        further: Sequence[IntArray] = (),
+        further: Sequence[NDArray[Any]] = (),
     ) -> Packed:  # fmt: skip
         """The forward.  ``waste``, ``slots``: see `grouped`; ``further``: `Packed.further`."""
         kept = [_join(parts) for parts in (self.ids, self.positions, self.scored)]
         own = [_join(self.slots)] if self.slots else []
-        ids, positions, scored, *there = upload([*kept, *own, *further], device)
-        placed, there = there[: len(own)], there[len(own) :]
         segments = _alone(self.pieces) if not waste else None
+        runs = _runs(self.pieces, waste, slots) if segments is None else []
+        sliding = _runs(self.sliding)
+        layout = [array for run in (*runs, *sliding) for array in run.arrays]
+        up = upload([*kept, *own, *further, *layout], device)
+        there = iter(up[len(kept) + len(own) + len(further) :])
         return Packed(
-            ids[None], positions[None], placed[0] if placed else None,
-            grouped(self.pieces, device, waste, slots) if segments is None else segments, scored,
-            sliding=grouped(self.sliding, device) if self.sliding else None,
-            further=[*there],
+            up[0][None], up[1][None], up[3] if own else None,
+            [run.segment(there) for run in runs] if segments is None else segments, up[2],
+            sliding=[run.segment(there) for run in sliding] or None,
+            further=up[len(kept) + len(own) :][: len(further)],
         )  # fmt: skip
 
 
 def pack(
     jobs: Sequence[Job], shift: int, stored: bool, device: torch.device,
     visibility: Visibility = BIDIRECTIONAL, last: Packed | None = None, uniform: int = 0,
-    further: Sequence[IntArray] = (),
+    further: Sequence[NDArray[Any]] = (), scoring: Sequence[int] | None = None,
 ) -> Packed:  # fmt: skip
     """Lay the jobs' computed positions end to end, all first lanes before the second ones.
 
@@ -112,17 +116,19 @@ def pack(
 
     ``last``: the forward before, whose layout is taken over where all rows feed what they fed.
     ``shift``: target t is scored by row t - shift.  ``stored``: keys are read from the buffer and
-    not from this forward.  ``further``: int64 arrays that go up in the same copy.
+    not from this forward.  ``further``: arrays that go up in the same copy.  ``scoring``: the
+    jobs in the order of their scored rows, by default as they are.
     """
     known: list[Any] = [job.layout for job in jobs]
     if last is not None and last.layouts == known:
-        return _same(last, jobs, shift, device, uniform, further)
+        return _same(last, jobs, shift, device, uniform, further, scoring)
     order = [(job, 0) for job in jobs]
     if any(job.row.recipe.config.cfg_scale for job in jobs):
         order += [(job, 1) for job in jobs if job.lanes > 1]
     packing, second, starts = Packing(), list[IntArray](), list[int]()
     ids, positions, slots, scored = packing.ids, packing.positions, packing.slots, packing.scored
     moved, counts, pieces = list[int](), list[int](), packing.pieces
+    begun = list[int]()  # where the scored rows of each job begin among the parts
     for job, lane in order:
         layout = job.layout
         if layout is None or lane:
@@ -139,6 +145,7 @@ def pack(
         base = 0 if stored else at
         if not lane:
             starts.append(at)
+            begun.append(len(scored))
         pieces += [piece.moved(at, base) for piece in layout.pieces]
         packing.sliding += (piece.moved(at, base) for piece in layout.sliding)
         if lane:
@@ -165,13 +172,20 @@ def pack(
             scored.append(behind + np.arange(len(again)))
             moved.append(0)
             counts.append(len(again))
+    if scoring is not None:
+        ends = [*begun[1:], len(scored)]
+        parts = [part for i in scoring for part in range(begun[i], ends[i])]
+        scored, moved, counts = ([of[i] for i in parts] for of in (scored, moved, counts))  # type: ignore[assignment]
     if len(scored) > 1:
         packing.scored = [np.concatenate(scored) + np.repeat(moved, counts)]
     elif scored:
         packing.scored = [scored[0] + moved[0]]
-    packed = packing.packed(device, further=further)
+    guides = _guided(jobs, second, scoring) if second else ()
+    packed = packing.packed(device, further=[*further, *guides])
     packed.lanes, packed.starts = order, starts
-    packed.guided = _guided(jobs, second, device) if second else None
+    if second:
+        *packed.further, which, rows, scale = packed.further
+        packed.guided = which, rows, scale
     if all(job.layout is not None and not job.masks.size and job.lanes == 1 for job in jobs):
         packed.layouts, packed.moved = [job.layout for job in jobs if job.layout is not None], moved
     return packed
@@ -189,7 +203,7 @@ def fed(canvas: Canvas, tokens: IntArray, layout: Layout, uniform: int) -> IntAr
 
 def _same(
     last: Packed, jobs: Sequence[Job], shift: int, device: torch.device, uniform: int,
-    further: Sequence[IntArray],
+    further: Sequence[NDArray[Any]], scoring: Sequence[int] | None,
 ) -> Packed:  # fmt: skip
     """Another step over the positions of the last one: its tokens, and what is scored of it."""
     layouts = last.layouts or []
@@ -204,6 +218,8 @@ def _same(
         at if layout.first >= 0 else np.searchsorted(layout.positions, at)
         for layout, at in zip(layouts, targets, strict=True)
     ]
+    if scoring is not None:
+        where = [where[i] for i in scoring]
     if len(jobs) > 1:
         scored = np.concatenate(where) + np.repeat(last.moved, [len(at) for at in where])
     else:
@@ -245,18 +261,21 @@ def _layout(job: Job, lane: int, stored: bool, visibility: Visibility) -> Layout
 
 
 def _guided(
-    jobs: Sequence[Job], second: list[IntArray], device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    jobs: Sequence[Job], second: list[IntArray], scoring: Sequence[int] | None
+) -> tuple[IntArray, IntArray, FloatArray]:
     """`Packed.guided`: a guided job has targets only, and feeds nothing again."""
-    at, which, scales = 0, [], []
-    for job in jobs:
+    at, which, scales, rows = 0, [], [], list[IntArray]()
+    theirs = iter(second)
+    lanes = [next(theirs) if job.lanes > 1 else None for job in jobs]
+    for i in range(len(jobs)) if scoring is None else scoring:
+        job, own = jobs[i], lanes[i]
         count = len(job.asked)
-        if job.lanes > 1:
+        if own is not None:
             which.append(np.arange(at, at + count))
-            scales.append(np.full(count, job.row.recipe.config.cfg_scale))
+            scales.append(np.full((count, 1), job.row.recipe.config.cfg_scale, np.float32))
+            rows.append(own)
         at += count
-    scale = torch.from_numpy(_join(scales)).float().to(device)
-    return tensor(_join(which), device), tensor(_join(second), device), scale[:, None]
+    return _join(which), _join(rows), np.concatenate(scales)
 
 
 @lru_cache(maxsize=16)
@@ -310,18 +329,34 @@ class _Run:
         self.longest, self.stride, self.total = longest, stride, self.total + keys
         return True
 
-    def segment(self, device: torch.device) -> Segment:
+    @property
+    def masked(self) -> bool:
+        """Whether some query does not see all of its keys."""
+        padded = self.total < len(self.pieces) * self.longest
+        return padded or any(piece.hidden is not None for piece in self.pieces)
+
+    @property
+    def arrays(self) -> list[NDArray[Any]]:
+        """What `segment` needs on the device: which keys are hidden, and where they lie."""
+        first, result = self.pieces[0], list[NDArray[Any]]()
+        if self.masked:
+            hidden = np.ones((len(self.pieces), first.count, self.longest), np.bool_)
+            for row, piece in zip(hidden, self.pieces, strict=True):
+                row[:, : _count(piece)] = False if piece.hidden is None else piece.hidden
+            result.append(hidden)
+        return result if isinstance(first.keys, slice) else [*result, first.keys]
+
+    def segment(self, there: Iterator[torch.Tensor]) -> Segment:
+        """The segment, given the `arrays` of all runs on the device, one after the other."""
         first, rows, longest = self.pieces[0], len(self.pieces), self.longest
         queries = slice(first.first, first.first + rows * first.count)
         mask = None
-        if self.total < rows * longest or any(piece.hidden is not None for piece in self.pieces):
-            hidden = np.ones((rows, first.count, longest), np.bool_)
-            for row, piece in zip(hidden, self.pieces, strict=True):
-                row[:, : _count(piece)] = False if piece.hidden is None else piece.hidden
-            mask = torch.zeros(hidden.shape, device=device)
-            mask.masked_fill_(torch.from_numpy(hidden).to(device), -torch.inf)
+        if self.masked:
+            hidden = next(there)
+            mask = torch.zeros(hidden.shape, device=hidden.device)
+            mask.masked_fill_(hidden, -torch.inf)
         if not isinstance(first.keys, slice):
-            return Segment(queries, tensor(first.keys, device), mask=mask)
+            return Segment(queries, next(there), mask=mask)
         start = first.keys.start
         return Segment(queries, slice(start, start + longest), rows, self.stride, mask)
 
@@ -358,11 +393,17 @@ def grouped(
     ``waste``: how many keys per piece may be computed and masked, to save a call; those must
     lie within the first ``slots``.  Without it only pieces of as many keys are joined.
     """
+    runs = _runs(pieces, waste, slots)
+    there = iter(upload([array for run in runs for array in run.arrays], device))
+    return [run.segment(there) for run in runs]
+
+
+def _runs(pieces: Iterable[Piece], waste: int = 0, slots: int | None = None) -> list[_Run]:
     runs: list[_Run] = []
     for piece in pieces:
         if not runs or not runs[-1].join(piece, waste, slots):
             runs.append(_Run.of(piece))
-    return [run.segment(device) for run in runs]
+    return runs
 
 
 def noise_keys(jobs: Sequence[Job]) -> IntArray:

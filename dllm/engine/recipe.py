@@ -165,7 +165,7 @@ class MaskedRecipe(Recipe):
         return max(length, self.config.min_new_tokens - begun)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class RowOptions:
     """Arguments of the token statistics that hold for a row.  Rows whose options are equal share
     one call.  ``banned`` ids may not be proposed; the last ``conditional`` of them only at some
@@ -173,7 +173,10 @@ class RowOptions:
     ``classes``: those of the row's format; ``bias``: what is added to the logits of tokens.
     ``inverse``: draw by the cumulative sum; ``soft``: the expected embedding is wanted; ``scale``:
     what logits are multiplied by before all else; ``signal``: the share of positions that are not
-    noise, where what each of them holds is not to be taken for evidence."""
+    noise, where what each of them holds is not to be taken for evidence.
+
+    ``keyed``: tokens are drawn by noise with a key; ``plain``: logits are those of the head;
+    ``own``: a row has numbers of its own beside the columns of the statistics."""
 
     banned: tuple[int, ...]
     conditional: int
@@ -187,22 +190,20 @@ class RowOptions:
     soft: bool = False
     scale: float = 1.0
     signal: float | None = None
+    keyed: bool = field(init=False, compare=False)
+    plain: bool = field(init=False, compare=False)
+    own: bool = field(init=False, compare=False)
 
-    @cached_property
-    def keyed(self) -> bool:
-        """Whether tokens are drawn by noise with a key."""
-        return self.filters.temperature > 0 and not self.inverse
-
-    @cached_property
-    def plain(self) -> bool:
-        """Whether logits are those of the head."""
-        return self.scale == 1 and not self.bias
-
-    @cached_property
-    def own(self) -> bool:
-        """Whether a row has numbers of its own beside the columns of the statistics."""
-        named = bool({"residual", "judged"} & self.needs) or bool(self.maps)
-        return named or self.classes is not None or self.signal is not None
+    def __post_init__(self) -> None:
+        named = bool({"residual", "judged"} & self.needs)
+        own = named or bool(self.maps) or self.signal is not None
+        facts = {
+            "keyed": self.filters.temperature > 0 and not self.inverse,
+            "plain": self.scale == 1 and not self.bias,
+            "own": own or self.classes is not None,
+        }
+        for name, fact in facts.items():
+            object.__setattr__(self, name, fact)
 
     def at(self, heat: float | None, signal: float | None) -> RowOptions:
         """Those of a step that reads, and draws from, the distribution at a temperature, or what is

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -160,7 +161,7 @@ class Job:
     ordered: tuple[int, int] = (0, 0)
     verifies: bool = False
     options: RowOptions = field(init=False)
-    wanted_ids: Mapping[str, torch.Tensor] = field(default_factory=dict)  # ``ids`` on the device
+    up: dict[str, Any] = field(default_factory=dict)  # what goes up for it alone, by name
     logprobs: torch.Tensor | None = None  # (targets, V), where the sampler compares steps
     soft: Soft | None = None  # what the row may feed beside its tokens next
     opening: int | None = None  # the block that opens behind a causal pass, which this is

@@ -25,9 +25,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ..core.canvas import BoolArray, Canvas, IntArray
 from ..models import Facts
@@ -112,12 +114,15 @@ class Visibility:
             result = np.where(positions < low, low - 1, MASKS_BEHIND)
         return np.where((positions >= low) & (positions < high), positions, result)
 
-    def unseen(self, canvas: Canvas, queries: IntArray, keys: IntArray) -> BoolArray:
-        """(n, m) bool: which of the positions ``keys`` the positions ``queries`` do not see."""
+    def unseen(
+        self, canvas: Canvas, queries: IntArray, keys: IntArray, sliding: bool = False
+    ) -> BoolArray:
+        """(n, m) bool: which of the positions ``keys`` the positions ``queries`` do not see;
+        ``sliding``: in layers with a window."""
         self = self.bound(canvas)
         ranks = self.rank(keys, canvas.masked[keys])
         result: BoolArray = ranks > self.rank(queries, canvas.masked[queries])[:, None]
-        return result
+        return result | (keys < self._floor(queries)[:, None]) if sliding else result
 
     def pieces(
         self, compute: IntArray, read: IntArray | None, at: int, base: int, length: int,
@@ -212,13 +217,29 @@ def tensor(array: IntArray, device: torch.device) -> torch.Tensor:
     return result if device.type == "cpu" else result.to(device, non_blocking=True)
 
 
-def upload(arrays: Sequence[IntArray], device: torch.device) -> list[torch.Tensor]:
-    """int64 ``arrays`` of any shape on ``device``, by one copy that is cut there; from pinned
+def upload(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[torch.Tensor]:
+    """``arrays`` of any shape and dtype on ``device``, by one copy that is cut there; from pinned
     memory where that is a GPU, so that the host does not wait for it.  No copy on a CPU."""
+    there = [torch.from_numpy(np.ascontiguousarray(array)) for array in arrays]
     if device.type == "cpu":  # they may stay where they are
-        return [torch.from_numpy(np.ascontiguousarray(array)) for array in arrays]
-    flat = torch.from_numpy(np.concatenate([array.ravel() for array in arrays]))
-    if device.type == "cuda":
-        flat = flat.pin_memory()
-    pieces = flat.to(device, non_blocking=True).split_with_sizes([array.size for array in arrays])
-    return [piece.view(array.shape) for piece, array in zip(pieces, arrays, strict=True)]
+        return there
+    return cut(joined(there, device.type == "cuda").to(device, non_blocking=True), there)
+
+
+def joined(tensors: Sequence[torch.Tensor], pinned: bool) -> torch.Tensor:
+    """The bytes of tensors, each from a multiple of 8 on."""
+    size = sum(-(-x.nbytes // 8) * 8 for x in tensors)
+    flat, at = torch.empty(size, dtype=torch.uint8, pin_memory=pinned), 0
+    for x in tensors:
+        flat[at : at + x.nbytes] = x.reshape(-1).view(torch.uint8)
+        at += -(-x.nbytes // 8) * 8
+    return flat
+
+
+def cut(flat: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Undo `joined`, given tensors of the same shapes and dtypes."""
+    result, at = list[torch.Tensor](), 0
+    for x in like:
+        result.append(flat[at : at + x.nbytes].view(x.dtype).view(x.shape))
+        at += -(-x.nbytes // 8) * 8
+    return result

@@ -116,7 +116,7 @@ class TextModel(DiffusionGemmaPreTrainedModel):  # type: ignore[no-untyped-call]
     def forward(
         self, input_ids: torch.Tensor, position_ids: torch.Tensor, past_key_values: Any = None,
         open: torch.Tensor | None = None, soft: torch.Tensor | None = None,
-        segments: Any = None, sliding: Any = None, **_: Any,
+        segments: Any = None, sliding: Any = None, watch: Any = None, **_: Any,
     ) -> BaseModelOutput:  # fmt: skip
         """Final hidden states of ``input_ids`` (1, Q).
 
@@ -139,7 +139,7 @@ class TextModel(DiffusionGemmaPreTrainedModel):  # type: ignore[no-untyped-call]
             x = layer(
                 x, angles[kind],
                 torch.where(within, layer.layer_scalar, scalar.layer_scalar.to(x.device)),
-                past_key_values=past_key_values, segments=attended[kind],
+                past_key_values=past_key_values, segments=attended[kind], watch=watch,
             )  # fmt: skip
         return BaseModelOutput(last_hidden_state=decoder.norm(x))
 

@@ -28,7 +28,7 @@ class Request:
     size: int
     traced: bool = False
     deadline: float | None = None
-    submitted: float = field(default_factory=lambda: time.perf_counter())
+    submitted: float = field(default_factory=time.perf_counter)
     queue_seconds: float | None = None
     canvas: Canvas | None = None
     row: Row | None = None

@@ -171,9 +171,10 @@ def _unbounded(model: DiffusionModel, config: GenerationConfig, sampler: Sampler
 def answering(
     model: DiffusionModel, recipe: Recipe, prompts: Sequence[Any], chat: bool | None = None,
     repetitions: Sequence[int] | None = None, n: int = 1, trace: bool = False,
+    seen: Counter[Hashable] | None = None,
 ) -> list[Request]:  # fmt: skip
     """``n`` requests per prompt, each with noise of its own; their canvases are made when they
-    are admitted."""
+    are admitted.  ``seen`` counts the prompts of former calls that these go on from."""
     if not prompts:
         raise PromptError("there is no prompt: pass a string, messages, ids, or a list of them")
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
@@ -184,7 +185,7 @@ def answering(
     config, facts = recipe.config, model.facts
     encoded = [encode(model, prompt, chat) for prompt in prompts]
     if repetitions is None:
-        repetitions = [n * i for i in occurrences([ids.tobytes() for ids in encoded])]
+        repetitions = [n * i for i in occurrences([ids.tobytes() for ids in encoded], seen)]
     else:
         _check_repetitions(repetitions, len(prompts))
     drafts = [NOTHING] * len(prompts)
@@ -373,9 +374,11 @@ def one_request(
 # -- what all of them share -----------------------------------------------------------------------
 
 
-def engine_for(model: DiffusionModel, cache: Cache, requests: Sequence[Request]) -> Engine:
-    """An engine with room for ``requests``, which have one recipe."""
-    recipe, most = requests[0].recipe, positions_for(requests)
+def engine_for(
+    model: DiffusionModel, cache: Cache, requests: Sequence[Request], grows: bool = False
+) -> Engine:
+    """An engine with room for ``requests``, which have one recipe; it ``grows`` with others."""
+    recipe, most = requests[0].recipe, None if grows else positions_for(requests)
     config = recipe.config
     engine = Engine(
         model, cache, slots=most, most=most, max_batch_size=config.max_batch_size,
@@ -394,9 +397,9 @@ def positions_for(requests: Sequence[Request]) -> int | None:
     return None if recipe.grows else recipe.owned * sum(sizes[: recipe.config.max_batch_size])
 
 
-def occurrences(items: Sequence[Hashable]) -> list[int]:
-    """For each item how often it stands before."""
-    seen: Counter[Hashable] = Counter()
+def occurrences(items: Sequence[Hashable], seen: Counter[Hashable] | None = None) -> list[int]:
+    """For each item how often it stands before, here or in what was ``seen``."""
+    seen = Counter() if seen is None else seen
     counts = []
     for item in items:
         counts.append(seen[item])

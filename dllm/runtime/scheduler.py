@@ -22,6 +22,8 @@ from .events import Event, Progress, Reader, events
 from .result import Result
 from .trace import Trace
 
+WAITING = 64  # requests that are taken from an iterator before there is room for them
+
 
 class Scheduler:
     """Decodes requests with one engine of either kind.  Not thread-safe: one thread drives it."""
@@ -155,10 +157,18 @@ class Scheduler:
 
     # -- driven to its end in the caller's thread; the first error is raised ----------------------
 
-    def steps(self) -> Iterator[Progress]:
-        """What every step did.  A generator that is closed early leaves nothing behind."""
+    def steps(self, arriving: Iterator[Request] | None = None) -> Iterator[Progress]:
+        """What every step did.  A generator that is closed early leaves nothing behind.
+        ``arriving``: further requests, which are taken as there is room for them."""
         with closing(self):
-            while self.busy:
+            while self.busy or arriving is not None:
+                while arriving is not None and len(self.waiting) <= min(self.engine.room, WAITING):
+                    request = next(arriving, None)
+                    if request is None:
+                        arriving = None
+                        break
+                    request.submitted = time.perf_counter()
+                    self.add(request)
                 progress = self.advance()
                 for request, _ in progress:
                     if request.error is not None:
@@ -174,9 +184,9 @@ class Scheduler:
                     follow(event)
         return [request.result for request in requests if request.result is not None]
 
-    def each(self) -> Iterator[tuple[int, Any]]:
-        """(index, result) of every request as it is finished."""
-        for progress in self.steps():
+    def each(self, arriving: Iterator[Request] | None = None) -> Iterator[tuple[int, Any]]:
+        """(index, result) of every request, the ``arriving`` ones too, as it is finished."""
+        for progress in self.steps(arriving):
             for request, _ in progress:
                 if request.result is not None:
                     yield request.index, request.result

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,3 +35,23 @@ def test_answers_are_right_with_and_without_a_cache(
     for prompt, result in zip(PROMPTS, plain, strict=True):
         alone = dllm.generate(loaded, prompt, sampler=sampler, cache=caches[0], max_new_tokens=32)
         assert (alone.tokens, alone.nfe) == (result.tokens, result.nfe)
+
+
+def test_answers_come_before_all_prompts_are_there(tiny: dllm.DiffusionModel) -> None:
+    """And are those of a list, also where prompts are equal and noise is drawn."""
+    how: dict[str, Any] = {"max_new_tokens": 6, "temperature": 0.9, "seed": 2, "max_batch_size": 2}
+    prompts = [[5, 6, 7 + i % 3] for i in range(10)]
+    taken = list[int]()
+
+    def arriving() -> Iterator[list[int]]:
+        for i, prompt in enumerate(prompts):
+            taken.append(i)
+            yield prompt
+
+    answers = dllm.as_completed(tiny, arriving(), cache="prefix", **how)
+    first, result = next(answers)
+    assert len(taken) < len(prompts)
+    found = {first: result, **dict(answers)}
+    expected = dllm.generate(tiny, prompts, cache="prefix", **how)
+    assert [found[i].tokens for i in range(len(prompts))] == [r.tokens for r in expected]
+    assert not list(dllm.as_completed(tiny, iter([])))

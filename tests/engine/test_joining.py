@@ -220,18 +220,18 @@ def test_out_of_memory_takes_back_one_row_and_changes_nothing(
     tiny: dllm.DiffusionModel, cache: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Steps of more than 40 positions do not fit: rows wait for one another, and all are right."""
-    predict = Forward.predict
+    launch = Forward.launch
 
     def narrow(self: Forward, jobs: list[Any]) -> Any:
         if sum(job.size for job in jobs) > 40:
             if self.cache.layerwise:  # fails on its way through the layers
-                predict(self, jobs)
+                launch(self, jobs)
             raise RuntimeError(NO_MEMORY)
-        return predict(self, jobs)
+        return launch(self, jobs)
 
     texts = [Text((5, 6, 7, 8 + i), 12, MaskedRecipe(compose("threshold(0.3)"))) for i in range(5)]
     expected = [alone(tiny, cache, text) for text in texts]
-    monkeypatch.setattr(Forward, "predict", narrow)
+    monkeypatch.setattr(Forward, "launch", narrow)
     engine = Engine(tiny, caches.compose(cache))
     rows = [engine.admit(text.canvas(tiny), text.recipe) for text in texts]
     while any(row is not None and not row.canvas.finished for row in rows):
@@ -244,14 +244,14 @@ def test_out_of_memory_takes_back_one_row_and_changes_nothing(
 def test_what_fits_nowhere_fails_alone(
     tiny: dllm.DiffusionModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    predict = Forward.predict
+    launch = Forward.launch
 
     def narrow(self: Forward, jobs: list[Any]) -> Any:
         if any(job.canvas.length > 40 for job in jobs):
             raise RuntimeError(NO_MEMORY)
-        return predict(self, jobs)
+        return launch(self, jobs)
 
-    monkeypatch.setattr(Forward, "predict", narrow)
+    monkeypatch.setattr(Forward, "launch", narrow)
     engine, recipe = Engine(tiny, caches.compose("none")), MaskedRecipe(compose("threshold(0.3)"))
     small, large = Text((5, 6), 12, recipe), Text((5, 6), 50, recipe)
     rows = [engine.admit(text.canvas(tiny), recipe) for text in (small, large, small)]
@@ -268,17 +268,17 @@ def test_a_row_that_fails_takes_nobody_with_it(
     tiny: dllm.DiffusionModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The network raises whenever one certain row is in the forward."""
-    predict = Forward.predict
+    launch = Forward.launch
 
     def faulty(self: Forward, jobs: list[Any]) -> Any:
         if any(job.canvas.prompt_length == 3 for job in jobs):
             raise ZeroDivisionError("a kernel gave up")
-        return predict(self, jobs)
+        return launch(self, jobs)
 
     recipe = MaskedRecipe(compose("threshold(0.3)"))
     texts = [Text(prompt, 12, recipe) for prompt in ((5, 6), (5, 6, 7), (8,))]
     expected = [alone(tiny, "dual", text) for text in texts]
-    monkeypatch.setattr(Forward, "predict", faulty)
+    monkeypatch.setattr(Forward, "launch", faulty)
     engine = Engine(tiny, caches.compose("dual"))
     rows = [engine.admit(text.canvas(tiny), recipe) for text in texts]
     while engine.live:
@@ -292,16 +292,16 @@ def test_a_row_that_fails_takes_nobody_with_it(
 def test_rows_that_fail_only_together_go_apart(
     tiny: dllm.DiffusionModel, cache: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    predict = Forward.predict
+    launch = Forward.launch
 
     def faulty(self: Forward, jobs: list[Any]) -> Any:
         if len({id(job.row) for job in jobs}) > 1:
             raise ZeroDivisionError("a kernel gave up")
-        return predict(self, jobs)
+        return launch(self, jobs)
 
     texts = [Text((5, 6, 7 + i), 12, MaskedRecipe(compose("threshold(0.3)"))) for i in range(3)]
     expected = [alone(tiny, cache, text) for text in texts]
-    monkeypatch.setattr(Forward, "predict", faulty)
+    monkeypatch.setattr(Forward, "launch", faulty)
     engine = Engine(tiny, caches.compose(cache))
     rows = [engine.admit(text.canvas(tiny), text.recipe) for text in texts]
     for _ in range(100):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 from unittest.mock import patch
 
@@ -80,7 +81,6 @@ def test_a_step_moves_one_array_each_way(
 
     with patch.object(packing, "upload", counted(up, upload)), \
          patch.object(forward, "ToHost", counted(back, to_host)), \
-         patch.object(packing, "tensor", counted(single, tensor)), \
          patch.object(forward, "tensor", counted(single, tensor)), Watch() as watch:  # fmt: skip
         for step in range(1, 4):
             assert len(engine.step()) == rows
@@ -88,7 +88,76 @@ def test_a_step_moves_one_array_each_way(
     assert not watch.waits
 
 
+MIXED: list[tuple[str, dict[str, Any]]] = [
+    ("fixed(2)", {}),
+    ("credit+fixed(2)", {}),
+    ("fixed(2)", {"temperature": 0.8, "seed": 3}),
+    ("fixed(2)", {"temperature": 0.8, "top_p": 0.9}),
+    ("fixed(2)", {"min_new_tokens": 3}),
+    ("fixed(2)", {"cfg_scale": 1.5}),
+    ("fixed(2)", {"temperature": 0.8, "cfg_scale": 0.5}),
+    ("fixed(1)", {}),
+]
+
+
+@pytest.mark.parametrize("cache", ["none", "dual"])
+def test_rows_of_unlike_options_share_both_copies(tiny: dllm.DiffusionModel, cache: str) -> None:
+    """And each has what it has alone.  Nothing else becomes a tensor on the way."""
+    facts = tiny.facts
+    assert facts.mask_token_id is not None and facts.eos_token_id is not None
+    recipes = [MaskedRecipe(compose(s), config=GenerationConfig(**how)) for s, how in MIXED * 2]
+
+    def canvas(row: int) -> Canvas:
+        return Canvas.for_prompt(
+            np.arange(5, 9 + row % 3), 8, mask_id=facts.mask_token_id or 0,
+            pad_id=facts.eos_token_id or 0, row=row,
+            noise=lambda stream, step, at: uniform(0, stream, at, step, 0),
+        )  # fmt: skip
+
+    alone = []
+    for row, recipe in enumerate(recipes):
+        own = canvas(row)
+        for _ in Engine(tiny, caches.compose(cache)).run([own], recipe):
+            pass
+        alone.append(own)
+    engine = Engine(tiny, caches.compose(cache), max_batch_tokens=100_000)
+    together = [canvas(row) for row in range(len(recipes))]
+    for one, recipe in zip(together, recipes, strict=True):
+        engine.admit(one, recipe)
+    up, back, made = list[int](), list[int](), list[int]()
+    upload, to_host, from_numpy = packing.upload, forward.ToHost, torch.from_numpy
+
+    def counted(count: list[int], function: Any) -> Any:
+        return lambda *args: count.append(1) or function(*args)  # type: ignore[func-returns-value]
+
+    def counted_tensor(array: Any) -> Any:
+        caller = sys._getframe(1).f_globals["__name__"]
+        if caller.startswith("dllm.engine") and caller != visibility.__name__:
+            made.append(1)
+        return from_numpy(array)
+
+    with patch.object(packing, "upload", counted(up, upload)), \
+         patch.object(forward, "ToHost", counted(back, to_host)), \
+         patch.object(forward, "tensor", counted(made, visibility.tensor)), \
+         patch.object(torch, "from_numpy", counted_tensor), Watch() as watch:  # fmt: skip
+        step = 0
+        while engine.live:
+            step += 1
+            engine.step()
+            assert (len(up), len(back), len(made)) == (step, step, 0)
+    assert not watch.waits
+    for one, other in zip(alone, together, strict=True):
+        assert (one.tokens == other.tokens).all() and (one.commit_step == other.commit_step).all()
+        np.testing.assert_allclose(one.logprob, other.logprob, rtol=1e-4, atol=1e-6)
+
+
 def test_what_goes_up_together_is_cut_apart() -> None:
-    arrays = [np.arange(3), np.arange(8).reshape(2, 4), np.arange(0), np.arange(5)[::-1]]
-    for one, other in zip(arrays, visibility.upload(arrays, torch.device("cpu")), strict=True):
-        assert (other.numpy() == one).all() and other.shape == one.shape
+    arrays = [
+        np.arange(3), np.arange(8).reshape(2, 4), np.arange(0), np.arange(5)[::-1],
+        np.ones((3, 5), np.bool_), np.float32([[1.5], [2.5], [-0.0]]), np.arange(2),
+    ]  # fmt: skip
+    cpu = visibility.upload(arrays, torch.device("cpu"))
+    elsewhere = visibility.cut(visibility.joined(cpu, False), cpu)  # as on any other device
+    for array, one, other in zip(arrays, cpu, elsewhere, strict=True):
+        assert (one.numpy() == array).all() and one.shape == array.shape
+        assert other.dtype == one.dtype and torch.equal(one, other)

@@ -19,6 +19,11 @@ POLICIES = ("none", "prefix_complete", "first_commit", "block_contains", "block_
             "rank_last")  # fmt: skip
 LENGTHS = ("append(block=3)", "append(block=4, lookahead=0)",
            "daedal(initial=2, expand=2, tokens=4, enough=0.05, low=0.4)")  # fmt: skip
+# On canvases of random tokens: what is there for them alone, the caches that go with them.
+UNIFORM = ("entropy_bound(max_denoising_steps=6, entropy_bound=2)",
+           "entropy_bound(max_denoising_steps=4, confidence_threshold=9)",
+           "ddim(7, corrector_steps=1, corrector_k=3)", "ddim(6, confidence_threshold=9)",
+           "ddim(5)", "threshold(0.1)+edit(0.2)")  # fmt: skip
 CONTEXT = 48
 Outcome = tuple[list[int], list[int], int, int, str, str]
 
@@ -63,6 +68,14 @@ def case(seed: int, model: dllm.DiffusionModel) -> Case:
         how["initial_text"] = [later.choice([-1, *ids]) for _ in range(later.randint(1, length))]
         low = later.randrange(len(how["initial_text"]))
         how["remask"] = [low, (low, later.randint(low + 1, len(how["initial_text"])))]
+    if model.facts.uniform:
+        how.pop("cfg_scale", None)
+        own = random.Random(f"{seed}/uniform")
+        how["cache"] = own.choice(["none", "block"])
+        if own.random() < 0.4:
+            how["sampler"] = own.choice(UNIFORM)
+        if own.random() < 0.1:
+            how["length"] = "append"
     lengths = [rng.randint(1, CONTEXT) for _ in range(rng.randint(2, 5))]
     prompts = [[rng.choice(ids) for _ in range(n)] for n in lengths]
     if rng.random() < 0.3:

@@ -12,12 +12,21 @@ from .seeds import case_of
 
 @pytest.mark.fuzz(20)
 def test_a_batch_is_its_rows_alone(tiny: dllm.DiffusionModel, seeds: range) -> None:
+    check(tiny, seeds)
+
+
+@pytest.mark.fuzz(20)
+def test_canvases_of_random_tokens(noisy: dllm.DiffusionModel, seeds: range) -> None:
+    check(noisy, seeds)
+
+
+def check(model: dllm.DiffusionModel, seeds: range) -> None:
     taken = 0
     for seed in seeds:
-        one = case(seed, tiny)
+        one = case(seed, model)
         with case_of(seed, one):
-            batch = together(tiny, one)
+            batch = together(model, one)
             if batch is not None:  # else the combination is refused
                 taken += 1
-                assert batch == alone(tiny, one)
+                assert batch == alone(model, one)
     assert taken >= len(seeds) / 4

@@ -26,7 +26,7 @@ from .seeds import case_of
 
 SICK, REFUSED = 7, 9  # a token whose embedding is NaN, one whose texts the tokenizer refuses
 WAIT = 60.0  # seconds; a session that hangs fails the test
-DRAFTERS = (None, "prompt_lookup(k=3, n=2)", "suffix", "cacheback")
+DRAFTERS = (None, "prompt_lookup(k=3, n=2)", "suffix", "token_recycling")
 
 
 class InjectedError(RuntimeError):
@@ -198,6 +198,16 @@ def test_rows_of_a_canvas(sick: dllm.DiffusionModel, seeds: range) -> None:
         one = case(seed, sick)
         with case_of(seed, one):
             check(sick, one)
+
+
+@pytest.mark.filterwarnings("ignore:observe raised")
+@pytest.mark.fuzz(20)
+def test_rows_of_random_tokens(noisy: dllm.DiffusionModel, seeds: range) -> None:
+    model = replace(noisy, tokenizer=refusing(noisy.tokenizer))  # a NaN would be drawn as noise
+    for seed in seeds:
+        one = case(seed, model)
+        with case_of(seed, one):
+            check(model, one)
 
 
 @pytest.mark.fuzz(20)

@@ -16,10 +16,12 @@ THREADS = 5
 
 
 @pytest.mark.fuzz(20)
-def test_threads_share_a_model(tiny: dllm.DiffusionModel, seeds: range) -> None:
+@pytest.mark.parametrize("kind", ["tiny", "noisy"])
+def test_threads_share_a_model(kind: str, seeds: range, request: pytest.FixtureRequest) -> None:
+    model = request.getfixturevalue(kind)
     with ThreadPoolExecutor(THREADS) as pool:
         for first in range(seeds[0], seeds[-1] + 1, THREADS):
-            in_threads(tiny, range(first, first + THREADS), pool)
+            in_threads(model, range(first, first + THREADS), pool)
 
 
 def in_threads(model: dllm.DiffusionModel, seeds: range, pool: ThreadPoolExecutor) -> None:

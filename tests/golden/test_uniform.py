@@ -7,7 +7,6 @@ batch is replayed with the others and alone.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import chain
@@ -29,15 +28,15 @@ from dllm.samplers.turn import Turn
 
 from ..thin import some
 from .conftest import goldens_dir
+from .recorded import recorded
 
 Case = dict[str, Any]
 IDS = "input ids"  # name of what a step feeds, among its draws
 
 
-def cases(name: str) -> list[Any]:
-    file = goldens_dir() / "traces" / f"{name}.json"
-    read = json.loads(file.read_text(encoding="utf-8"))["cases"]
-    return [pytest.param(case, id=case["id"]) for case in read]
+def cases(algorithm: str) -> list[Any]:
+    """All of a folder, in whatever files, for `some` to choose from."""
+    return [pytest.param(*case.values, id=case.id) for case in recorded(algorithm)]
 
 
 @cache
@@ -177,7 +176,7 @@ def accepts(sampler: EntropyBound) -> Callable[[Case, Any], None]:
     return check
 
 
-GENERATE = cases("dgemma_generate")
+GENERATE = cases("generate")
 
 
 @pytest.mark.parametrize("case", some(GENERATE, 10))
@@ -194,11 +193,13 @@ def test_generate_of_transformers(case: Case) -> None:
 class Pipeline(EntropyBound):
     """diffusers ends a canvas that has not settled as it stands, with its noise."""
 
+    vocab_size = 0  # of the model of a case
+
     def final(self, canvas: Canvas, p: Prediction, settled: bool) -> Any:
         if settled:
             return super().final(canvas, p, settled)
         random = canvas.noise(FED + canvas.row, canvas.step + 1, p.positions)
-        ids = (random * model_of("dgemma-tiny").facts.vocab_size).astype(np.int64)
+        ids = (random * self.vocab_size).astype(np.int64)
         return np.where(self.accepted(p), p.token, ids), p.logprob
 
 
@@ -260,7 +261,7 @@ def proposes(recorded: Case, step: Any) -> None:
     assert p.token.tolist() == [recorded["drawn"][at - low] for at in p.positions]
 
 
-PIPELINE = cases("dgemma_diffusers")
+PIPELINE = cases("pipeline")
 
 
 CASES = [*GENERATE, *PIPELINE]
@@ -275,6 +276,7 @@ def test_pipeline_of_diffusers(case: Case) -> None:
         sampler: Any = Pipeline(**bound(case) | {
             "stability_threshold": max(1, case["stability_threshold"])
         })  # fmt: skip
+        object.__setattr__(sampler, "vocab_size", model_of(case["model"]).facts.vocab_size)
         check = accepts(sampler)
     elif case["scheduler"] == "block_refinement":
         sampler, source = BlockRefinement(case), "tempered"

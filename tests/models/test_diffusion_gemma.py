@@ -19,8 +19,10 @@ from dllm.engine import Engine
 from dllm.engine.recipe import MaskedRecipe
 from dllm.engine.rows import Soft
 from dllm.kernels.noise import uniform
+from dllm.kernels.statistics import Filters, token_statistics
 from dllm.models.checkpoint import open_checkpoint
 from dllm.models.footprint import footprint
+from dllm.samplers.ddim import DDIM
 from dllm.samplers.entropy_bound import EntropyBound
 
 from ..golden.conftest import goldens_dir
@@ -274,3 +276,59 @@ def test_entropy_bound_scheduler_of_diffusers() -> None:
                 samplers.Prediction(at, at, at.astype(np.float32), entropy=entropy.numpy())
             )
             assert mine.tolist() == out.accepted_index[0].tolist()
+
+
+@pytest.mark.parametrize("selection", ["lowest_log_margin", "lowest_maxprob", "random"])
+def test_ddim_scheduler_of_diffusers(selection: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same logits and numbers: the same positions move, and the same are drawn anew."""
+    scheduling = pytest.importorskip("diffusers.schedulers.scheduling_discrete_ddim")
+    size, length, at = 40, 12, np.arange(1, 13)
+    rng = np.random.default_rng(0)
+    for _ in range(40):
+        steps, often = int(rng.integers(2, 9)), int(rng.integers(1, 6))
+        k, share = int(rng.integers(0, steps - 1)), float(rng.random())
+        numbers = rng.random(length).astype(np.float32)
+        logits = torch.from_numpy(rng.normal(size=(1, length, size)) * 3).float()
+        ids = rng.integers(size, size=length)
+        ids[::3] = logits[0].argmax(-1).numpy()[::3]
+        held = torch.from_numpy(ids)[None]
+        canvas = Canvas.for_prompt(
+            np.zeros(1, np.int64), length, mask_id=-1, pad_id=0,
+            noise=lambda stream, step, where, numbers=numbers: numbers[where - 1],
+        )  # fmt: skip
+        canvas.hold(at, ids)
+        how: Any = {"corrector_k": often, "corrector_selection": selection}
+        mine = DDIM(num_inference_steps=steps, vocab_size=size, **how)
+        theirs = scheduling.DiscreteDDIMScheduler(**how)
+        theirs.set_timesteps(steps)
+
+        def multinomial(
+            p: torch.Tensor, numbers: Any = numbers, share: float = share, **_: Any
+        ) -> Any:
+            sums = p.double().cumsum(-1)
+            each = torch.from_numpy(numbers).double() if p.shape[1] == 3 else torch.tensor([share])
+            return (sums <= each[:, None] * sums[:, -1:]).sum(1, keepdim=True)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "multinomial", multinomial)
+            patch.setattr(torch, "randint", lambda size, **_: torch.full(size, -1))
+            patch.setattr(torch, "rand", lambda *_, n=numbers, **__: torch.from_numpy(n)[None])
+            moved = theirs.step(logits, k, held).prev_sample[0]
+            swept = theirs.step_correct(logits, k, held).prev_sample[0]
+        best = logits[0].max(-1)
+        p = samplers.Prediction(at, best.indices.numpy(), best.values.numpy())
+        assert mine._moved(canvas, p, k).tolist() == moved.tolist()
+        signal = (k + 1) / steps
+        said = token_statistics(
+            logits[0], None, filters=Filters(1.0), uniforms=torch.full((length,), share), top=2,
+            floor=1 - signal, select=held[0],
+            lowered=(held[0], float(np.log1p(size * signal / (1 - signal)))),
+        )  # fmt: skip
+        assert said.select_logprob is not None and said.top_token is not None
+        assert said.top_logprob is not None
+        p = samplers.Prediction(
+            at, said.token.numpy(), said.logprob.numpy(), top_token=said.top_token.numpy(),
+            top_logprob=said.top_logprob.numpy(),
+            asked={"held": said.select_logprob[:, None].numpy()},
+        )  # fmt: skip
+        assert mine._redrawn(canvas, p, signal).tolist() == swept.tolist()

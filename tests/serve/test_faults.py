@@ -194,14 +194,14 @@ def test_a_model_that_raises(
     served = start(tiny)
     before, marked = at_rest(served), [7, 7, 7]
     forward = served.service.sessions["none"]._scheduler.engine.forward
-    predict = forward.predict
+    launch = forward.launch
 
     def failing(jobs: list[Any]) -> Any:
         if any(job.canvas.tokens[:3].tolist() == marked for job in jobs):
             raise ZeroDivisionError("a secret of the server")
-        return predict(jobs)
+        return launch(jobs)
 
-    monkeypatch.setattr(forward, "predict", failing)
+    monkeypatch.setattr(forward, "launch", failing)
     prompts = [[5, 6, 7], marked, [8, 9, 10]]
     with_ids = {**SLOWLY, "n": 1}
 
@@ -230,14 +230,14 @@ def test_memory_that_runs_out(
     served = start(tiny)
     before = at_rest(served)
     forward = served.service.sessions["none"]._scheduler.engine.forward
-    predict, most = forward.predict, [1]
+    launch, most = forward.launch, [1]
 
     def tight(jobs: list[Any]) -> Any:
         if len(jobs) > most[0]:
             raise torch.OutOfMemoryError("forced")
-        return predict(jobs)
+        return launch(jobs)
 
-    monkeypatch.setattr(forward, "predict", tight)
+    monkeypatch.setattr(forward, "launch", tight)
     answer = served.post("/v1/completions", {"prompt": "one two", **SLOWLY, "n": 3})
     assert answer.status_code == 200 and len(answer.json()["choices"]) == 3
     most[0] = 0

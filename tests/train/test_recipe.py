@@ -149,3 +149,20 @@ def test_the_learning_rate_warms_up_and_falls() -> None:
 def test_objectives_are_checked() -> None:
     with pytest.raises(ConfigError, match="masked"):
         NanoTraining(objective="reversed")
+
+
+def test_a_small_model_for_uniform_noise(tmp_path: Path) -> None:
+    """It is trained, and written with its recipe."""
+    recipe = replace(TOY, objective="uniform", intermediate_size=96, phases=())
+    whole = run(recipe, tmp_path / "whole")
+    assert all(p.isfinite().all() for p in whole.model.parameters())
+    export(tmp_path / "whole", tmp_path / "model")
+    assert NanoTraining(**json.loads((tmp_path / "model" / "recipe.json").read_text())) == recipe
+    model = dllm.load(tmp_path / "model")
+    assert model.facts.uniform and model.facts.block_length == 32
+    assert dllm.generate(model, "Copy: Tom", cache="block", max_new_tokens=32).nfe > 1
+
+
+def test_the_example_is_of_the_recipe() -> None:
+    file = Path(__file__).parents[2] / "examples" / "nano-uniform" / "recipe.json"
+    assert NanoTraining(**json.loads(file.read_text())) == NanoTraining.of("uniform")

@@ -55,10 +55,7 @@ def beam_search(
         best = heapq.nsmallest(beam, grown)
         hypotheses = [_settle(growth, proxy, lattice.stop_ids) for growth in best]
         if all(h.done for h in hypotheses):
-            depth_left = range(depth + 1, len(lattice.columns))
-            rest = sum(lattice.end_logp[i] for i in depth_left)
-            first = hypotheses[0]
-            return Hypothesis(first.tokens, first.score + weight * rest, None, True)
+            break  # what the rest adds is the same for all
     return hypotheses[0]
 
 

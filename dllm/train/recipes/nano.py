@@ -115,7 +115,7 @@ class NanoTraining:
         elif objective == "uniform":
             fields = {
                 "hidden_size": 128, "layers": 4, "heads": 4, "intermediate_size": 384,
-                "steps": 2_000, "tokens": 1_024, "weights": LIST_WEIGHTS,
+                "steps": 3_200, "tokens": 2_048, "weights": LIST_WEIGHTS,
                 "phases": ((300, {"copy": 1.0, "reverse": 1.0}),), **fields,
             }  # fmt: skip
         return cls(objective=objective, **fields)
@@ -352,9 +352,9 @@ def export(folder: Path, destination: Path) -> None:
     _trained(model).load_state_dict(last_weights(folder))
     if recipe.objective == "uniform":
         _write(model.to(dtype=torch.float16), tokenizer, destination)  # type: ignore[call-arg]
-        return
-    loaded = snapshot(model, tokenizer)
-    loaded.hf.to(dtype=torch.float16)  # type: ignore[call-arg]
-    layout = "official" if recipe.objective == "masked" else "native"
-    loaded.save_pretrained(destination, layout=layout)
+    else:
+        loaded = snapshot(model, tokenizer)
+        loaded.hf.to(dtype=torch.float16)  # type: ignore[call-arg]
+        layout = "official" if recipe.objective == "masked" else "native"
+        loaded.save_pretrained(destination, layout=layout)
     (destination / "recipe.json").write_text(json.dumps(asdict(recipe), indent=1) + "\n")

@@ -26,8 +26,10 @@ from dllm.drafting.base import (
 )
 from dllm.drafting.base import chain as chain_of
 from dllm.drafting.drafters.aded import ADED
+from dllm.drafting.drafters.history import BORDER
 from dllm.drafting.search.chains import SEARCHES, SearchContext
 from dllm.drafting.search.marginals import Marginals
+from dllm.kernels.statistics.filters import Filters
 
 from ...thin import covering
 from ..conftest import Scripted, prompts
@@ -84,6 +86,32 @@ def test_cacheback_uses_what_it_takes_in_again() -> None:
     for pair in ([1, 4], [2, 5], [1, 6], [1, 4], [3, 7]):
         part.learn(pair)
     assert {k: list(v) for k, v in part.recent.table.items()} == {(1,): [(6,), (4,)], (3,): [(7,)]}
+
+
+def test_suffixes_keep_so_many_outputs() -> None:
+    for kept in range(3):
+        part: Any = single(f"suffix(requests={kept})", DRAFTERS, Drafter)
+        for text in ([1, 2], [], [3, 4, 5], [6, 7]):
+            part.remember(text)
+        last = [[3, 4, 5], [6, 7]][2 - kept :] if kept else []
+        history = part.shared
+        assert len(part.ends) == kept
+        assert history.tokens[history.low :].tolist() == [
+            token for text in last for token in [*text, BORDER]
+        ]
+
+
+def test_log_probabilities_are_those_of_the_raw_rows() -> None:
+    """In a chain the first rows, in a tree the rows of its nodes; temperature changes nothing."""
+    logits = torch.from_numpy(np.random.default_rng(0).normal(size=(4, 9)).astype(np.float32))
+    expected = logits.double().log_softmax(-1)
+    tree = Draft(np.array([1, 2, 3]), np.array([-1, -1, 0]))
+    rows = Rows(logits, tree, np.array([0]), Sampling(Filters(0.5)), KeyedNoise(0), 0)
+    for nodes, tokens in (([-1, 0, 1], [4, 5, 6]), ([-1, 0, 2], [1, 3, 8]), ([-1, 1], [2, 7])):
+        wanted = [
+            float(expected[node + 1, token]) for node, token in zip(nodes, tokens, strict=True)
+        ]
+        assert rows.logprobs(nodes, tokens) == pytest.approx(wanted, abs=1e-5)
 
 
 def test_aded_searches_where_the_verifier_was_sure() -> None:

@@ -120,6 +120,21 @@ def test_prompt_lookup_prefers_longer_and_later_matches() -> None:
     assert propose("prompt_lookup(n=2)", prefix, k=1) == [60]
 
 
+def test_a_history_gives_memory_back_once_most_of_it_is_forgotten() -> None:
+    history = History()
+    history.extend([*range(100)] * 120)
+    history.forget(6000)
+    assert (history.size, history.low) == (12_000, 6000)  # half of it
+    history.forget(6001)
+    assert (history.size, history.low) == (5999, 0)
+    ((n, places),) = history.matches([7, 8], 9)
+    assert n == 2 and history.following(places).tolist() == [9] * len(places) and len(places) > 9
+    small = History()
+    small.extend([1] * 5000)
+    small.forget(4096)
+    assert small.size == 5000
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_a_history_knows_where_suffixes_occurred(seed: int) -> None:
     """Every length whose places differ from those of the next, against a search of the text."""
