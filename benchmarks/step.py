@@ -5,6 +5,7 @@
     python benchmarks/step.py --check               # measure, and compare with what stands there
     python benchmarks/step.py --rows 32 --dtypes bfloat16 --threads 1 --check
     python benchmarks/step.py --host                # microseconds of the host per row and step
+    python benchmarks/step.py --bounds              # what bounds a step of an 8B model
 
 A step of the 135M shape computes so many positions, which read 192 keys (or their own, if they are
 more), and scores all of them: the backbone and the statistics, without the host's decisions
@@ -169,17 +170,51 @@ def host_time(model: Any, *case: Any, rounds: int) -> float:
     return 1e6 * sum(shortest) / sum(count for _, count in runs[0])
 
 
-def host(rounds: int) -> None:
-    """A line per case."""
+def _unsure() -> Any:
+    """nano, so unsure that a step decides few tokens."""
     model = dllm.load("nano")
     norm: Any = model.hf.model.norm
-    norm.weight.data.mul_(0.2)  # unsure, so that a step decides few tokens
+    norm.weight.data.mul_(0.2)
     torch.set_num_threads(1)
+    return model
+
+
+def host(rounds: int) -> None:
+    """A line per case."""
+    model = _unsure()
     for case in HOST:
         sampler, cache, rows, late = case
         taken = host_time(model, *case, rounds=rounds if rows > 1 else 8 * rounds)
         when = ", out of phase" if late else ""
         print(f"{sampler} {cache}, {rows} rows{when}: {taken:.0f} us", flush=True)
+
+
+# LLaDA-8B in bfloat16 on an H100 SXM, by the data sheets; a step of blocks beside 512 keys a row.
+LAYERS, WIDTH, INNER, VOCABULARY, BLOCK, CONTEXT = 32, 4096, 12_288, 126_464, 32, 512
+BANDWIDTH, SPEED, LAUNCH = 3.35e12, 989e12, 5e-6  # bytes/s, operations/s, seconds (assumed)
+KERNELS = 15  # of a layer: 7 products, 2 norms, attention, rotation, SiLU, product, 2 sums
+
+
+def bounds(rounds: int) -> str:
+    """A table of steps of 1 to 128 rows with a dual cache; the host's share is measured."""
+    model = _unsure()
+    weights = LAYERS * (4 * WIDTH**2 + 3 * WIDTH * INNER) + VOCABULARY * WIDTH
+    lines = ["| rows | positions | GB | operations, 10^12 | launches | launched, ms | memory, ms "
+             "| products, ms | host, ms | bound |", "|" + " --- |" * 10]  # fmt: skip
+    for rows in (1, 8, 32, 128):
+        positions = rows * BLOCK
+        moved = 2 * (weights + rows * 2 * LAYERS * WIDTH * CONTEXT)
+        done = 2 * positions * (weights + 2 * LAYERS * WIDTH * CONTEXT)
+        launches = KERNELS * LAYERS + 8  # embedding, last norm, angles, statistics
+        times = {
+            "launches": LAUNCH * launches, "memory": moved / BANDWIDTH, "products": done / SPEED,
+            "host": 1e-6 * rows * host_time(model, "threshold", "dual", rows, False, rounds=rounds),
+        }  # fmt: skip
+        milliseconds = " | ".join(f"{1e3 * taken:.1f}" for taken in times.values())
+        most = max(times, key=lambda name: times[name])
+        lines.append(f"| {rows} | {positions} | {moved / 1e9:.1f} | {done / 1e12:.2f} "
+                     f"| {launches} | {milliseconds} | {most} |")  # fmt: skip
+    return "\n".join(lines)
 
 
 def timed(function: Callable[[], Any], times: int) -> float:
@@ -236,9 +271,13 @@ def main() -> None:
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--output", type=Path, default=RESULTS / "step.json")
     parser.add_argument("--host", action="store_true")
+    parser.add_argument("--bounds", action="store_true")
     options = parser.parse_args()
     if options.host:
         host(options.rounds)
+        return
+    if options.bounds:
+        print(bounds(options.rounds))
         return
     cases: list[dict[str, Any]] = []
     for name in options.dtypes:

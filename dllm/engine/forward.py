@@ -44,7 +44,7 @@ from .packing import Packed, noise_keys, pack
 from .recipe import RowOptions, bans
 from .rows import Job, Soft
 from .soft import soft_inputs
-from .visibility import Visibility, tensor
+from .visibility import Visibility
 
 Predictions = tuple[Prediction, Prediction | None]  # of a job's targets, of its masks fed again
 Answer = Callable[[list[Any]], list[Predictions | NumericError]]  # of the numbers on the host
@@ -168,8 +168,13 @@ class Forward:
         own = [job for job in jobs if job.own]
         for job in own:
             job.up = {f"asked.{name}": ids for name, ids in job.ids.items()}
-            if job.masks.size:
-                job.up["standing"] = job.canvas.tokens[job.masks][:, None]
+            judged = job.masks if job.masks.size else job.targets
+            if job.masks.size or job.verifies:
+                job.up["standing"] = job.canvas.tokens[judged][:, None]
+            if job.verifies:
+                assert job.row.previous is not None, "the step before has predicted these positions"
+                job.up["before"] = np.searchsorted(job.row.previous[0], judged)
+                job.up["keys"] = noise_keys([job])
         lots = [(up, name) for up in [*[g.up for g in groups], *[j.up for j in own]] for name in up]
         order = [i for group in groups for i in group.members] if len(groups) > 1 else None
         packed = pack(jobs, self.shift, stored, self.device, self.visibility, self._last,
@@ -285,10 +290,9 @@ class Forward:
             for name in job.ids:
                 asked = f"asked.{name}"
                 own[asked] = self._logprobs(hidden, clean, here, job.up[asked], options)
-            judged = job.masks if job.masks.size else job.targets
             there = slice(here.stop if job.masks.size else here.start, at)
             if job.verifies:
-                own |= self._judged(job, judged, self._all(hidden, there, options, rows))
+                own |= self._judged(job, self._all(hidden, there, options, rows))
             elif job.masks.size:
                 own["stands"] = self._logprobs(hidden, clean, there, job.up["standing"], options)
         return result
@@ -300,18 +304,14 @@ class Forward:
         banned = None if rows is None else rows[here]
         return log_probabilities(hidden[here], self._head(options), options.banned, banned)
 
-    def _judged(
-        self, job: Job, positions: IntArray, scores: torch.Tensor
-    ) -> dict[str, torch.Tensor]:
-        """How much likelier the drafts at ``positions`` (n,) are by ``scores`` (n, V) than where
-        they were drawn, and for each a token from what the others have gained."""
-        previous, how = job.row.previous, job.options
-        assert previous is not None, "the step before has predicted these positions"
-        at = torch.from_numpy(np.searchsorted(previous[0], positions)).to(scores.device)
-        q = drawn_from(scores, how.filters)
-        p = drawn_from(previous[1][at], how.filters)
-        ids = torch.from_numpy(job.canvas.tokens[positions][:, None]).to(scores.device)
-        token = residual(q, p, tensor(noise_keys([job]), scores.device))
+    def _judged(self, job: Job, scores: torch.Tensor) -> dict[str, torch.Tensor]:
+        """How much likelier the job's drafts are by ``scores`` (n, V) than where they were drawn,
+        and for each a token from what the others have gained."""
+        assert job.row.previous is not None
+        ids, filters = job.up["standing"], job.options.filters
+        q = drawn_from(scores, filters)
+        p = drawn_from(job.row.previous[1][job.up["before"]], filters)
+        token = residual(q, p, job.up["keys"])
         return {
             "stands": q.gather(1, ids) - p.gather(1, ids).clamp_min(UNLIKELIEST),
             "residual": token, "residual_logprob": scores.gather(1, token[:, None])[:, 0],

@@ -175,7 +175,8 @@ def pack(
     if scoring is not None:
         ends = [*begun[1:], len(scored)]
         parts = [part for i in scoring for part in range(begun[i], ends[i])]
-        scored, moved, counts = ([of[i] for i in parts] for of in (scored, moved, counts))  # type: ignore[assignment]
+        scored, moved = [scored[part] for part in parts], [moved[part] for part in parts]
+        counts = [counts[part] for part in parts]
     if len(scored) > 1:
         packing.scored = [np.concatenate(scored) + np.repeat(moved, counts)]
     elif scored:

@@ -69,8 +69,8 @@ def test_a_step_moves_one_array_each_way(
             ),
             recipe,
         )  # fmt: skip
-    up, back, single = list[int](), list[int](), list[int]()
-    upload, to_host, tensor = packing.upload, forward.ToHost, visibility.tensor
+    up, back = list[int](), list[int]()
+    upload, to_host = packing.upload, forward.ToHost
 
     def counted(count: list[int], function: Any) -> Any:
         def call(*args: Any) -> Any:
@@ -80,11 +80,10 @@ def test_a_step_moves_one_array_each_way(
         return call
 
     with patch.object(packing, "upload", counted(up, upload)), \
-         patch.object(forward, "ToHost", counted(back, to_host)), \
-         patch.object(forward, "tensor", counted(single, tensor)), Watch() as watch:  # fmt: skip
+         patch.object(forward, "ToHost", counted(back, to_host)), Watch() as watch:  # fmt: skip
         for step in range(1, 4):
             assert len(engine.step()) == rows
-            assert (len(up), len(back), len(single)) == (step, step, 0)
+            assert (len(up), len(back)) == (step, step)
     assert not watch.waits
 
 
@@ -138,7 +137,6 @@ def test_rows_of_unlike_options_share_both_copies(tiny: dllm.DiffusionModel, cac
 
     with patch.object(packing, "upload", counted(up, upload)), \
          patch.object(forward, "ToHost", counted(back, to_host)), \
-         patch.object(forward, "tensor", counted(made, visibility.tensor)), \
          patch.object(torch, "from_numpy", counted_tensor), Watch() as watch:  # fmt: skip
         step = 0
         while engine.live:
