@@ -78,6 +78,14 @@ def _told(tables: Tables) -> Tables:
     return tables
 
 
+class RefusedError(ConfigError):
+    """A source that has no automaton.  ``shortest``: a text of it, None where none is known."""
+
+    def __init__(self, message: str, shortest: bytes | None) -> None:
+        super().__init__(message)
+        self.shortest = shortest
+
+
 class Worker:
     """Compiles structures in a process of its own, one at a time."""
 
@@ -113,10 +121,10 @@ class Worker:
                 f"{named(source)} was given up: the process that compiles it ended, or took more "
                 f"than {MEMORY >> 30} GB or {self.seconds:g} s of processor time"
             )
-        if answer[:1] == WRONG:
-            raise ConfigError(answer[1:].decode())
         if answer[:1] != OK:
-            raise ConfigError(f"{named(source)} {answer[1:].decode()}")
+            why, apart, text = answer[1:].partition(b"\0")
+            told = "" if answer[:1] == WRONG else f"{named(source)} "
+            raise RefusedError(told + why.decode(), text if apart else None)
         if file is not None and time.monotonic() - began > SLOW:
             keep(file, answer[1:])
         return _told(read(answer[1:]))

@@ -87,8 +87,8 @@ def test_limits_and_errors_leave_the_process_alone() -> None:
     try:
         compiled(worker, "a")
         first = worker._process
-        with pytest.raises(ConfigError, match="states, at most 10,000 are taken"):
-            compiled(worker, "(a|b)*a(a|b){13}")
+        with pytest.raises(ConfigError, match="states, at most 20,000 are taken"):
+            compiled(worker, "(a|b)*a(a|b){14}")
         with pytest.raises(ConfigError, match="is not well formed"):
             compiled(worker, "a(")
         compiled(worker, "b")
