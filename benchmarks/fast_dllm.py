@@ -12,7 +12,7 @@ dInfer's blockwise loop without a cache, where confidence 0.9 is seldom reached,
 about one token per step, too.  The latter two run on Fast-dLLM's network.  Released loops take
 prompts of one length only: a ragged batch is decoded row by row there, in one call here.  Equal
 commits are counted; in bfloat16 near ties are decided differently.  `int8` stands for weights of 8
-bits here, and bfloat16 in the released code.
+bits here, and bfloat16 (float32 without AVX-512) in the released code.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ import torch
 from safetensors.torch import load_file
 
 import dllm
+from dllm.models.precision import native_bfloat16
 from dllm.models.quantisation import quantise, read
 
 from harness import RESULTS, kernels, llada_135m, write  # isort: skip
@@ -113,7 +114,8 @@ class Both:
     def __init__(self, name: str, options: argparse.Namespace) -> None:
         self.options = options
         self.ours = llada_135m()
-        dtype = torch.bfloat16 if name == "int8" else getattr(torch, name)
+        half = torch.bfloat16 if native_bfloat16() else torch.float32
+        dtype = half if name == "int8" else getattr(torch, name)
         self.ours.hf.to(dtype)  # type: ignore[arg-type]
         if options.cache == "dinfer":  # it takes what lies within 1e-5 of the most confident, too
             with torch.no_grad():
@@ -210,6 +212,7 @@ def main() -> None:
             **vars(options) | {"cache": cache, "batch": batch, "prompt": prompt}
         )
         case = {"dtype": dtype, "cache": cache, "batch": batch, "kernels": kernels()}
+        case["vectors"] = torch.backends.cpu.get_cpu_capability()
         case |= {name: getattr(one, name) for name in ("prompt", "new", "steps", "threads")}
         shape = dict(case)
         case |= measure(Both(dtype, one), options.rounds)

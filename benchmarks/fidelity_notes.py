@@ -21,8 +21,6 @@ ROUTINES: dict[str, str] = {
     "of text the official code fills to the end.",
     "dpad_dream": "As for LLaDA, and `force_first` of the tests where cached: the opening pass of "
     "a block commits exactly its first position.",
-    "t2m_remask_llada2": "As `llada21_edit`; with `ReleasedBlockCache`, because the released "
-    "code keeps the keys and values of a block's last forward, without what that decided.",
     "window_diffusion_dream": "With `force_first` of the tests: a refresh commits the first "
     "mask. " + OVERWRITES,
     "freedave_llada": "Not replayed: eager acceptance over several blocks, where the official "

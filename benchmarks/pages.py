@@ -275,14 +275,14 @@ def official() -> str:
     """Processor time over that of official code."""
     named = {"window_diffusion": "Window-Diffusion", "dinfer": "dInfer, blockwise"}
     rows = [
-        [case["dtype"], named.get(case["cache"], f"`{case['cache']}`"), case["kernels"],
-         str(case["batch"]), str(case["prompt"]),
+        [case["vectors"], case["dtype"], named.get(case["cache"], f"`{case['cache']}`"),
+         case["kernels"], str(case["batch"]), str(case["prompt"]),
          f"{case['ratio']:.2f} ({case['low']:.2f} to {case['high']:.2f})",
          f"{100 * case['equal']:.0f} %"]
         for case in load("fast_dllm")["cases"]
     ]  # fmt: skip
-    head = ["dtype", "loop", "kernels", "batch", "prompt", "time per forward pass, dllm / official",
-            "equal commits"]  # fmt: skip
+    head = ["vectors", "dtype", "loop", "kernels", "batch", "prompt",
+            "time per forward pass, dllm / official", "equal commits"]  # fmt: skip
     return markdown(head, rows)
 
 

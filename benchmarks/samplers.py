@@ -34,7 +34,7 @@ METHODS = (
     "localleap", "hierarchical", "r2", "threshold+credit", "adablock",
     "adablock+localleap", "dcd", "dsb", "prophet", "threshold+prophet", "ete", "lopa",
     "freedave", "freedave(threshold(tau=0.95))", "wino", 
-    "certainty_prior", "edit", "edit(mode=low_prob)",
+    "certainty_prior", "edit",
     "dawn", "wedlm", "remdm",
 )  # fmt: skip
 

@@ -327,6 +327,7 @@ def overhead(repeats: int) -> dict[str, Any]:
     import torch
 
     import dllm
+    from dllm.serve.app import create_app
     from dllm.serve.run import Server, listen
     from dllm.serve.service import Service
     from dllm.serve.settings import Settings
@@ -334,7 +335,8 @@ def overhead(repeats: int) -> dict[str, Any]:
     torch.set_num_threads(1)
     model = load("135M")
     sock = listen("127.0.0.1", 0, 30.0)
-    serving = Server(Service(model, Settings(page=False)))
+    service = Service(model, Settings(page=False))
+    serving = Server(create_app(service), service)
     thread = threading.Thread(target=serving.run, args=([sock],), daemon=True)
     thread.start()
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"

@@ -48,9 +48,13 @@ def available() -> bool:
 
 @cache
 def _native() -> tuple[torch.dtype, ...]:
-    """What oneDNN multiplies by itself: bfloat16 with AVX-512 only."""
-    bfloat16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return (torch.float32, torch.bfloat16) if bfloat16 else (torch.float32,)
+    """What oneDNN multiplies by itself: bfloat16 with AVX-512 only, unless that is switched off."""
+    x = torch.ones(32, 32, dtype=torch.bfloat16)
+    try:
+        _multiply(x, torch.ops.mkldnn._reorder_linear_weight(x), None)
+    except RuntimeError:
+        return (torch.float32,)
+    return torch.float32, torch.bfloat16
 
 
 def dtypes() -> tuple[torch.dtype, ...]:

@@ -141,6 +141,9 @@ def _run(options: Batched, lines: Any, count: int, results: Results) -> int:
             lines_now.tell(f"{answered} of {count} answered" + (", " + failed_too) * bool(failures))
 
         if options.ray:
+            from ..serve.cluster import join
+
+            join()  # before Ray is imported
             from ..serve.ray import answer_with_ray
 
             answer_with_ray(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -56,6 +54,10 @@ class Served(Networked):
     replicas: int = option(
         0, "Replicas of the model in Ray Serve (default 0: one, in this process).", MODEL, min=0
     )
+    ray_host: str = option(
+        "127.0.0.1", "Address of the Ray that --replicas starts (default 127.0.0.1: no other "
+        "machine can join).", MODEL,
+    )  # fmt: skip
     how: Mapping[str, Any] = field(default_factory=dict)
 
     def settings(self) -> Settings:
@@ -68,11 +70,9 @@ class Served(Networked):
         """Begin to log."""
         if self.log_level.lower() not in LEVELS:
             raise UnknownNameError("log level", self.log_level, LEVELS)
-        logging.basicConfig(
-            level=logging.WARNING, stream=sys.stderr,
-            format="%(asctime)s %(name)s %(levelname)s %(message)s",
-        )  # fmt: skip
-        logging.getLogger("dllm").setLevel(self.log_level.upper())
+        from ..serve.run import log_to_stderr
+
+        log_to_stderr(self.log_level)
 
 
 @takes(Served)
@@ -86,10 +86,12 @@ def serve(
     options.log()
     options.warn_open()
     if replicas := options.replicas:
-        from ..serve.ray import serve_replicas
+        from ..serve.cluster import serve_replicas
 
-        host, port = options.host, options.port
-        serve_replicas(model, settings, replicas, host, port, options.loading, note)
+        serve_replicas(
+            model, settings, replicas, options.host, options.port, options.loading, note,
+            options.ray_host, options.log_level,
+        )  # fmt: skip
     else:
         from ..serve.service import Service
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..core.canvas import Canvas
-from ..engine.work import Row
+from ..engine.work import Row, Step
 
 
 @dataclass(eq=False)
@@ -36,6 +36,15 @@ class Request:
     result: Any = None
     error: BaseException | None = None
     frontier: int = -1
+    restarts: int = 0  # of its row, when the trace was last written
+
+    def record(self, step: Step) -> None:
+        """Write a step to the trace, where there is one; what was before a restart is not of it."""
+        if self.trace is not None:
+            if step.row.restarts != self.restarts:
+                self.restarts = step.row.restarts
+                self.trace.steps.clear()
+            self.trace.add(step)
 
     @property
     def done(self) -> bool:

@@ -85,8 +85,8 @@ class Scheduler:
             request = self.running[step.row]
             if step.canvas.finished and step.row.error is None:
                 self._finish(request, step)
-            elif request.trace is not None:
-                request.trace.add(step)
+            else:
+                request.record(step)
             progress.append((request, step))
         for row, request in list(self.running.items()):
             if row.error is not None:
@@ -149,8 +149,8 @@ class Scheduler:
         self.running.pop(request.row, None)
         kind = self.engine.kind or Result
         try:
-            if request.trace is not None and step is not None:
-                request.trace.add(step)
+            if step is not None:
+                request.record(step)
             request.result = kind.of(request, self.engine, self.memory.peak())
         except Exception as error:
             request.error = error

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -19,7 +18,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from .. import __version__
-from .http import Path, as_json, client_of, refusal
+from .http import Path, as_json, client_of, named, origins, refusal
 from .openapi import document
 from .page import page
 from .problems import CLOSED, Problem
@@ -31,7 +30,6 @@ ICON = (
     '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 8 8"><path d="M0 0h3v3H0zM5 0h3v3H5z'
     'M0 5h3v3H0z"/><path d="M5 5h3v3H5z" opacity=".35"/></svg>'
 )
-LOOPBACK = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
 # What other servers have and this one has not.
 ELSEWHERE = {
     "/v1/embeddings": "a diffusion model that writes has no embeddings: use a model made for them",
@@ -40,6 +38,7 @@ ELSEWHERE = {
     "/v1/audio": "this server writes text",
     "/v1/files": "there are no files here: `dllm batch` works through a file of requests",
     "/v1/batches": "there are no batches here: `dllm batch` works through a file of requests",
+    "/v1/verify": "devices are answered by an autoregressive model without --replicas",
     "/v1/messages": "this is OpenAI's API: use /v1/chat/completions",
     "/api/": "this is OpenAI's API and not Ollama's: use the base URL http://HOST:PORT/v1",
 }
@@ -59,21 +58,12 @@ def create_app(serving: Service) -> Starlette:
     app = Starlette(
         routes=[Route(one.path, guarded(serving, one.answer), methods=[one.verb]) for one in paths],
         exception_handlers={HTTPException: _http_problem},
-        middleware=[Middleware(CORSMiddleware, **_origins(serving.settings.cors))],
+        middleware=[Middleware(CORSMiddleware, **origins(serving.settings.cors))],
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False
     app.state.serving = serving
     return app
-
-
-def _origins(given: Sequence[str]) -> dict[str, Any]:
-    """Which web pages may ask: those of this machine, and those of the origins that are
-    ``given``."""
-    return {
-        "allow_origins": given, "allow_origin_regex": LOOPBACK, "allow_methods": ["GET", "POST"],
-        "allow_headers": ["*"], "expose_headers": ["x-request-id", "retry-after"],
-    }  # fmt: skip
 
 
 def paths_of(serving: Service) -> list[Path]:
@@ -109,13 +99,6 @@ def guarded(
         return named(request, response)
 
     return handle
-
-
-def named(request: Request, response: Response) -> Response:
-    """``response`` with the id that the client gave to the request, or one of ours."""
-    name = request.headers.get("x-request-id", "")[:128].strip()
-    response.headers["x-request-id"] = name or f"req_{secrets.token_hex(12)}"
-    return response
 
 
 class Operation:

@@ -1,28 +1,57 @@
-"""What all routes need: bodies, answers, and clients that leave."""
+"""What all routes need: bodies, answers, and clients that leave.  No model is needed for it."""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
 import json
-from collections.abc import Awaitable, Callable
+import logging
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from ..core.errors import CancelledError
+from ..core.errors import CancelledError, DllmError
 from .body import Body
 from .problems import Problem
-from .replies import dumps
 
 if TYPE_CHECKING:
-    from starlette.types import Receive
+    from starlette.types import Message, Receive, Scope, Send
+
+    from .settings import Settings
+
+log = logging.getLogger("dllm.serve")
 
 T = TypeVar("T")
 OPEN = ("/", "/health", "/ready", "/ping", "/version", "/metrics", "/favicon.ico")  # need no key
 BODY_PATIENCE = 30.0  # seconds in which a body must have arrived
+
+
+LOOPBACK = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
+
+
+class Serving(Protocol):
+    """Whatever answers behind connections: a model in this process, or those of a cluster."""
+
+    draining: bool
+
+    @property
+    def settings(self) -> Settings: ...
+
+    def failed(self, error: BaseException) -> Problem: ...
+
+    def close(self) -> None: ...
+
+
+class Events(Protocol):
+    """How an error is told inside a stream."""
+
+    def error(self, problem: Problem) -> dict[str, Any]: ...
+
+    def encode(self, value: Mapping[str, Any]) -> bytes: ...
 
 
 class Path(NamedTuple):
@@ -72,6 +101,17 @@ async def read_json(request: Request, most: int) -> Any:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise Problem(415, "send JSON, with the header Content-Type: application/json")
+    body = await read_body(request, most)
+    try:
+        value = json.loads(body, parse_constant=_no_constant)
+        json.dumps(value, allow_nan=False)  # 1e999 is infinite
+        return value
+    except (ValueError, RecursionError) as error:
+        raise Problem(400, f"the body is not JSON: {error}", code="invalid_json") from None
+
+
+async def read_body(request: Request, most: int) -> bytes:
+    """The body; `Problem` where it is too large or too slow."""
     too_large = Problem(413, f"the body may have {most} bytes", code="body_too_large")
     length = request.headers.get("content-length", "0")
     if length.isascii() and length.isdigit() and int(length[:19]) > most:
@@ -85,12 +125,7 @@ async def read_json(request: Request, most: int) -> Any:
                     raise too_large
     except TimeoutError:
         raise Problem(408, f"the body did not arrive in {BODY_PATIENCE:g} seconds") from None
-    try:
-        value = json.loads(body, parse_constant=_no_constant)
-        json.dumps(value, allow_nan=False)  # 1e999 is infinite
-        return value
-    except (ValueError, RecursionError) as error:
-        raise Problem(400, f"the body is not JSON: {error}", code="invalid_json") from None
+    return bytes(body)
 
 
 def _no_constant(name: str) -> Any:
@@ -121,6 +156,15 @@ def client_of(request: Request, keys: str | None) -> Client:
     return Client(own, host)
 
 
+def dumps(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def event(value: Any) -> bytes:
+    """One server-sent event."""
+    return b"data: " + dumps(value) + b"\n\n"
+
+
 def as_json(value: Any, status: int = 200) -> Response:
     return Response(dumps(value), status, media_type="application/json")
 
@@ -129,3 +173,80 @@ def refusal(problem: Problem) -> Response:
     response = as_json(problem.body(), problem.status)
     response.headers.update(problem.headers())
     return response
+
+
+def named(request: Request, response: Response) -> Response:
+    """``response`` with the id that the client gave to the request, or one of ours."""
+    name = request.headers.get("x-request-id", "")[:128].strip()
+    response.headers["x-request-id"] = name or f"req_{secrets.token_hex(12)}"
+    return response
+
+
+def origins(given: Sequence[str]) -> dict[str, Any]:
+    """Which web pages may ask: those of this machine, and those of the origins that are
+    ``given``."""
+    return {
+        "allow_origins": given, "allow_origin_regex": LOOPBACK, "allow_methods": ["GET", "POST"],
+        "allow_headers": ["*"], "expose_headers": ["x-request-id", "retry-after"],
+    }  # fmt: skip
+
+
+class Streaming(Response):
+    """Server-sent events.  Ends when the stream does, or the client is gone, or does not read."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self, service: Serving, reply: Events, first: bytes, rest: AsyncIterator[bytes]
+    ) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self.service, self.reply, self.first, self.rest = service, reply, first, rest
+
+    @classmethod
+    async def begun(
+        cls, service: Serving, reply: Events, chunks: AsyncIterator[bytes]
+    ) -> Streaming:
+        """A stream whose first chunk is there: until then an error is an HTTP status."""
+        try:
+            return cls(service, reply, await anext(chunks), chunks)
+        except BaseException:
+            await chunks.aclose()  # type: ignore[attr-defined]
+            raise
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        writing = asyncio.ensure_future(self._write(send))
+        gone = asyncio.ensure_future(disconnected(receive))
+        try:
+            await asyncio.wait({writing, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not writing.done():
+                self.service.failed(asyncio.CancelledError())
+        finally:
+            for task in (writing, gone):
+                task.cancel()
+            results = await asyncio.gather(writing, gone, return_exceptions=True)
+            await self.rest.aclose()  # type: ignore[attr-defined]
+        if isinstance(results[0], OSError):  # the connection closes without an end
+            log.info("a reader left or stopped reading")
+        elif isinstance(results[0], Exception):
+            raise results[0]
+
+    async def _write(self, send: Send) -> None:
+        start: Message = {
+            "type": "http.response.start", "status": 200, "headers": self.raw_headers
+        }  # fmt: skip
+        await send(start)
+        await self._send(send, self.first)
+        try:
+            async for chunk in self.rest:
+                await self._send(send, chunk)
+        except Exception as error:
+            if isinstance(error, OSError) and not isinstance(error, DllmError):
+                raise  # of the connection; a deadline is a TimeoutError, too
+            await self._send(send, self.reply.encode(self.reply.error(self.service.failed(error))))
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send(self, send: Send, chunk: bytes) -> None:
+        body: Message = {"type": "http.response.body", "body": chunk, "more_body": True}
+        async with asyncio.timeout(self.service.settings.write_patience):
+            await send(body)

@@ -10,9 +10,7 @@ Ray brings routing, replicas, restarts and autoscaling; nothing here repeats tha
 from __future__ import annotations
 
 import json
-import signal
-import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -51,11 +49,20 @@ def app(
         from .app import create_app
         from .service import Service
 
-        return create_app(Service(load(model, **dict(loading or {})), chosen))
+        service = Service(load(model, **dict(loading or {})), chosen)
+        service.verifying = None  # a device's next message could come to another replica
+        return create_app(service)
 
     @serve.ingress(build)
     class Replica:
         """One copy of the model with an engine of its own."""
+
+        async def ask(self, scope: dict[str, Any], body: bytes) -> AsyncIterator[Any]:
+            """For `Front`, which keeps the connections."""
+            from .front import asked
+
+            async for part in asked(self.app, scope, body):  # type: ignore[attr-defined]
+                yield part
 
     # A replica's own queue answers 429; Ray's must not hide it.
     room = (chosen.max_batch_size + chosen.max_waiting) * len(chosen.caches)
@@ -72,29 +79,6 @@ def app(
 def build(arguments: Mapping[str, Any]) -> Any:
     """For ``serve deploy``: the arguments of `app`, from a YAML file."""
     return app(**dict(arguments))
-
-
-def serve_replicas(
-    model: str, settings: Settings, replicas: int, host: str, port: int,
-    loading: Mapping[str, Any], note: Callable[[str], None],
-) -> None:  # fmt: skip
-    """``dllm serve --replicas``: until SIGTERM or SIGINT, after which what runs is answered."""
-    ray.init(ignore_reinit_error=True, log_to_driver=False)
-    ended = threading.Event()
-    try:
-        serve.start(http_options={"host": host, "port": port})
-        serve.run(app(model, replicas, settings, loading), name=APPLICATION, route_prefix="/")
-        for name in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(name, lambda *_: ended.set())
-        note(f"{replicas} replicas of {settings.name or model} at http://{host}:{port}/v1")
-        ended.wait()
-        note("stopping")
-        # Replicas first: Ray's own shutdown ends the proxies, through which answers travel, too.
-        serve.delete(APPLICATION)
-    finally:
-        for service in (serve, ray):
-            end: Any = service.shutdown
-            end()
 
 
 class Worker:
@@ -184,7 +168,6 @@ def answer_with_ray(
     """
     from .batch import answer_unreadable
 
-    ray.init(ignore_reinit_error=True, log_to_driver=False)
     by_id: dict[str, Line] = {}
     rows = []
     for line in lines:

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 from ..likelihood.tokens import TokenScores
 from ..runtime.result import Result
+from .http import event
 from .problems import Problem
 from .requests import GenerateRequest
 from .tools import Said
@@ -24,15 +25,6 @@ DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
 
 Name = Callable[[int, str | None], str]  # what a token is called that has a text, or stands alone
-
-
-def dumps(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
-
-
-def event(value: Any) -> bytes:
-    """One server-sent event."""
-    return b"data: " + dumps(value) + b"\n\n"
 
 
 class Spelling(Protocol):

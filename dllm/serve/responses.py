@@ -27,8 +27,9 @@ from .bodies import (
     parsed,
 )
 from .body import UNFIT, Body, Must
+from .http import event
 from .problems import Problem, unsupported
-from .replies import Choice, Reply, chat_logprobs, entries, event, figures, message, usage
+from .replies import Choice, Reply, chat_logprobs, entries, figures, message, usage
 from .requests import GenerateRequest, chat_request
 
 if TYPE_CHECKING:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..core.errors import ConfigError, DllmError, PromptError
+from ..core.errors import ConfigError, PromptError
 from ..models.checkpoint import BUNDLED
 from ..request.prompts import check_ids, encode_chat, encode_text, tokenizer_of
 from .bodies import (
@@ -24,9 +23,8 @@ from .bodies import (
     TextBody,
     TokenizeBody,
 )
-from .http import Path, as_json, disconnected, read_json, unless_gone
+from .http import Path, Streaming, as_json, read_json, unless_gone
 from .problems import Problem
-from .replies import Reply
 from .requests import GenerateRequest, question, read_chat, read_infill, read_score, read_text
 from .responses import ResponseBody, read_response, reply_to
 from .service import Service
@@ -34,11 +32,8 @@ from .settings import SAMPLER
 from .stream import Stream
 
 if TYPE_CHECKING:
-    from starlette.types import Message, Receive, Scope, Send
-
     from ..models import DiffusionModel
 
-log = logging.getLogger("dllm.serve")
 INFORMATION = (str, int, float, bool, type(None))
 
 
@@ -99,7 +94,7 @@ class TextRoutes:
         reply = reply_to(ask, service)
         if ask.stream:
             stream = Stream(service, ask, reply, started, arrived)
-            return await unless_gone(request, Streaming.begun(service, stream))
+            return await unless_gone(request, Streaming.begun(service, reply, aiter(stream)))
         try:
             results = await unless_gone(request, asyncio.gather(*handles))
         finally:
@@ -230,63 +225,3 @@ class ModelRoutes:
                 },
             },
         }  # fmt: skip
-
-
-class Streaming(Response):
-    """Server-sent events.  Ends when the stream does, or the client is gone, or does not read."""
-
-    media_type = "text/event-stream"
-
-    def __init__(
-        self, service: Service, reply: Reply, first: bytes, rest: AsyncIterator[bytes]
-    ) -> None:
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
-        del self.headers["content-length"]
-        self.service, self.reply, self.first, self.rest = service, reply, first, rest
-
-    @classmethod
-    async def begun(cls, service: Service, stream: Stream) -> Streaming:
-        """A stream whose first chunk is there: until then an error is an HTTP status."""
-        rest = aiter(stream)
-        try:
-            return cls(service, stream.reply, await anext(rest), rest)
-        except BaseException:
-            await rest.aclose()  # type: ignore[attr-defined]
-            raise
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        writing = asyncio.ensure_future(self._write(send))
-        gone = asyncio.ensure_future(disconnected(receive))
-        try:
-            await asyncio.wait({writing, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if not writing.done():
-                self.service.failed(asyncio.CancelledError())
-        finally:
-            for task in (writing, gone):
-                task.cancel()
-            results = await asyncio.gather(writing, gone, return_exceptions=True)
-            await self.rest.aclose()  # type: ignore[attr-defined]
-        if isinstance(results[0], OSError):  # the connection closes without an end
-            log.info("a reader left or stopped reading")
-        elif isinstance(results[0], Exception):
-            raise results[0]
-
-    async def _write(self, send: Send) -> None:
-        start: Message = {
-            "type": "http.response.start", "status": 200, "headers": self.raw_headers
-        }  # fmt: skip
-        await send(start)
-        await self._send(send, self.first)
-        try:
-            async for chunk in self.rest:
-                await self._send(send, chunk)
-        except Exception as error:
-            if isinstance(error, OSError) and not isinstance(error, DllmError):
-                raise  # of the connection; a deadline is a TimeoutError, too
-            await self._send(send, self.reply.encode(self.reply.error(self.service.failed(error))))
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _send(self, send: Send, chunk: bytes) -> None:
-        body: Message = {"type": "http.response.body", "body": chunk, "more_body": True}
-        async with asyncio.timeout(self.service.settings.write_patience):
-            await send(body)

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import socket
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
 from ..core.errors import ConfigError
-from .app import create_app
 from .connections import Connection, drop_unfinished
-from .service import Service
+from .http import Serving
+
+if TYPE_CHECKING:
+    from .service import Service
 
 KEEP_ALIVE = 30  # seconds that a connection may be idle
 BACKLOG = 2048
@@ -40,13 +45,28 @@ def listen(host: str, port: int, write_patience: float) -> socket.socket:
     return result
 
 
+def log_to_stderr(level: str) -> None:
+    """Begin to log what dllm says, from ``level`` on."""
+    logging.basicConfig(
+        level=logging.WARNING, stream=sys.stderr,
+        format="%(asctime)s %(name)s %(levelname)s %(message)s",
+    )  # fmt: skip
+    logging.getLogger("dllm").setLevel(level.upper())
+
+
+def address_of(sock: socket.socket, host: str) -> str:
+    """The address at which ``sock`` listens."""
+    name = f"[{host}]" if ":" in host else host
+    return f"http://{name}:{sock.getsockname()[1]}"
+
+
 class Server(uvicorn.Server):
     """uvicorn, which stops when what runs is answered, or has had `Settings.drain` seconds."""
 
-    def __init__(self, serving: Service, log_level: str = "warning") -> None:
+    def __init__(self, app: Any, serving: Serving, log_level: str = "warning") -> None:
         super().__init__(
             uvicorn.Config(
-                create_app(serving), log_level=log_level, timeout_keep_alive=KEEP_ALIVE,
+                app, log_level=log_level, timeout_keep_alive=KEEP_ALIVE,
                 timeout_graceful_shutdown=2, server_header=False, date_header=True,
                 http=Connection, ws="none",
             )
@@ -85,9 +105,10 @@ def run(
     log_level: str = "warning",
 ) -> None:  # fmt: skip
     """Serve until SIGTERM or SIGINT; ``ready`` gets the address once it is open."""
+    from .app import create_app
+
     with listen(host, port, serving.settings.write_patience) as sock:
-        name = f"[{host}]" if ":" in host else host
-        ready(f"http://{name}:{sock.getsockname()[1]}")
-        server = Server(serving, log_level)
+        ready(address_of(sock, host))
+        server = Server(create_app(serving), serving, log_level)
         with suppress(KeyboardInterrupt):  # uvicorn raises the signals again that it has handled
             server.run(sockets=[sock])

@@ -12,8 +12,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 import dllm
-from dllm.kernels.linear import available
-from dllm.models.precision import native_bfloat16
+from dllm.kernels.linear import available, dtypes
 
 from ..golden.conftest import goldens_dir
 from ..thin import covering
@@ -48,7 +47,7 @@ def network(name: str, dtype: str, attention: str) -> dllm.DiffusionModel:
 )
 def test_a_batch_is_its_rows_alone_bit_for_bit(cache: str, name: str, way: tuple[str, str]) -> None:
     dtype, attention = way
-    if dtype == "bfloat16" and not native_bfloat16():
+    if getattr(torch, dtype) not in dtypes():
         pytest.skip("bfloat16 is emulated here")
     model = network(name, dtype, attention)
     how: dict[str, Any] = {

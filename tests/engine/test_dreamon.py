@@ -10,7 +10,9 @@ import pytest
 import torch
 
 import dllm
+from dllm.core.canvas import Canvas, Hole
 from dllm.request.holes import Measured
+from dllm.samplers.dreamon import DreamOn
 
 from ..golden.conftest import goldens_dir
 
@@ -153,3 +155,13 @@ def test_a_saved_model_is_of_its_family(tmp_path: Path) -> None:
         assert (again.family.name, again.facts.expand_token_id) == ("dreamon", 251)
     plain = dllm.load(Path(goldens_dir()) / "dream-tiny")
     assert (plain.family.name, plain.facts.expand_token_id) == ("dream", None)
+
+
+def test_a_hole_that_is_full_is_so_for_itself() -> None:
+    canvas = Canvas.for_prompt(np.arange(0), 12, mask_id=31, pad_id=30)
+    canvas.holes = (Hole(1, 4, 3, 3), Hole(6, 9, 0, 9))
+    part = DreamOn(eos_token_id=1, expand_token_id=2)
+    at = np.arange(12)
+    assert np.flatnonzero(part._full(canvas, at)).tolist() == [1, 2, 3]
+    assert np.flatnonzero(part._fixed(canvas, at)).tolist() == [1, 2, 3]
+    assert part._room(canvas) == 12  # as often as positions there may be

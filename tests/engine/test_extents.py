@@ -57,3 +57,16 @@ def test_a_buffer_grows_by_copying_up_to_its_budget() -> None:
     keys, values = buffer.update(states, -states, 0)
     assert keys.shape == (1, 1, 10, 2)
     assert torch.equal(keys[:, :, :3], states) and torch.equal(values[:, :, :3], -states)
+
+
+def test_a_range_grows_into_what_is_free_behind_it() -> None:
+    pool = Extents(10)
+    first, second = pool.allocate(3), pool.allocate(2)
+    assert (first, second) == (0, 3)
+    assert not pool.extend(0, 3, 4)  # the second is behind it
+    assert not pool.extend(3, 2, 8)  # one too many
+    assert pool.extend(3, 2, 6) and pool.used == 9
+    assert pool.extend(3, 6, 7) and pool.used == 10  # all that is left
+    assert not pool.extend(3, 7, 8)
+    pool.free(3, 7)
+    assert pool.allocate(7) == 3

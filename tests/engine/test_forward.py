@@ -18,8 +18,9 @@ from dllm.engine import Engine
 from dllm.engine.forward import Forward
 from dllm.engine.recipe import MaskedRecipe, RowOptions
 from dllm.engine.rows import Job, Row
-from dllm.samplers import Prediction, compose
+from dllm.samplers import Prediction, Reads, Transform, compose
 from dllm.samplers.base import Scorer
+from dllm.samplers.threshold import Threshold
 
 from ..decoding import Decoding
 from ..table import MASK, hashed, table_model
@@ -79,6 +80,20 @@ def test_samplers_that_read_the_clean_argmax_get_it_at_any_temperature() -> None
         assert (sampled > 0) is (temperature > 0)
 
 
+@dataclass(frozen=True)
+class Asking(Transform):
+    """Reads what stands at decided positions of the window."""
+
+    name = "asking"
+
+    def reads(self, canvas: Canvas) -> Reads:
+        low, high = canvas.window
+        return Reads((~canvas.masked[low:high]).nonzero()[0] + low, canvas.tokens[:, None])
+
+    def apply(self, canvas: Canvas, prediction: Prediction) -> Prediction:
+        return prediction
+
+
 @pytest.mark.parametrize("filters", [{}, {"temperature": 2.0}, {"temperature": 0.7, "top_p": 0.6},
                                      {"top_p": 0.5}, {"top_k": 2}, {"min_p": 0.5},
                                      {"logit_bias": {3: 4.0, 5: -20.0}}])  # fmt: skip
@@ -89,7 +104,9 @@ def test_what_parts_ask_for_is_clean_whatever_is_proposed(
     table = hashed(4, 2.0)
     config = GenerationConfig(max_new_tokens=8, **filters)
     model = table_model(table, score_source=source)
-    engine = Decoding(model, compose("edit(mode=low_prob)"), dllm.cache.compose("none"), config)
+    engine = Decoding(
+        model, compose((Asking(), Threshold(float("inf")))), dllm.cache.compose("none"), config
+    )
     canvas = Canvas.for_prompt(np.array([1, 2]), 8, mask_id=MASK, pad_id=30)
     before, seen = canvas.tokens.copy(), 0
     for (step,) in engine.run([canvas]):
@@ -100,7 +117,7 @@ def test_what_parts_ask_for_is_clean_whatever_is_proposed(
         for token, bias in config.logit_bias.items():
             logits[:, token] += bias
         wanted = logits.log_softmax(1).numpy()[np.arange(len(at)), before[at]]
-        asked = step.prediction.asked["edit"][before[step.prediction.positions] != MASK, 0]
+        asked = step.prediction.asked["asking"][before[step.prediction.positions] != MASK, 0]
         assert np.allclose(asked, wanted, atol=1e-5)
         before, seen = canvas.tokens.copy(), seen + len(at)
     assert seen

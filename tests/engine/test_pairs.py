@@ -34,7 +34,7 @@ SELECTORS = ["", "threshold(0.3)", "factor", "eb", "localleap(0.5, 0.3)", "hiera
              "fixed+certainty_prior", "fixed+margin", "fixed+random"]  # fmt: skip
 STOPS = ["", "prophet(early=9, mid=3, late=2)"]
 EXPLORERS = ["", "lopa(k=3)", "ete(k=3)", "freedave(draft_depth=3)"]
-REVISERS = ["wino", "edit", "edit(mode=logit_diff)"]
+REVISERS = ["wino", "edit", "edit(tau=0.2)"]
 
 # What must be refused, whatever else is allowed (rules of the methods, not of this library).
 FORBIDDEN = [

@@ -13,7 +13,6 @@ import numpy as np
 
 from dllm.cache import CACHES, Plan, Slots
 from dllm.cache.base import Cache, full_plan
-from dllm.cache.block import ExactBlockCache
 from dllm.cache.d2 import D2Cache, nucleus
 from dllm.cache.d2f import D2FCache
 from dllm.cache.dcd import DCDCache
@@ -400,38 +399,12 @@ class ReleasedD2F(D2FCache):
         return replace(super().branch(fork, plan), floor=plan.floor)
 
 
-@dataclass(slots=True)
-class LastForward:
-    """The last forward fed positions up to ``end``."""
-
-    end: int = 0
-
-
 class Forgetful(Cache):
     """A changed position is computed again by the next refresh, if ever."""
 
     @property
     def recompute_pending(self) -> bool:
         return False
-
-
-@RELEASED_CACHES.register("released_block")
-@dataclass(frozen=True)
-class ReleasedBlockCache(Forgetful, ExactBlockCache):
-    """A block keeps the keys and values of its last forward: what that decided stays a mask to the
-    blocks behind it, cheaper by a block per block, and not exact."""
-
-    @property
-    def exact(self) -> bool:
-        return False
-
-    def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
-        size, length = slots.block_length, canvas.length
-        last, masked = slots.state(LastForward), np.flatnonzero(canvas.masked[:length])
-        first = min([int(targets[0]), *masked[:1].tolist()])
-        finished = min(last.end, first // size * size)  # where another block is open
-        last.end = end = min((int(targets[-1]) // size + 1) * size, length)
-        return Plan(np.arange(finished, end), np.arange(end))
 
 
 @dataclass(slots=True)

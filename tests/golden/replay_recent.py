@@ -9,7 +9,7 @@ import numpy as np
 from dllm.core.canvas import FloatArray, IntArray, UniformNoise
 
 from .call import Call
-from .quirks import RecordedDraws, cache_of, parts
+from .quirks import RecordedDraws, parts
 
 
 def _draft(case: dict[str, Any]) -> str:
@@ -26,14 +26,6 @@ def _canvas(case: dict[str, Any]) -> dict[str, Any]:
 def edit(case: dict[str, Any]) -> Call:
     sampler = "+edit(tau={editing_threshold}, post_steps={max_post_steps})".format(**case)
     return Call(_draft(case) + sampler, "none", _canvas(case))
-
-
-def t2m(case: dict[str, Any]) -> Call:
-    sampler = (
-        "+edit(tau={remask_threshold}, mode={remask_strategy}, post_steps={max_post_steps}, "
-        "per_position={max_remask_per_pos}, share={max_remask_ratio})"
-    ).format(**case)
-    return Call(_draft(case) + sampler, cache_of("released_block"), _canvas(case))
 
 
 def remdm(case: dict[str, Any]) -> Call:
@@ -121,6 +113,6 @@ def drawn(case: dict[str, Any]) -> UniformNoise | None:
 
 
 BUILDERS = {
-    "llada21_edit": edit, "t2m_remask": t2m, "remdm": remdm, "dpad": dpad,
+    "llada21_edit": edit, "remdm": remdm, "dpad": dpad,
     "s2d2_llada21": s2d2, "s2d2_sdar": s2d2,
 }  # fmt: skip

@@ -16,8 +16,8 @@ from .replay_recent import BUILDERS, drawn
 from .test_traces import _expected, _expected_sizes, _outcome
 from .together import Together
 
-CASES = recorded("llada21_edit", "t2m_remask", "remdm", "dpad")
-LOOKS_AGAIN = ("llada21_edit", "t2m_remask", "remdm")
+CASES = recorded("llada21_edit", "remdm", "dpad")
+LOOKS_AGAIN = ("llada21_edit", "remdm")
 
 
 def call_of(case: dict[str, Any]) -> Call:

@@ -154,7 +154,7 @@ def test_errors_say_what_to_do(
         ("staged_blocks(2.5)", "block_length takes a whole number"),
         ("r2(confidence_cluster_size=2.5)", "takes a whole number or None"),
         ("prophet(start=1.5)", "start takes a whole number or None"),
-        ("edit(mode=3)", "mode takes a word, not 3"),
+        ("llada(remasking=3)", "remasking takes a word, not 3"),
         ("adablock(delimiters=198)", "delimiters takes a whole number, as in (1,) or None"),
         ("adablock(delimiters=(1.5,))", "delimiters takes"),
         ("threshold(true)", "tau takes a number, not True"),

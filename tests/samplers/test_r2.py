@@ -84,3 +84,22 @@ def test_r2_commits_what_stays_the_same() -> None:
             assert set(result.committed) == {2}
         else:
             assert set(result.committed) == expected
+
+
+@pytest.mark.parametrize(("how", "threshold", "stable"), [
+    ("ave", 0.49, True), ("ave", 0.51, False), ("max", 0.59, True), ("max", 0.61, False),
+    ("last", 0.39, True), ("last", 0.41, False),
+])  # fmt: skip
+def test_what_a_streak_is_worth(how: str, threshold: float, stable: bool) -> None:
+    """Of 0.6 and then 0.4; the mean is not their sum."""
+    spec = f"threshold(0.99)+r2(temporal_steps=2, temporal_eval={how}, temporal_threshold={{}}"
+    off = ", confidence_cluster_size=None, token_cluster=None)"
+    sampler, canvas = compose(spec.format(threshold) + off), canvas_of(3)
+    for probability in (0.6, 0.4):
+        sampler.prepare(canvas)
+        turn = Turn(sampler, sampler.courses, canvas, THE_ROW,
+                    [Seen(canvas, predict(canvas, [probability, 0.2, 0.1]))])  # fmt: skip
+        turn.choose(force=False)
+        committed = turn.commit().tolist()
+        canvas.step += 1
+    assert committed == [0] * stable

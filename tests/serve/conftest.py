@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 import dllm
+from dllm.serve.app import create_app
 from dllm.serve.run import Server, listen
 from dllm.serve.service import Service
 from dllm.serve.settings import Settings
@@ -103,7 +104,7 @@ def served(tiny: dllm.DiffusionModel) -> Iterator[Served]:
 def serve(model: dllm.DiffusionModel, **settings: Any) -> Served:
     service = Service(model, Settings(**settings))
     sock = listen("127.0.0.1", 0, service.settings.write_patience)
-    server = Server(service)
+    server = Server(create_app(service), service)
     thread = threading.Thread(target=server.run, args=([sock],), daemon=True)
     thread.start()
     result = Served(f"http://127.0.0.1:{sock.getsockname()[1]}", service, server, thread)

@@ -26,9 +26,9 @@ import torch
 
 import dllm
 from dllm.core.errors import DeadlineError
+from dllm.serve.http import Streaming
 from dllm.serve.replies import Reply
 from dllm.serve.requests import read_chat
-from dllm.serve.routes import Streaming
 
 from .conftest import PATIENCE, Served, Start, idle, raw, until
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import json
 import os
+import random
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 import dllm
@@ -32,21 +36,55 @@ def test_nothing_is_left_after_a_second(
     script: Any, start: Start, tiny: dllm.DiffusionModel
 ) -> None:
     """Here in one process with its client: what a request costs is not looked at."""
-    served = start(tiny, caches=("none", "dual"), max_batch_size=4)
-    seen = asyncio.run(script.soak(served.url, os.getpid(), seconds=1, rate=18, warm=3))
+    how: dict[str, Any] = {"caches": ("none", "dual"), "max_batch_size": 4}
+    served = start(tiny, **how)
+    library = script.Library(tiny, **how)
+    seen = asyncio.run(script.soak(served.url, os.getpid(), library, seconds=1, rate=18, warm=3))
+    library.service.close()
     assert not [end for end in seen["ends"] if ":" in end], seen["ends"]
-    assert seen["requests"] > 9 and seen["left"]["running"] == 0
+    assert seen["requests"] > 9 and seen["ends"]["compared"] > 5 and seen["left"]["running"] == 0
     until(lambda: idle(served))
     until(lambda: tasks(served) <= 3)
     until(lambda: not served.server.server_state.connections)
 
 
 @pytest.mark.slow
-def test_three_minutes(script: Any) -> None:
-    """The real process: memory and processor time per request flat, nothing left over."""
-    with script.server() as (url, pid):
-        seen = asyncio.run(script.soak(url, pid, seconds=180, rate=5))
+@pytest.mark.parametrize("model", ["nano", "nano-ar"])
+def test_three_minutes(script: Any, model: str) -> None:
+    """The real process, with forwards out of memory: answers equal, memory and CPU time per request
+    flat, nothing left over."""
+    library = script.Library(model, **script.SETTINGS[model])
+    with script.server(model) as (url, pid):
+        seen = asyncio.run(script.soak(url, pid, library, seconds=180, rate=5))
+    library.service.close()
     assert not script.complaints(seen), seen
+    assert seen["ends"]["compared"] > 100
+
+
+def test_a_wrong_answer_is_counted(script: Any) -> None:
+    """And one that came as a stream is what it is as a whole."""
+    events = [{"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}]}
+              for text in ("12", " + 3")]  # fmt: skip
+    events.append({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+    stream = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
+    assert script.essence(script.CHAT, script.joined(stream)) == [["12 + 3", [], "stop"]]
+
+    class Other:
+        async def answer(self, asked: Any) -> Any:
+            return [["12 + 4", [], "stop"]]
+
+    def reply(_: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, text=stream)
+
+    async def ask() -> Counter[str]:
+        ends = Counter[str]()
+        asked = script.Request("stream", script.CHAT, {"stream": True})
+        async with httpx.AsyncClient(transport=httpx.MockTransport(reply)) as client:
+            await script.one(client, "http://x", asked, ends, Other(), random.Random(1))
+        return ends
+
+    ends = asyncio.run(ask())
+    assert ends["compared"] == 1 and ends["stream: differs"] == 1
 
 
 def test_what_is_complained_of(script: Any) -> None:
@@ -68,5 +106,5 @@ def test_what_is_complained_of(script: Any) -> None:
     seen["ends"]["whole: 500"] = 2
     seen["left"] = left | {"running": 1, "files": 12}
     found = " / ".join(script.complaints(seen))
-    for wanted in ("2 × whole: 500", "memory grew", "processor time", "left over", "files left"):
+    for wanted in ("2 × whole: 500", "memory grew", "CPU time", "left over", "files left"):
         assert wanted in found

@@ -1,0 +1,184 @@
+"""Before the replicas of a cluster: here are the connections, there the answers are written.
+
+A request whose replica is lost before its answer has begun is asked again.  A text depends on its
+seed and not on the replica, so that nothing is answered twice differently.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+from ray.exceptions import RayError, RayTaskError, TaskCancelledError
+from ray.serve.exceptions import RayServeException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Message
+
+from .http import OPEN, Streaming, client_of, event, named, read_body, refusal, unless_gone
+from .problems import Problem, problem_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from .settings import Settings
+
+log = logging.getLogger("dllm.serve")
+TRIES = 3  # of a request whose replicas are lost: one that kills them must not kill all
+AGAIN = 0.2  # seconds between two of them
+LOOK = 5.0  # seconds in which some replica has to say whether it is there
+TOLD = ("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string",
+        "root_path", "headers", "client", "server")  # fmt: skip
+WORKING = set[asyncio.Future[None]]()  # an event loop alone does not keep its tasks
+
+
+async def asked(app: ASGIApp, scope: Scope, body: bytes) -> AsyncIterator[Any]:
+    """In a replica: what ``app`` answers.  First (status, headers, what is there of the content),
+    then content as it comes.  Whoever stops to iterate is a client that left."""
+    sent, news = list[Message](), asyncio.Event()
+    whole, gone = asyncio.Event(), asyncio.Event()
+
+    async def receive() -> Message:
+        if not whole.is_set():
+            whole.set()
+            return {"type": "http.request", "body": body, "more_body": False}
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+        news.set()
+
+    working = asyncio.ensure_future(app(scope, receive, send))
+    WORKING.add(working)
+    working.add_done_callback(WORKING.discard)
+    working.add_done_callback(lambda _: news.set())
+    try:
+        while sent or not working.done():
+            await news.wait()
+            news.clear()
+            messages = sent.copy()
+            sent.clear()
+            content = b"".join(message.get("body", b"") for message in messages)
+            for first in messages[:1]:
+                begins = first["type"] == "http.response.start"
+                yield (first["status"], first["headers"], content) if begins else content
+        await working
+    finally:
+        gone.set()
+
+
+class Events:
+    """Events of the stream at ``path``, in which an error is told."""
+
+    def __init__(self, path: str) -> None:
+        self.numbered = path == "/v1/responses"
+        self.count = 0
+
+    def seen(self, content: bytes) -> None:
+        if self.numbered:
+            self.count += content.startswith(b"event: ") + content.count(b"\nevent: ")
+
+    def error(self, problem: Problem) -> dict[str, Any]:
+        body = problem.body()
+        if not self.numbered:
+            return body
+        return {**body["error"], **body, "type": "error", "sequence_number": self.count}
+
+    def encode(self, value: Mapping[str, Any]) -> bytes:
+        return b"event: error\n" * self.numbered + event(value)
+
+
+class Front:
+    """The ASGI application of a process that listens.  ``replicas``: the handle of `asked`."""
+
+    def __init__(self, settings: Settings, replicas: Any) -> None:
+        self.settings, self.replicas = settings, replicas
+        self.draining = False
+        self.answers = set[Any]()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        try:
+            answer = await self._answer(request)
+        except ClientDisconnect:
+            return
+        except Exception as error:
+            answer = named(request, refusal(self.failed(error)))
+        await answer(scope, receive, send)
+
+    def failed(self, error: BaseException) -> Problem:
+        """``error`` as an answer."""
+        if isinstance(error, TaskCancelledError):  # by `close`
+            return Problem(503, "the server is stopping", code="stopping", retry_after=1)
+        if isinstance(error, TimeoutError):
+            return Problem(504, "no replica answered in time", code="deadline_exceeded")
+        if isinstance(error, RayError | RayServeException) and not isinstance(error, RayTaskError):
+            return Problem(503, "the replica that wrote this answer is lost", code="replica_lost",
+                           retry_after=1)  # fmt: skip
+        if not isinstance(error, Problem | asyncio.CancelledError):
+            log.error("a request failed", exc_info=error)
+        return problem_of(error)
+
+    def close(self) -> None:
+        """What still runs is told that it ends."""
+        for answer in list(self.answers):
+            answer.cancel()
+
+    async def _answer(self, request: Request) -> Response:
+        client_of(request, self.settings.api_key)
+        if self.draining:
+            raise Problem(503, "the server is stopping", code="stopping", retry_after=1)
+        body = await read_body(request, self.settings.max_body)
+        told = {name: request.scope[name] for name in TOLD if name in request.scope}
+        events = Events(request.scope["path"])
+        (status, headers, content), rest = await unless_gone(request, self._begun(told, body))
+        if dict(headers).get(b"content-type", b"").startswith(b"text/event-stream"):
+            answer: Response = Streaming(self, events, content, self._rest(rest, events))
+            events.seen(content)
+        else:
+            async with aclosing(self._rest(rest, events)) as parts:
+                content += b"".join([part async for part in parts])
+            answer = Response(content, status)
+        answer.raw_headers = headers
+        return answer
+
+    async def _begun(self, scope: Mapping[str, Any], body: bytes) -> tuple[Any, Any]:
+        """How an answer begins, and its rest, of the first replica that lives long enough."""
+        patience = LOOK if scope["path"] in OPEN else self.settings.deadline
+        async with asyncio.timeout(patience):
+            for left in reversed(range(TRIES)):
+                answer = self.replicas.remote(scope, body)
+                self.answers.add(answer)
+                try:
+                    return await anext(answer), answer
+                except BaseException as error:
+                    self._forget(answer)
+                    if not left or not _lost(error):
+                        raise
+                    log.warning("a replica is lost: its request is asked again")
+                await asyncio.sleep(AGAIN)
+        raise AssertionError
+
+    async def _rest(self, answer: Any, events: Events) -> AsyncGenerator[bytes]:
+        try:
+            async for content in answer:
+                events.seen(content)
+                yield content
+        finally:
+            self._forget(answer)
+
+    def _forget(self, answer: Any) -> None:
+        self.answers.discard(answer)
+        answer.cancel()
+
+
+def _lost(error: BaseException) -> bool:
+    """Whether it is the replica that failed, and not the request."""
+    kinds = (RayTaskError, TaskCancelledError)
+    return isinstance(error, RayError | RayServeException) and not isinstance(error, kinds)
