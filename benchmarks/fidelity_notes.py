@@ -197,7 +197,7 @@ DRAFTING: dict[str, str] = {
     "apd": "LOSSY. Log-probabilities are mixed, in the official code raw logits: the same choice. "
     "The weight is this library's.",
     "block": "Tested to be lossless in distribution. HSD (2601.05724) has its outcomes, coin for "
-    "coin; its released files, which differ from one another, are not lossless.",
+    "coin; its released files differ from one another.",
     "fly": "LOSSY. Constants and edges of the official code: five tokens that follow, none of the "
     "last six tokens relaxed, entropy of the three most probable tokens in nats, of raw logits; "
     "vLLM asks for six.",
