@@ -106,6 +106,6 @@ def _multiples(size: float, whole: bool, budget: Budget) -> ByteAutomaton:
 
     def accepts(state: tuple[int, int]) -> bool:
         place, rest = state
-        return rest * 10 ** (places - max(place, 0)) % unit == 0
+        return bool(rest * 10 ** (places - max(place, 0)) % unit == 0)
 
     return _explored((-1, 0), step, accepts, budget)
