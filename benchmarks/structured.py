@@ -1,24 +1,27 @@
-"""What answers with a form cost, and what they give.
+"""What structured output costs, and which schemas it takes, beside other libraries.
 
-    python benchmarks/structured.py --output structured.json
+    python benchmarks/structured.py --schemas FOLDER --output structured.json
 
-Per format: seconds to compile it, states, classes and edges over the vocabulary of ``--tokens`` (a
-folder or hub id of a tokenizer; default the bundled model's), and the processor time of one step on
-the host, for a window of 32 undecided positions with random predictions: the likeliest completion,
-or a drawn one, with its marginals; also with half of the window decided, as in the middle of an
-answer, and per row where eight rows have the format.  On the device: token statistics of 32 rows
-with classes beside those without, on a head of 135M's shape (576 -> 49,152).  With the bundled
-model: processor time of decoding with and without a form, and the share of right answers on
-additions, paired; forwards and right answers with `literals` beside those without, where the answer
-is in a JSON object.  Times are medians; the share of a step at 8B is that of a step of 15 ms.
+Per structure: seconds to compile it, states and classes over the vocabulary of ``--tokens`` (a
+folder or hub id of a tokenizer; default the bundled model's), and the CPU time of one step on the
+host for a window of 32 undecided positions with random predictions: the likeliest completion, or
+a drawn one, with its marginals; per row where eight rows have the structure; and its share of a
+step of 15 ms, as of a model of 8B.  The judge: the same where llguidance says what is valid.  On
+the device: token statistics of 32 rows with classes and without, on a head of 135M's shape.
+
+``--schemas``: files of MaskBench (github.com/guidance-ai/jsonschemabench, maskbench/data), each
+with a schema and instances.  Per library (ours, llguidance; xgrammar and outlines-core where they
+are installed): schemas that compile, the CPU time of it, and, of ours and llguidance's, instances
+that are wrongly taken or refused.  Times are medians.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
-import os
 import time
+import warnings
 from collections.abc import Callable
 from copy import copy
 from pathlib import Path
@@ -29,12 +32,16 @@ import numpy as np
 import torch
 
 import dllm
+from dllm.core.canvas import Canvas
+from dllm.core.errors import ConfigError
 from dllm.kernels.statistics import TokenClasses, token_statistics
 from dllm.structured import source
 from dllm.structured.automaton import Automaton
-from dllm.structured.joint import Chain, Lattice
+from dllm.structured.compiling import byte_automaton, compile_tokens, prefix_tree
+from dllm.structured.format import Format, Question, complete
+from dllm.structured.judged import TOP, _Tokens, judged
+from dllm.structured.parts import Unfit
 from dllm.structured.vocabulary import Vocabulary, vocabulary_of
-from dllm.structured.worker import Worker
 
 WINDOW, STEP_8B = 32, 15.0  # positions, milliseconds
 PERSON = {
@@ -45,13 +52,18 @@ PERSON = {
         "tags": {"type": "array", "items": {"type": "string"}, "maxItems": 3},
     },
 }  # fmt: skip
-FORMATS = {
+STRUCTURES = {
     "date": source.regex(r"\d{4}-\d{2}-\d{2}"),
     "email": source.regex(r"[a-z0-9._]+@[a-z0-9]+(\.[a-z]{2,4})+"),
     "choice of 3": source.choice(["yes", "no", "unsure"]),
-    "50 letters and blanks": source.regex('"[a-zA-Z ]{0,50}"'),
     "object of 4": source.json_schema(PERSON),
     "any JSON, depth 3": source.json_schema({"type": "object"}),
+    "10,000 states": source.json_schema({"type": "object", "required": [f"k{i}" for i in range(44)],
+        "properties": {f"k{i}": {"type": "string", "maxLength": 70} for i in range(44)}}),
+}  # fmt: skip
+JUDGED = {
+    "object of 4": source.json_schema(PERSON),
+    "expression": source.grammar('start: e\ne: /[0-9]+/ | "(" e ")" | e " + " e'),
 }
 
 
@@ -65,128 +77,171 @@ def seconds(task: Callable[[], object], times: int = 7) -> float:
     return median(taken)
 
 
-def host(worker: Worker, vocabulary: Vocabulary, wanted: source.Source) -> dict[str, Any]:
-    """What one format costs before and in a step."""
-    began = time.perf_counter()
-    tables = worker.compile(wanted, vocabulary)
-    compiling = time.perf_counter() - began
-    size = len(vocabulary.pieces) + 1
+def host(pieces: Any, tree: Any, wanted: source.Source) -> dict[str, Any]:
+    """What one structure costs before and in a step."""
+    began = time.process_time()
+    tables = compile_tokens(wanted, pieces, tree)
+    compiling = time.process_time() - began
+    size = len(pieces) + 1
     automaton = Automaton.ending(tables, [size - 1], size - 1, size)
-    rng = np.random.default_rng(0)
-    weight = rng.normal(size=(WINDOW, automaton.next.shape[1])) * 3
-    final = (automaton.accepting | automaton.closed) | (automaton.need <= 64)
-    chain = Chain(weight, weight, tables.start, final)
-    noise, middle = rng.random(WINDOW), Lattice(automaton, [chain]).likeliest(chain)
-    state = tables.start
-    for label in middle[: WINDOW // 2].tolist():
-        state = int(automaton.next[state, label])
-    half = Chain(weight[WINDOW // 2 :], weight[WINDOW // 2 :], state, final)
-
-    def likeliest(*chains: Chain) -> None:
-        lattice = Lattice(automaton, chains)
-        for each in chains:
-            lattice.marginals(each, lattice.likeliest(each))
-
-    def drawn() -> None:
-        lattice = Lattice(automaton, [chain])
-        lattice.marginals(chain, lattice.drawn(chain, noise))
-
-    result = {
+    form, rng = Format(automaton, tables.start), np.random.default_rng(0)
+    canvas = Canvas.for_prompt(np.zeros(1, np.int64), 64, mask_id=0, pad_id=0)
+    canvas.cap, canvas.noise = 10_000, lambda stream, step, at: rng.random(len(at))
+    law = rng.normal(size=(WINDOW, automaton.next.shape[1])) * 3
+    ask = Question(form, canvas, np.arange(1, WINDOW + 1), law, law, False)
+    draw = Question(form, canvas, ask.positions, law, law, True)
+    took = seconds(lambda: complete([ask]))
+    return {
         "compile_seconds": compiling, "states": len(automaton.accepting),
-        "classes": automaton.next.shape[1], "edges": int((automaton.next >= 0).sum()),
-        "likeliest_ms": 1e3 * seconds(lambda: likeliest(chain)), "drawn_ms": 1e3 * seconds(drawn),
-        "half_decided_ms": 1e3 * seconds(lambda: likeliest(half)),
-        "one_of_8_rows_ms": 1e3 / 8 * seconds(lambda: likeliest(*map(copy, [chain] * 8))),
+        "classes": automaton.next.shape[1], "likeliest_ms": 1e3 * took,
+        "drawn_ms": 1e3 * seconds(lambda: complete([draw])),
+        "one_of_8_rows_ms": 1e3 / 8 * seconds(lambda: complete([copy(ask) for _ in range(8)]), 3),
+        "share_of_15_ms": 1e3 * took / STEP_8B,
     }  # fmt: skip
-    return {**result, "share_of_15_ms": result["likeliest_ms"] / STEP_8B}
+
+
+def judge(vocabulary: Vocabulary, wanted: source.Source, times: int = 60) -> dict[str, Any]:
+    """Steps of rows that llguidance judges; a quarter of the proposals is committed each time."""
+    size, taken = len(vocabulary.pieces) + 1, list[float]()
+    form = judged(wanted, vocabulary, size, (size - 1,), size - 1, None)
+    assert form is not None
+    rng = np.random.default_rng(0)
+    while len(taken) < times:
+        canvas = Canvas.for_prompt(np.zeros(1, np.int64), WINDOW, mask_id=0, pad_id=0)
+        canvas.cap = WINDOW
+        while canvas.masked.any() and len(taken) < times:
+            targets = np.flatnonzero(canvas.masked)
+            ids = rng.integers(1, size, (len(targets), TOP))
+            logprob = -np.sort(-rng.normal(size=ids.shape) * 3, axis=1)
+            logprob -= np.logaddexp.reduce(logprob, axis=1)[:, None]
+            began = time.process_time()
+            found = form.complete(canvas, targets, ids, logprob, 0.0)
+            taken.append(time.process_time() - began)
+            assert found is not None
+            chosen = rng.random(len(targets)) < 0.25
+            canvas.commit(targets[chosen], found[0][chosen], found[1][chosen].astype(np.float32))
+    return {"p50_ms": 1e3 * float(np.quantile(taken, 0.5)),
+            "p95_ms": 1e3 * float(np.quantile(taken, 0.95))}  # fmt: skip
 
 
 def device(rows: int = 32, depth: int = 576, size: int = 49_152, classes: int = 120) -> Any:
-    """Statistics with classes beside those without, ms; every second id belongs to a class."""
+    """Statistics with classes and without, interleaved, ms; every second id belongs to a class."""
     hidden, weight = torch.randn(rows, depth), torch.randn(size, depth)
     of = np.random.default_rng(0).integers(-classes, classes, size)
     grouped = TokenClasses(np.maximum(of, -1), classes)
-    cases = {
-        "without": lambda: token_statistics(hidden, weight, needs=()),
-        "with": lambda: token_statistics(hidden, weight, needs=(), classes=grouped),
-    }
-    taken: dict[str, list[float]] = {name: [] for name in cases}
+    taken: dict[str, list[float]] = {"without": [], "with": []}
     for _ in range(7):
-        for name, case in cases.items():
-            taken[name].append(1e3 * seconds(case, 1))
+        for name, values in taken.items():
+            given = grouped if name == "with" else None
+            task = lambda: token_statistics(hidden, weight, needs=(), classes=given)  # noqa: B023, E731
+            values.append(1e3 * seconds(task, 1))
     return {name: median(values) for name, values in taken.items()}
 
 
-def accuracy(count: int) -> dict[str, Any]:
-    """Additions answered freely, with the answer's form given, and what each took."""
-    model, rng = dllm.load("nano"), np.random.default_rng(0)
-    form = r"\d+ \+ \d+: .*The answer is \d+\."
-    right = {"free": [], "form": []}  # type: dict[str, list[bool]]
-    spent, forwards = dict.fromkeys(right, 0.0), dict.fromkeys(right, 0)
-    for _ in range(count):
-        a, b = (int(x) for x in rng.integers(10, 90, 2))
-        for name in right:
-            how = {"regex": form} if name == "form" else {}
-            began = time.process_time()
-            out = dllm.generate(model, f"What is {a} + {b}?", max_new_tokens=48, **how)
-            spent[name] += time.process_time() - began
-            forwards[name] += out.nfe
-            right[name].append(out.text.rstrip(".").split()[-1:] == [str(a + b)])
-    gained = sum(y and not x for x, y in zip(*right.values(), strict=True))
-    lost = sum(x and not y for x, y in zip(*right.values(), strict=True))
-    return {
-        "prompts": count, "form": form, "right": {k: sum(v) for k, v in right.items()},
-        "gained": gained, "lost": lost, "forwards": forwards,
-        "ms_per_forward": {k: 1e3 * spent[k] / forwards[k] for k in right},
-    }  # fmt: skip
+def libraries(vocabulary: Vocabulary) -> dict[str, Callable[[Any], Any]]:
+    """Per library a function that compiles a schema, to a function that accepts texts or None, and
+    raises where it cannot."""
+    pieces, size = vocabulary.pieces, len(vocabulary.pieces) + 1
+    tree = prefix_tree(pieces)
 
+    def ours(schema: Any) -> Any:
+        wanted = source.json_schema(schema)
+        compile_tokens(wanted, pieces, tree)
+        return lambda: byte_automaton(wanted)[0].accepts
 
-def literals(count: int) -> dict[str, Any]:
-    """Sums as the value of a JSON object, with and without asking for what is always there."""
-    model, rng = dllm.load("nano"), np.random.default_rng(1)
-    schema = {
-        "type": "object", "required": ["question", "answer"],
-        "properties": {"question": {"type": "string", "pattern": "^[0-9]+ \\+ [0-9]+$"},
-                       "answer": {"type": "integer", "minimum": 0, "maximum": 199}},
-    }  # fmt: skip
-    result: dict[str, Any] = {}
-    for _ in range(count):
-        a, b = (int(x) for x in rng.integers(10, 90, 2))
-        for sampler in ("threshold", "llada", "llada(remasking=random)"):
-            for asked in (False, True):
-                out = dllm.generate(
-                    model, f"What is {a} + {b}?", sampler=sampler, max_new_tokens=48,
-                    json_schema=schema, literals=asked,
-                )  # fmt: skip
-                name = f"{sampler}, {'literals' if asked else 'plain'}"
-                row = result.setdefault(name, {"forwards": 0, "right": 0})
-                row["forwards"] += out.nfe
-                row["right"] += out.parsed["answer"] == a + b
+    guidance = importlib.import_module("llguidance")
+    tokens = _Tokens(pieces, size, size - 1)
+    tokenizer = guidance.LLTokenizer(guidance.TokenizerWrapper(tokens))
+
+    def guided(schema: Any) -> Any:
+        how = {"item_separator": ", ?", "key_separator": ": ?", "whitespace_flexible": False}
+        grammar = guidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=how)
+        matcher = guidance.LLMatcher(tokenizer, grammar, log_level=0)
+        if matcher.get_error():
+            raise ValueError(matcher.get_error())
+        matcher.compute_bitmask()
+
+        def accepts(text: bytes) -> bool:
+            ids = [*tokens(text), size - 1]
+            return bool(matcher.validate_tokens(ids) == len(ids))
+
+        return lambda: accepts
+
+    result: dict[str, Callable[[Any], Any]] = {"dllm": ours, "llguidance": guided}
+    try:
+        grammars = importlib.import_module("xgrammar")
+        known = [p or b"<%d>" % i for i, p in enumerate(pieces)] + [b"<stop>"]
+        info = grammars.TokenizerInfo(known, stop_token_ids=[size - 1])
+        compiler = grammars.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+        result["xgrammar"] = lambda schema: compiler.compile_json_schema(json.dumps(schema))
+    except ImportError:
+        pass
+    try:
+        outlines = importlib.import_module("outlines_core")
+        of = dict[bytes, list[int]]()
+        for i, piece in enumerate(pieces):
+            if piece is not None:
+                of.setdefault(piece, []).append(i)
+        words = outlines.Vocabulary(size - 1, of)
+        build = importlib.import_module("outlines_core.json_schema").build_regex_from_schema
+        result["outlines-core"] = lambda schema: outlines.Index(build(json.dumps(schema)), words)
+    except ImportError:
+        pass
     return result
+
+
+def coverage(folder: Path, vocabulary: Vocabulary, names: str) -> dict[str, Any]:
+    """The schemas of a folder by library."""
+    table: dict[str, Any] = {}
+    for name, compiled in libraries(vocabulary).items():
+        if name not in names.split(","):
+            continue
+        taken, wrong, tested = list[float](), [0, 0], [0, 0]  # invalid ones first
+        for file in (files := sorted(folder.glob("*.json"))):
+            given = json.loads(file.read_text(encoding="utf-8"))
+            began = time.process_time()
+            try:
+                accepts = compiled(given["schema"])
+            except (ConfigError, Unfit, ValueError, RuntimeError, MemoryError):
+                continue
+            taken.append(time.process_time() - began)
+            for test in given.get("tests", ()) if callable(accepts) else ():
+                text = json.dumps(test["data"], ensure_ascii=False).encode("utf-8", "replace")
+                tested[test["valid"]] += 1
+                wrong[test["valid"]] += accepts()(text) != test["valid"]
+        table[name] = {
+            "schemas": len(files), "compile": len(taken), "p50_s": float(np.quantile(taken, 0.5)),
+            "p90_s": float(np.quantile(taken, 0.9)), "max_s": max(taken),
+            "invalid_accepted": f"{wrong[0]} of {tested[0]}",
+            "valid_refused": f"{wrong[1]} of {tested[1]}",
+        }  # fmt: skip
+    return table
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tokens", help="folder or hub id of a tokenizer")
-    parser.add_argument("--prompts", type=int, default=100)
+    parser.add_argument("--schemas", type=Path, help="folder of MaskBench's files")
+    parser.add_argument("--libraries", default="dllm,llguidance,xgrammar,outlines-core")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
+    warnings.simplefilter("ignore")
     if options.tokens:
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(options.tokens)
     else:
         tokenizer = dllm.load("nano").tokenizer
-    os.environ["DLLM_FORMATS"] = ""  # what was stored is not compiled
-    vocabulary, worker = vocabulary_of(tokenizer), Worker()
-    worker.compile("a", vocabulary)  # the process, and the tree of the vocabulary
+    vocabulary = vocabulary_of(tokenizer)
+    tree = prefix_tree(vocabulary.pieces)
     result: dict[str, Any] = {
         "threads": torch.get_num_threads(), "tokens": len(vocabulary.pieces),
-        "formats": {name: host(worker, vocabulary, p) for name, p in FORMATS.items()},
-        "statistics_ms": device(), "nano": accuracy(options.prompts),
-        "literals": literals(options.prompts // 4),
+        "structures": {name: host(vocabulary.pieces, tree, s) for name, s in STRUCTURES.items()},
+        "judged": {name: judge(vocabulary, wanted) for name, wanted in JUDGED.items()},
+        "statistics_ms": device(),
     }  # fmt: skip
-    worker.close()
+    if options.schemas:
+        result["schemas"] = coverage(options.schemas, vocabulary, options.libraries)
     text = json.dumps(result, indent=2)
     print(text)
     if options.output:

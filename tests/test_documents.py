@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+import dllm
 from dllm.cache import CACHES
 from dllm.drafting import register_all
 from dllm.drafting.base import DRAFTERS
@@ -88,3 +89,13 @@ def test_marks_are_known() -> None:
 def test_blocks_are_seen() -> None:
     text = "a\n```python\nx = 1\n```\n```python notest\ny\n```\n\n```text\n2\n```\n"
     assert list(blocks(text)) == [(3, "", "x = 1\n", None), (6, "notest", "y\n", "2\n")]
+
+
+def test_every_public_name_has_its_place_in_the_api() -> None:
+    page = (ROOT / "docs/reference/python-api.md").read_text(encoding="utf-8")
+    for name in dllm.__all__:
+        value = getattr(dllm, name)
+        if isinstance(value, type) and issubclass(value, dllm.DllmError):
+            continue  # all of them are listed by their module
+        if not isinstance(value, ModuleType):
+            assert re.search(rf"^::: dllm\.{name}$", page, re.M), name

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -21,3 +23,12 @@ def test_it_runs(file: Path, tmp_path: Path) -> None:
         pytest.skip(f"needs {package}")
     done = subprocess.run([sys.executable, file], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.strip(), done.stderr[-2000:]
+
+
+def test_the_drafter_has_the_checksums_of_its_card() -> None:
+    folder = EXAMPLES[0].parent / "smollm2-drafter"
+    sums = re.findall(r"^([0-9a-f]{64})  (\S+)$", (folder / "README.md").read_text("utf-8"), re.M)
+    assert len(sums) == 2
+    for digest, name in sums:
+        if (folder / name).is_file():  # a checkout may leave the weights out
+            assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest

@@ -287,6 +287,10 @@ class GenerationConfig(Machine):
         bool, about("Insert text that the schema fixes without a forward pass.", wire=None)
     ] = False
 
+    extra_keys: Annotated[
+        bool, about("Allow undeclared keys and any order of keys in JSON objects.", wire=None)
+    ] = False
+
     @model_validator(mode="after")
     def _together(self) -> Self:
         """What does not go together."""
@@ -298,6 +302,8 @@ class GenerationConfig(Machine):
             raise ConfigError("remask opens tokens of a draft: pass initial_text, or drop it")
         if self.confidence not in (None, "model"):
             raise ConfigError(f"confidence is 'model' or left out, not {short(self.confidence)}")
+        if self.extra_keys and self.json_schema is None:
+            raise ConfigError("extra_keys is about objects of a json_schema: pass one, or drop it")
         given = [name for name in FORMATS if getattr(self, name) is not None]
         if not given:
             for other in ("confidence", "literals"):
@@ -398,6 +404,7 @@ class GenerationArguments(TypedDict, total=False):
     structural_tag: Mapping[str, Any] | None
     confidence: str | None
     literals: bool
+    extra_keys: bool
 
 
 class Serving(Machine):

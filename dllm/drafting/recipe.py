@@ -15,6 +15,7 @@ from ..models import DiffusionModel
 from ..request.request import Request
 from ..request.requests import answering, format_for, given_of
 from ..request.stopping import stop_strings
+from ..structured.judged import Judged
 from . import register_all
 from .accept.processors import FormatProcessor, own_processors
 from .accept.rows import LogitsProcessor, Sampling
@@ -94,12 +95,18 @@ def recipe_for(
             f"rule {judge.name!r} keeps tokens that the verifier would not write, and so "
             f"cannot keep to a form: drop it or {built.formatted}"
         )
+    form = format_for(model, built) if built.formatted else None
+    if isinstance(form, Judged):
+        raise ConfigError(
+            f"this {built.formatted} has no finite automaton, and speculative decoding draws "
+            "exactly: use a diffusion model alone, or a simpler structure"
+        )
     return DraftedRecipe(
         drafter, judge, single(controller or "adaptive", CONTROLLERS, LengthController),
         config=built, stop_ids=model.facts.stop_token_ids, repetition_penalty=repetition_penalty,
         processors=tuple(logits_processor), own_defaults=own_defaults,
         after_step=stop_strings(model, built) if built.stop_strings else None,
-        format=format_for(model, built) if built.formatted else None,
+        format=form,
     )  # fmt: skip
 
 

@@ -35,6 +35,7 @@ from ..kernels.statistics import (
 from ..models import DiffusionModel
 from ..samplers import Prediction
 from ..structured.format import Question, complete
+from ..structured.judged import Judged
 from .graphs import Static, check_static
 from .kv import KVBuffer
 from .layers import LayerHook
@@ -460,7 +461,11 @@ def _completed(
     asked: dict[int, Question] = {}
     for i, (job, answer, numbers) in enumerate(zip(jobs, answers, host, strict=True)):
         form, config = job.row.recipe.format, job.row.recipe.config
-        if form is not None and not isinstance(answer, NumericError):
+        if form is None or isinstance(answer, NumericError):
+            continue
+        if isinstance(form, Judged):
+            answers[i] = _judged(job, form, answer, numbers)
+        else:
             draws, whole = config.temperature >= COLDEST, numbers["class_logprob"]
             weight = numbers.get("class_weight", whole) if draws else numbers["class_token_logprob"]
             asked[i] = Question(form, job.canvas, job.targets, weight, whole, draws)
@@ -481,6 +486,22 @@ def _completed(
                 logprob[at] += sure - numbers["class_logprob"][at, classes]
         answers[i] = replace(answer[0], token=token, logprob=logprob, joint=True), answer[1]
     return answers
+
+
+def _judged(
+    job: Job, form: Judged, answer: Predictions, numbers: Mapping[str, Any]
+) -> Predictions | NumericError:
+    """The same where the format has no automaton."""
+    config, n = job.row.recipe.config, len(job.targets)
+    heat = config.temperature if config.temperature >= COLDEST else 0.0
+    top = numbers["top_token"][:n], numbers["top_logprob"][:n]
+    found = form.complete(job.canvas, job.targets, *top, heat)
+    if found is None:
+        return NumericError("no text of the format is known that completes what is decided")
+    job.row.inexact = True
+    token, sure, known = found
+    logprob = (known if config.confidence == "model" else sure).astype(answer[0].logprob.dtype)
+    return replace(answer[0], token=token, logprob=logprob, joint=True), answer[1]
 
 
 def _prediction(positions: IntArray, numbers: Mapping[str, Any]) -> Prediction:

@@ -35,6 +35,7 @@ from ..samplers import NOTHING, Sampler
 from ..samplers.base import Transform
 from ..samplers.compose import check_needs
 from ..structured.format import Format
+from ..structured.judged import TOP, Judged
 
 DEFAULT_LENGTH = 128  # new tokens, where neither the call nor the checkpoint says how many
 
@@ -52,7 +53,7 @@ class Recipe:
     config: GenerationConfig = field(default_factory=GenerationConfig)
     stop_ids: tuple[int, ...] = ()
     after_step: Callable[[Canvas], None] | None = None
-    format: Format | None = None
+    format: Format | Judged | None = None
 
     @property
     def filters(self) -> Filters:
@@ -194,7 +195,8 @@ class RowOptions:
     own: bool = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        own = "residual" in self.needs or bool(self.maps) or self.signal is not None
+        named = bool({"residual", "judged"} & self.needs)
+        own = named or bool(self.maps) or self.signal is not None
         facts = {
             "keyed": self.filters.temperature > 0 and not self.inverse,
             "plain": self.scale == 1 and not self.bias,
@@ -218,11 +220,13 @@ class RowOptions:
         read, layers = sampler.statistics, model.layers
         # At temperature 0 the proposal itself is the likeliest token.
         likeliest = read.get("top_token", 0) if config.temperature > 0 else 0
+        if isinstance(recipe.format, Judged):
+            likeliest, read = max(likeliest, TOP), {**read, "judged": 0}
         return cls(
             *_bans(recipe, model), recipe.filters,
             max(config.top_candidates, likeliest, read.get("top_logprob", 0)), frozenset(read),
             tuple(range(max(0, layers - read.get("attention", 0)), layers)),
-            None if recipe.format is None else recipe.format.automaton.classes,
+            None if recipe.format is None else recipe.format.classes,
             tuple(sorted(config.logit_bias.items())),
             model.facts.uniform and recipe.format is None, model.family.self_conditioning,
         )  # fmt: skip
@@ -292,9 +296,15 @@ def check_pair(sampler: Sampler, cache: Cache) -> None:
     check_needs([cache], "a sampler", f"sampler={sampler.spec!r}", sampler.offers)
 
 
-def check_format(sampler: Sampler) -> None:
+def check_format(sampler: Sampler, judged: bool) -> None:
     """Refuse parts that put tokens of their own in place of a joint completion, unless they say
-    that they respect one, and rules of length that may leave too little room for a text."""
+    that they respect one, and rules of length that may leave too little room for a text; explorers
+    where the structure is ``judged``, whose branches they could not compare."""
+    if judged and sampler.explorer is not None:
+        raise ConfigError(
+            f"{sampler.explorer.name} compares branches by exact probabilities, and this structure "
+            "has no finite automaton: use a sampler without it, or a simpler structure"
+        )
     if sampler.length is not None and CONSTRAINED not in sampler.length.offers:
         raise ConfigError(
             f"{sampler.length.name} changes the length of the answer, which may then be too short "
@@ -327,7 +337,7 @@ def check_recipe(recipe: MaskedRecipe, cache: Cache, model: DiffusionModel) -> N
         named = f"cache={cache.name!r}"
         check_needs([Setting(model.name, kept)], "a cache", named, cache.offers)
     if recipe.format is not None:
-        check_format(sampler)
+        check_format(sampler, isinstance(recipe.format, Judged))
     mixes = any(MASK_EMBEDDING in part.needs for part in sampler.parts)
     if (sampler.feeds_masks or mixes) and config.cfg_scale > 0:
         raise ConfigError(f"{sampler.spec} cannot be guided: use cfg_scale=0")

@@ -28,6 +28,7 @@ from ..samplers.compose import lengths as length_rules
 from ..structured import source
 from ..structured.building import format_of, holes_format
 from ..structured.format import Format
+from ..structured.judged import Judged
 from .holes import measured, name_of
 from .prompts import (
     check_lengths_alone,
@@ -96,14 +97,14 @@ def given_of(config: GenerationConfig | None, arguments: Mapping[str, Any]) -> d
 
 def format_for(
     model: DiffusionModel, config: GenerationConfig, holes: bool = False
-) -> Format | None:
+) -> Format | Judged | None:
     """Which texts may be written; None where any may."""
     if config.regex is not None:
         wanted = source.regex(config.regex)
     elif config.choice is not None:
         wanted = source.choice(config.choice)
     elif config.json_schema is not None:
-        wanted = source.json_schema(config.json_schema)
+        wanted = source.json_schema(config.json_schema, config.extra_keys)
     elif config.grammar is not None:
         wanted = source.grammar(config.grammar)
     elif config.structural_tag is not None:

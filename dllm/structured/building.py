@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from ..core.errors import ConfigError
 from .automaton import Automaton
 from .format import Format
+from .judged import Judged, judged
 from .literals import Literals
 from .source import Source, encoded
 from .vocabulary import Vocabulary, vocabulary_of
-from .worker import Worker
+from .worker import RefusedError, Worker
 
 REMEMBERED = 64  # structures
 WORKER = Worker()
@@ -41,17 +43,48 @@ def built(
 
 
 def _built(model: Any, text: str) -> tuple[Built, Vocabulary]:
+    vocabulary, facts = _facts(model)
+    return built(text, vocabulary, *facts), vocabulary
+
+
+def _facts(model: Any) -> tuple[Vocabulary, tuple[tuple[int, ...], int, int]]:
+    """A model's vocabulary; its stop ids, the id for padding or -1, and how many ids there are."""
     facts, vocabulary = model.facts, vocabulary_of(model.tokenizer, model.name)
     pad = facts.pad_token_id if facts.pad_token_id is not None else facts.eos_token_id
-    stops, size = tuple(facts.stop_token_ids), facts.vocab_size
-    return built(text, vocabulary, stops, -1 if pad is None else pad, size), vocabulary
+    return vocabulary, (tuple(facts.stop_token_ids), -1 if pad is None else pad, facts.vocab_size)
 
 
-def format_of(model: Any, source: Source, ends: bool = True, literals: bool = False) -> Format:
+@lru_cache(REMEMBERED)
+def _judge(
+    text: str, vocabulary: Vocabulary, stop_ids: Sequence[int], pad_id: int, size: int,
+    shortest: bytes | None,
+) -> Judged | None:  # fmt: skip
+    return judged(json.loads(text), vocabulary, size, stop_ids, pad_id, shortest)
+
+
+def _judged(model: Any, text: str, shortest: bytes | None) -> Judged | None:
+    """What llguidance makes of a source; None where it does not read it."""
+    vocabulary, facts = _facts(model)
+    return _judge(text, vocabulary, *facts, shortest)
+
+
+def format_of(
+    model: Any, source: Source, ends: bool = True, literals: bool = False
+) -> Format | Judged:
     """The format of the texts of a ``source``, of a `dllm.DiffusionModel`.  ``ends``: whether a
     stop id may end the text before its canvas does; ``literals``: whether text that it leaves no
     choice about is written without asking the model."""
-    found, vocabulary = _built(model, encoded(source))
+    try:
+        found, vocabulary = _built(model, encoded(source))
+    except RefusedError as error:
+        form = _judged(model, encoded(source), error.shortest)
+        if form is None:
+            raise
+        if literals or not ends:
+            raise ConfigError(
+                f"{error}; llguidance judges it, which literals and holes do not go with"
+            ) from None
+        return form
     start = found.stripped_start if vocabulary.strips else found.start
     return Format(found.automaton, start, ends=ends, literals=found.literals if literals else None)
 

@@ -7,10 +7,13 @@ that lead from each state to the same state are one class (Dang and Ermon, arXiv
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
+import math
 import struct
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import IO, Any, NamedTuple
@@ -38,6 +41,7 @@ from .parts import (
     combined,
     distances,
     ranges,
+    shortest,
 )
 from .reading import DEPTH, Reader
 
@@ -46,8 +50,8 @@ BoolArray = npt.NDArray[np.bool_]
 HashArray = npt.NDArray[np.uint64]
 
 VERSION = 3  # of what is compiled: automata of another are compiled again
-MOST_STATES = 10_000  # of an automaton over tokens
-MOST_EDGES = 1_000_000
+MOST_STATES = 20_000  # of an automaton over tokens
+MOST_EDGES = 1_500_000
 MOST_CELLS = 40_000_000  # states times classes
 MEMORY = 4 << 30  # bytes of address space
 OK, REFUSED, WRONG = b"+", b"-", b"!"  # how an answer begins
@@ -116,7 +120,7 @@ class Compiler:
             return part
         if kind == "free":
             return Leaf(self._free(value))
-        reader = Reader(value, self.budget, self.depth)
+        reader = Reader(value, self.budget, self.depth, loose=kind == "open_schema")
         part = reader.read()
         self.cut, self.ignored = self.cut or reader.cut, {**self.ignored, **reader.ignored}
         return part
@@ -326,7 +330,8 @@ def receive(stream: IO[bytes]) -> bytes:
 
 def serve() -> None:
     """What the process does: requests on stdin, answers on stdout, until stdin ends."""
-    if sys.platform != "win32":
+    limited = sys.platform != "win32"
+    if limited:
         import resource
 
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
@@ -336,6 +341,12 @@ def serve() -> None:
             request = json.loads(receive(sys.stdin.buffer))
         except EOFError:
             return
+        if limited:  # processor time: a busy machine gives up nothing that an idle one compiles
+            ends, most = (
+                math.ceil(time.process_time() + request["seconds"]),
+                resource.getrlimit(resource.RLIMIT_CPU)[1],
+            )
+            resource.setrlimit(resource.RLIMIT_CPU, (ends if most < 0 else min(ends, most), most))
         if "pieces" in request:
             pieces = [None if p is None else bytes.fromhex(p) for p in request["pieces"]]
             trees[request["key"]] = pieces, prefix_tree(pieces)
@@ -344,13 +355,23 @@ def serve() -> None:
             send(sys.stdout.buffer, answer(request["source"], *trees[request["key"]]))
 
 
+def _answer(refused: bytes, error: object, source: Mapping[str, Any]) -> bytes:
+    """Why a source is refused, and behind a zero byte a text of it, if one can be read."""
+    text: bytes | None = None
+    with contextlib.suppress(Unfit, ConfigError, RecursionError):
+        compiler = Compiler(1)
+        compiler.budget = Budget()
+        text = shortest(compiler.part(source), compiler.budget)
+    return refused + str(error).encode() + (b"" if text is None else b"\0" + text)
+
+
 def answer(source: Mapping[str, Any], pieces: Sequence[bytes | None], tree: list[Level]) -> bytes:
     try:
         tables = compile_tokens(source, pieces, tree)
     except Unfit as error:
-        return REFUSED + str(error).encode()
+        return _answer(REFUSED, error, source)
     except ConfigError as error:
-        return WRONG + str(error).encode()
+        return _answer(WRONG, error, source)
     except MemoryError:
         return REFUSED + f"takes more than {MEMORY >> 30} GB to compile: allow less".encode()
     out = io.BytesIO()

@@ -43,7 +43,7 @@ CATEGORIES: dict[str, Ranges] = {
     "WORD": ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)),
 }
 # One character of a JSON string.
-CHARACTER = Either((Letters(STRING), *(Bytes(f"\\{c}".encode()) for c in '"\\/bfnrt')))
+CHARACTER = Either((Letters(STRING), *(Bytes(f"\\{c}".encode()) for c in '"\\bfnrt')))
 CHARACTERS = Repeat(CHARACTER, 0, None)
 BEYOND = {
     "ASSERT": "look-around", "ASSERT_NOT": "look-around", "FAILURE": "look-around",
@@ -72,12 +72,14 @@ def regex_part(regex: str) -> Part:
     return Either(tuple(variant.part for variant in found))
 
 
-def pattern_part(pattern: str, what: str) -> Part:
+def pattern_part(pattern: str, what: str, exact: bool = False) -> Part:
     """The content of a JSON string in which ``pattern``, an expression of a schema, is found.
+    ``exact``: refused is what dialects read differently, of which a part is written otherwise.
 
     Quotes, backslashes and line breaks are written as escapes.
     """
-    found = Expression(pattern, f"{what} has the pattern {short(pattern)}, which", True).variants()
+    what = f"{what} has the pattern {short(pattern)}, which"
+    found = Expression(pattern, what, True, exact).variants()
     return Either(tuple(
         Row((EMPTY if v.begins else CHARACTERS, v.part, EMPTY if v.ends else CHARACTERS))
         for v in found
@@ -93,8 +95,8 @@ class Expression:
     """A parsed expression; ``what`` names it in errors.  ``in_string``: it is about the content of
     a JSON string."""
 
-    def __init__(self, pattern: str, what: str, in_string: bool) -> None:
-        self.what, self.in_string = what, in_string
+    def __init__(self, pattern: str, what: str, in_string: bool, exact: bool = False) -> None:
+        self.what, self.in_string, self.exact = what, in_string, exact
         self.properties: list[Ranges] = []
         if not isinstance(pattern, str):
             raise ConfigError(f"{what} is no text")
@@ -184,6 +186,8 @@ class Expression:
             negated = str(value[0][0]) == "NEGATE"
             kinds = [str(given) for kind, given in value if str(kind) == "CATEGORY"]
             narrow = self.in_string and any(negated or "_NOT_" in kind for kind in kinds)
+            if narrow and self.exact:
+                self._refuse("a set that may not hold")
             ranges = self._set(value[negated:], flags)
             ranges = inverse(ranges) if negated else ranges
             # Dialects differ on what else these are.

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..core.canvas import PATH, Canvas
+from ..kernels.statistics.classes import TokenClasses
 from .automaton import Automaton, BoolArray, IntArray
 from .joint import MOST_ARCS, Chain, Float64Array, Lattice, Pruned
 from .literals import Literals
@@ -42,6 +43,11 @@ class Format:
     holes: tuple[int | None, ...] = ()
     ends: bool = True
     literals: Literals | None = None
+
+    @property
+    def classes(self) -> TokenClasses:
+        """Of tokens that are treated alike."""
+        return self.automaton.classes
 
     def spans(self, canvas: Canvas) -> list[Span]:
         """The spans of a canvas, as it stands now."""

@@ -156,6 +156,39 @@ class Members(Part):
 
 
 @dataclass(frozen=True, eq=False)
+class Mixed(Part):
+    """Members in any order, with a ``comma`` between them: ``least`` to ``most``, those that are
+    needed once; ``ordered``: these in their own order."""
+
+    members: tuple[tuple[Part, bool], ...]  # and whether one is needed
+    comma: Part
+    least: int
+    most: int | None
+    ordered: bool
+
+    def build(self, net: Net, then: int) -> int:
+        top = max(self.least, 1) if self.most is None else self.most
+        needed = [i for i, (_, needed) in enumerate(self.members) if needed]
+        number = {(frozenset[int](), 0): net.node([])}  # what is there, and how many
+        for there, n in (order := [*number]):  # which grows
+            node = number[there, n]
+            if len(there) == len(needed) and n >= self.least:
+                net.free[node].append(then)
+            for i, (part, need) in enumerate(self.members):
+                early = need and self.ordered and i != needed[min(len(there), len(needed) - 1)]
+                if i in there or early or (n == top and self.most is not None):
+                    continue
+                after = there | {i} if need else there, min(n + 1, top)
+                if after not in number:
+                    number[after] = net.node([])
+                    order.append(after)
+                here = net.build(part, number[after])
+                net.free[node].append(net.build(self.comma, here) if n else here)
+            net.budget.spend(len(self.members))
+        return next(iter(number.values()))
+
+
+@dataclass(frozen=True, eq=False)
 class Leaf(Part):
     """What a minimal automaton accepts."""
 
@@ -263,6 +296,33 @@ def automaton_of(part: Part, budget: Budget) -> ByteAutomaton:
     except RecursionError:
         raise TooLarge("is nested too deeply") from None
     return minimal(*_determined(net, start, end), budget)
+
+
+def shortest(part: Part, budget: Budget) -> bytes | None:
+    """A shortest text of a part, None where there is none.  Raises `TooLarge`."""
+    net = Net(budget)
+    end = net.node([])
+    start = net.build(part, end)
+    came: dict[int, tuple[int, int]] = {start: (-1, -1)}  # the node before, and the byte; -1: none
+    level = [start]
+    while level and end not in came:
+        for node in level:  # which grows
+            for other in net.free[node]:
+                if other not in came:
+                    came[other] = node, -1
+                    level.append(other)
+        after: list[int] = []
+        for node in level:
+            for low, high, other in net.edges[node]:
+                if other not in came:
+                    came[other] = node, min(max(low, ord("a")), high)
+                    after.append(other)
+        level = after
+    text, node = bytearray(), end if end in came else start
+    while node != start:
+        node, byte = came[node]
+        text += bytes([byte] * (byte >= 0))
+    return bytes(text[::-1]) if end in came else None
 
 
 def _determined(net: Net, start: int, end: int) -> tuple[list[list[Edge]], list[bool]]:

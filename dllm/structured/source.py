@@ -1,9 +1,9 @@
 """What users ask for, as plain data that is sent to the worker process and names what was built.
 
 A source is a dictionary of one entry: ``regex`` and an expression, ``choice`` and texts,
-``grammar`` and its rules, ``json_schema`` and a schema, ``row`` or ``either`` and sources,
-``repeat`` and a source with the fewest and the most times (None: without end), ``free`` and words
-that a text does not contain.
+``grammar`` and its rules, ``json_schema`` or ``open_schema`` and a schema, ``row`` or ``either``
+and sources, ``repeat`` and a source with the fewest and the most times (None: without end), and
+``free`` and words that a text does not contain.
 Nothing is read here: a source may be hostile, and the worker can be ended.
 """
 
@@ -36,9 +36,10 @@ def grammar(rules: str) -> Source:
     return {"grammar": rules}
 
 
-def json_schema(schema: Any) -> Source:
-    """JSON texts of a schema: a pydantic class, a dictionary or a file."""
-    return {"json_schema": schema_of(schema)}
+def json_schema(schema: Any, extra_keys: bool = False) -> Source:
+    """JSON texts of a schema: a pydantic class, a dictionary or a file.  ``extra_keys``: with
+    undeclared keys, and keys in any order."""
+    return {"open_schema" if extra_keys else "json_schema": schema_of(schema)}
 
 
 def structural_tag(wanted: Mapping[str, Any]) -> Source:
@@ -98,5 +99,10 @@ def named(source: Source) -> str:
     ((kind, value),) = source.items()
     if kind == "regex":
         return f"the regex {short(value)}"
-    names = {"json_schema": "schema", "choice": "choice", "grammar": "grammar"}
+    names = {
+        "json_schema": "schema",
+        "open_schema": "schema",
+        "choice": "choice",
+        "grammar": "grammar",
+    }
     return f"the {names.get(kind, 'structure')}"

@@ -31,7 +31,7 @@ from .compiling import MEMORY, OK, WRONG, Tables, receive, send
 from .source import Source, encoded, named
 from .vocabulary import Vocabulary
 
-SECONDS = 120.0  # after which the process counts as hung
+SECONDS = 120.0  # of processor time, after which the process counts as hung
 START_SECONDS = 60.0  # for the process, and for each vocabulary
 SLOW = 0.5  # seconds from which on what was compiled is stored
 MOST = 64  # automata that are stored
@@ -78,6 +78,14 @@ def _told(tables: Tables) -> Tables:
     return tables
 
 
+class RefusedError(ConfigError):
+    """A source that has no automaton.  ``shortest``: a text of it, None where none is known."""
+
+    def __init__(self, message: str, shortest: bytes | None) -> None:
+        super().__init__(message)
+        self.shortest = shortest
+
+
 class Worker:
     """Compiles structures in a process of its own, one at a time."""
 
@@ -111,12 +119,12 @@ class Worker:
         if answer is None:
             raise ConfigError(
                 f"{named(source)} was given up: the process that compiles it ended, or took more "
-                f"than {MEMORY >> 30} GB or {self.seconds:g} s"
+                f"than {MEMORY >> 30} GB or {self.seconds:g} s of processor time"
             )
-        if answer[:1] == WRONG:
-            raise ConfigError(answer[1:].decode())
         if answer[:1] != OK:
-            raise ConfigError(f"{named(source)} {answer[1:].decode()}")
+            why, apart, text = answer[1:].partition(b"\0")
+            told = "" if answer[:1] == WRONG else f"{named(source)} "
+            raise RefusedError(told + why.decode(), text if apart else None)
         if file is not None and time.monotonic() - began > SLOW:
             keep(file, answer[1:])
         return _told(read(answer[1:]))
@@ -143,20 +151,16 @@ class Worker:
         )  # fmt: skip
 
     def _ask(self, request: dict[str, Any], seconds: float) -> bytes | None:
-        """What the process answers; None where it ended first, at the latest after ``seconds``."""
+        """What the process answers; None where it ended first, at the latest after ``seconds`` of
+        processor time."""
         process = self._process
         assert process is not None and process.stdin is not None and process.stdout is not None
-        timer = threading.Timer(seconds, process.kill)
-        timer.daemon = True
-        timer.start()
         try:
-            send(process.stdin, json.dumps(request).encode())
+            send(process.stdin, json.dumps({**request, "seconds": seconds}).encode())
             return receive(process.stdout)
         except (OSError, EOFError):
             self._end()
             return None
-        finally:
-            timer.cancel()
 
     def _end(self) -> None:
         process, self._process = self._process, None

@@ -87,8 +87,8 @@ def test_limits_and_errors_leave_the_process_alone() -> None:
     try:
         compiled(worker, "a")
         first = worker._process
-        with pytest.raises(ConfigError, match="states, at most 10,000 are taken"):
-            compiled(worker, "(a|b)*a(a|b){13}")
+        with pytest.raises(ConfigError, match="states, at most 20,000 are taken"):
+            compiled(worker, "(a|b)*a(a|b){14}")
         with pytest.raises(ConfigError, match="is not well formed"):
             compiled(worker, "a(")
         compiled(worker, "b")
@@ -138,3 +138,13 @@ def test_what_took_long_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     finally:
         first.close()
         second.close()
+
+
+def test_a_process_that_computes_too_long_is_ended() -> None:
+    worker = Worker(seconds=0.2)
+    try:
+        with pytest.raises(ConfigError, match=r"more than 4 GB or 0\.2 s of processor time"):
+            worker.compile(EXPLODING[3], BYTES)
+        assert worker._process is None
+    finally:
+        worker.close()

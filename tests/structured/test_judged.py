@@ -1,0 +1,191 @@
+"""Structures that llguidance judges: after every step each row still has a whole valid text."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+
+import dllm
+from dllm.core.canvas import Canvas, Edit
+from dllm.core.errors import ConfigError
+from dllm.structured import compiling
+from dllm.structured.judged import TOP, Judged, Witness, judged
+from dllm.structured.parts import Budget, shortest
+from dllm.structured.vocabulary import Vocabulary
+
+pytest.importorskip("llguidance")
+WORDS = (b'":', b'", "', b"true", b"null", b'{"', b"12", b"ab", b"END", b"IF ", b"((", b"))")
+PIECES = (None, None, *(bytes([i]) for i in range(32, 127)), *WORDS)
+STOP, PAD, MASK = 0, 1, len(PIECES)
+VOCABULARY = Vocabulary(PIECES, False, "judged")
+TREE: dict[str, Any] = {
+    "$ref": "#/$defs/n",
+    "$defs": {"n": {"type": "object", "required": ["v", "k"], "additionalProperties": False,
+                    "properties": {"v": {"type": "integer"},
+                                   "k": {"type": "array", "items": {"$ref": "#/$defs/n"}}}}},
+}  # fmt: skip
+GRAMMARS: list[dict[str, Any]] = [
+    {"json_schema": TREE},
+    {"json_schema": {"type": "object", "required": ["a"], "properties": {
+        "a": {"type": "string", "minLength": 2}, "b": {"enum": ["x", "yy", 3]}}}},
+    {"json_schema": {"anyOf": [{"type": "number"}, {"type": "array", "items": {"type": "null"}}]}},
+    {"grammar": 'start: "BEGIN " stmt+ " END"\\nstmt: "x := " /[0-9]+/ ";" | "IF " e " THEN " stmt '
+                '" FI;"\\ne: "a" | "(" e ")" | e "+" e'},
+    {"grammar": 'start: list\\nlist: "(" (item (" " item)*)? ")"\\nitem: /[a-z]+/ | list'},
+    {"grammar": 'root ::= "<" [a-z]+ ">" root* "</>"'},
+]  # fmt: skip
+
+
+def form_of(source: dict[str, Any]) -> Judged:
+    source = {
+        kind: v.replace("\\n", "\n") if isinstance(v, str) else v for kind, v in source.items()
+    }
+    budget = Budget()
+    part = compiling.Compiler(1).part(source)
+    form = judged(source, VOCABULARY, len(PIECES) + 1, (STOP,), PAD, shortest(part, budget))
+    assert form is not None
+    return form
+
+
+def spelt(tokens: Any) -> bytes:
+    """The text up to its end, behind which only stop ids and padding follow."""
+    end = next((i for i, t in enumerate(tokens) if t in (STOP, PAD)), len(tokens))
+    assert all(t in (STOP, PAD) for t in tokens[end:])
+    return b"".join(PIECES[t] or b"?" for t in tokens[:end])
+
+
+def accepted(form: Judged, source: dict[str, Any], tokens: Any) -> None:
+    end = next((i for i, t in enumerate(tokens) if t in (STOP, PAD)), len(tokens))
+    assert form.accepts(form.start, [int(t) for t in tokens[:end]]), spelt(tokens)
+    if "json_schema" in source:
+        jsonschema.validate(json.loads(spelt(tokens)), source["json_schema"])
+
+
+def predicted(rng: np.random.Generator, n: int, wish: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    """The likeliest tokens of n positions, of a text that is wished for and others."""
+    ids = np.array([rng.permutation(np.arange(MASK))[:TOP] for _ in range(n)]).reshape(n, TOP)
+    for i, token in enumerate(wish[:n]):
+        if rng.random() < 0.7 and token not in ids[i]:
+            ids[i, 0] = token
+    x = -np.sort(-rng.normal(size=(n, TOP)) * 3, axis=1)
+    return ids, x - np.logaddexp(np.logaddexp.reduce(x, axis=1), 0.0)[:, None]
+
+
+def walk(seed: int, source: dict[str, Any], steps: int) -> int:
+    """Random subsets of the proposals are committed, some of what is decided is opened again, rows
+    fork and grow; how many steps were taken."""
+    rng, form, taken = np.random.default_rng(seed), form_of(source), 0
+    while taken < steps:
+        room = form.least() + int(rng.integers(2, 30))
+        size = int(rng.integers(2, room + 1))
+        canvas = Canvas.for_prompt(np.arange(2, 5), size, mask_id=MASK, pad_id=PAD)
+        canvas.cap = room
+        canvas.noise = lambda stream, step, at: (
+            np.random.default_rng([seed, stream, step])
+            .random(len(at))
+            .astype(np.float32)
+            .clip(1e-6, 1 - 1e-6)
+        )
+        assert form.fits(canvas)
+        wish = rng.integers(2, MASK, room).tolist()
+        for _ in range(60):
+            if not canvas.masked.any():
+                more = min(int(rng.integers(1, 8)), canvas.start + room - canvas.end)
+                if more <= 0 or (canvas.tokens == STOP).any():
+                    break
+                canvas.edit(Edit(canvas.end, 0, more))
+                canvas.region = canvas.start, canvas.end
+            taken += 1
+            low = int(np.flatnonzero(canvas.masked)[0])
+            targets = np.flatnonzero(canvas.masked[: low + int(rng.integers(1, 40))])
+            targets = targets[targets >= canvas.prompt_length]
+            found = form.complete(
+                canvas, targets, *predicted(rng, len(targets), wish), float(rng.choice([0.0, 1.0]))
+            )
+            assert found is not None
+            token, sure, known = found
+            assert (sure <= 0).all() and np.isfinite(sure).all() and np.isfinite(known).all()
+            accepted(form, source, canvas.state(Witness).tokens)
+            chosen = rng.random(len(targets)) < rng.random()
+            if rng.random() < 0.2:
+                canvas = canvas.fork()
+            canvas.commit(targets[chosen], token[chosen], sure[chosen].astype(np.float32))
+            assert form.fits(canvas)
+            decided = np.flatnonzero(~canvas.masked[canvas.prompt_length :]) + canvas.prompt_length
+            if rng.random() < 0.3 and decided.size:
+                canvas.remask(rng.choice(decided, int(rng.integers(1, decided.size + 1)), False))
+                assert form.fits(canvas)
+        ended = canvas.end == canvas.start + room or (canvas.tokens == STOP).any()
+        if ended and not canvas.masked.any():
+            accepted(form, source, canvas.tokens[canvas.prompt_length : canvas.end])
+    return taken
+
+
+@pytest.mark.parametrize("number", range(len(GRAMMARS)))
+def test_every_row_keeps_a_whole_text(number: int) -> None:
+    assert walk(number, GRAMMARS[number], 170) >= 170
+
+
+def test_no_grammar_with_texts_is_refused() -> None:
+    """Random rules, each with a way to an end; words that have to stand at both ends."""
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        count = int(rng.integers(2, 6))
+        rules = []
+        for i in range(count):
+            ways = []
+            for last in (False, False, True):
+                later = [f"r{j}" for j in range(i + 1 if last else 0, count)]
+                words = [
+                    '"BEGIN"',
+                    '" IF "',
+                    '"FI"',
+                    '"<" /[a-z]+/ ">"',
+                    '"("',
+                    '")"',
+                    '"#" /[0-9]{2,}/ ";"',
+                ]
+                items = [
+                    str(rng.choice(later if later and rng.random() < 0.5 else words))
+                    for _ in range(int(rng.integers(1, 5)))
+                ]
+                ways.append(" ".join(items))
+            rules.append(f"r{i}: " + " | ".join(ways))
+        text = 'start: "BEGIN " r0 " END"\n' + "\n".join(rules)
+        form = form_of({"grammar": text})
+        accepted(form, {}, form.first)
+
+
+LARGE = r"(a|b)*a(a|b){14}"  # no automaton of 20,000 states
+
+
+@pytest.mark.parametrize("how", [
+    {"sampler": "threshold(0.6)"}, {"sampler": "llada", "temperature": 1.0},
+    {"sampler": "wino+wino_draft(tau1=0.2)"}, {"length": "append"}, {"confidence": "model"},
+])  # fmt: skip
+def test_generated_texts(tiny: dllm.DiffusionModel, how: dict[str, Any]) -> None:
+    out = dllm.generate(tiny, [5, 9, 17], regex=LARGE, max_new_tokens=40, **how)
+    assert out.structured == "completable"
+    assert set(out.text) <= {"a", "b"} and out.text[-15] == "a"
+
+
+def test_what_needs_exact_probabilities_is_refused(tiny: dllm.DiffusionModel) -> None:
+    for how, word in (
+        ({"sampler": "lopa(k=3)"}, "compares branches"), ({"literals": True}, "literals"),
+        ({"max_new_tokens": 8}, "at least"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=word):
+            dllm.generate(tiny, [5, 9, 17], **{"regex": LARGE, "max_new_tokens": 40, **how})
+
+
+def test_batches_and_rows_alone(tiny: dllm.DiffusionModel) -> None:
+    prompts = [[5, 9, 17], [7, 8], [3, 3, 3, 40]]
+    how: dict[str, Any] = {"regex": LARGE, "max_new_tokens": 30, "temperature": 1.0}
+    batch = dllm.generate(tiny, prompts, **how)
+    alone = [dllm.generate(tiny, [prompt], **how)[0] for prompt in prompts]
+    assert batch[0].tokens == alone[0].tokens
+    assert [out.structured for out in batch] == ["completable"] * 3
