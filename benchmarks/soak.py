@@ -46,7 +46,7 @@ POOL = 300  # requests that are drawn from
 TICKS = os.sysconf("SC_CLK_TCK")
 CHAT, TEXT, INFILL, SCORE = "/v1/chat/completions", "/v1/completions", "/v1/infill", "/v1/score"
 OUT_OF_MEMORY = "out_of_memory"
-SYSTEM = "You are a careful assistant. " + "Count in steps and say what you do. " * 3
+SYSTEM = "Count in steps."
 SETTINGS: dict[str, dict[str, Any]] = {
     "nano": {"caches": ("none", "dual"), "max_batch_size": 8},
     "nano-ar": {"drafters": ("prompt_lookup", "suffix"), "max_batch_size": 8},
