@@ -114,7 +114,7 @@ def products(device: str) -> Iterator[Check]:
         yield Check("packed weights", None, told if device == "cpu" else "no CPU")
         return
     generator = torch.Generator().manual_seed(0)
-    for dtype in (torch.float32, torch.bfloat16):
+    for dtype in linear.dtypes():
         layer = torch.nn.Linear(576, 1536, bias=False, dtype=dtype)
         rows = torch.randn(40, 576, generator=generator).to(dtype)
         linear.pack(layer)

@@ -256,7 +256,7 @@ class GenerationConfig(Machine):
     )] = ()  # fmt: skip
     length: Annotated[str | None, BeforeValidator(lambda v: None if v == "fixed" else v), about(
         "How the length of the answer is found: append, daedal or fixed (default).  See "
-        "`dllm.samplers.base.Length`; of [[*]] holes sure, lr or cal.",
+        "`dllm.samplers.base.Length`; of [[*]] holes sure.",
         kind="a rule such as 'append', or 'fixed'",
     )] = None  # fmt: skip
     regex: Annotated[str | None, BeforeValidator(_unicode), about(

@@ -231,7 +231,7 @@ def joined(tensors: Sequence[torch.Tensor], pinned: bool) -> torch.Tensor:
     size = sum(-(-x.nbytes // 8) * 8 for x in tensors)
     flat, at = torch.empty(size, dtype=torch.uint8, pin_memory=pinned), 0
     for x in tensors:
-        flat[at : at + x.nbytes] = x.reshape(-1).view(torch.uint8)
+        flat[at : at + x.nbytes].view(x.dtype).view(x.shape).copy_(x)
         at += -(-x.nbytes // 8) * 8
     return flat
 

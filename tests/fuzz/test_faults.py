@@ -26,7 +26,7 @@ from .seeds import case_of
 
 SICK, REFUSED = 7, 9  # a token whose embedding is NaN, one whose texts the tokenizer refuses
 WAIT = 60.0  # seconds; a session that hangs fails the test
-DRAFTERS = (None, "prompt_lookup(k=3, n=2)", "suffix", "token_recycling")
+DRAFTERS = (None, "prompt_lookup(k=3, n=2)", "suffix", "cacheback")
 
 
 class InjectedError(RuntimeError):

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from dllm.core.errors import ConfigError
+from dllm.kernels import statistics
 from dllm.kernels.statistics import classes
 from dllm.kernels.statistics.result import FIELDS
 
@@ -232,8 +233,10 @@ def test_every_field_is_optional_but_two() -> None:
 
 def test_a_cpu_needs_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused, "interpreted", lambda: False)
+    statistics._backend.cache_clear()  # it is chosen once
     with pytest.raises(ConfigError, match="TRITON_INTERPRET"):
         logits_statistics(torch.randn(3, 5), backend="triton")
+    statistics._backend.cache_clear()
 
 
 @pytest.mark.slow
