@@ -147,7 +147,7 @@ def test_every_number_of_a_config_has_its_range() -> None:
     }
     assert {*GenerationConfig.fields()} - numbers == {
         "eos_policy", "stop_strings", "cuda_graphs", "compile", "suppress_mask", "constraints",
-        "initial_text", "remask", "length", "cache_salt",
+        "initial_text", "remask", "length", "cache_salt", "extra_keys",
         "regex", "choice", "json_schema", "grammar", "structural_tag", "confidence", "literals",
     }  # fmt: skip
 

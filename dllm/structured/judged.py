@@ -21,7 +21,7 @@ from ..core.canvas import PATH, Canvas
 from ..core.errors import ConfigError
 from .automaton import IntArray
 from .joint import Float64Array
-from .source import Source, named
+from .source import Source
 from .vocabulary import Vocabulary
 
 TOP = 16  # tokens per position that are tried
@@ -209,11 +209,11 @@ class Search:
         form, witness = self.form, self.witness
         first = min(self.offers, default=self.room)
         own = [self.offers[i].of(t)[1] if i in self.offers else 0.0 for i, t in enumerate(witness)]
-        text, judge = form._text(witness[:first]), form.start.deep_copy()
-        if text:
-            judge.consume_tokens([*text])
+        begun, judge = form._text(witness[:first]), form.start.deep_copy()
+        if begun:
+            judge.consume_tokens([*begun])
         end = form._text(witness)
-        level = [Text(0.0, judge, len(text) < first, (), (), end[first:])]
+        level = [Text(0.0, judge, len(begun) < first, (), (), end[first:])]
         best = self.rest[first] if first < self.room else 0.0, witness, tuple(own)
         for i in range(first, self.last):
             level = self._further(level, i)
@@ -363,8 +363,8 @@ def judged(
     source: Source, vocabulary: Vocabulary, size: int, stops: Sequence[int], pad: int,
     shortest: bytes | None,
 ) -> Judged | None:  # fmt: skip
-    """A source that llguidance reads; None where it is not installed or does not read it.
-    ``shortest``: a text of it, if one is known.  Raises `ConfigError` where none is found."""
+    """A source that llguidance reads; None where it is not installed, does not read it, or where no
+    text of it is found.  ``shortest``: a text of it, if one is known."""
     ((kind, value),) = source.items()
     try:
         guidance = importlib.import_module("llguidance")
@@ -399,5 +399,5 @@ def judged(
     if first is None or not form.accepts(start, first):
         first = form.closing(start, 4 * LONGEST, most=4 * LONGEST)
     if first is None or {*first[:1]} & form.blank:
-        raise ConfigError(f"no text of {named(source)} was found: make it smaller")
+        return None
     return replace(form, first=first)

@@ -122,9 +122,9 @@ class Worker:
                 f"than {MEMORY >> 30} GB or {self.seconds:g} s of processor time"
             )
         if answer[:1] != OK:
-            why, apart, text = answer[1:].partition(b"\0")
+            why, apart, shortest = answer[1:].partition(b"\0")
             told = "" if answer[:1] == WRONG else f"{named(source)} "
-            raise RefusedError(told + why.decode(), text if apart else None)
+            raise RefusedError(told + why.decode(), shortest if apart else None)
         if file is not None and time.monotonic() - began > SLOW:
             keep(file, answer[1:])
         return _told(read(answer[1:]))

@@ -87,7 +87,10 @@ class Weight4:
         self.group = self.shape[1] // scale.shape[1]
         self.blocks = _blocks(numbers)
         self.scale, self.zero = (
-            _filled(each.bfloat16()).unflatten(0, (-1, _block())).transpose(1, 2).contiguous()
+            _filled(each.bfloat16())
+            .reshape(-1, _block(), each.shape[1])
+            .transpose(1, 2)
+            .contiguous()
             for each in (scale, zero)
         )
 

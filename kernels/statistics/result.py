@@ -112,7 +112,7 @@ class ToHost:
             if packed.device.type == "cuda":  # of memory that the device can write to by itself
                 self._bytes = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
                 self._bytes.copy_(packed, non_blocking=True)
-                self._done = torch.cuda.Event()
+                self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 self._done.record()
             else:
                 self._bytes = packed.cpu()

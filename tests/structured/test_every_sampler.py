@@ -119,7 +119,7 @@ def test_which_samplers_are_refused() -> None:
     for name in [*SAMPLERS, "append", "daedal"]:
         sampler = compose(name, facts={"eos_token_id": 0})
         try:
-            check_format(sampler)
+            check_format(sampler, judged=False)
         except dllm.ConfigError:
             refused.append(name)
     assert {name.split("(")[0].split("+")[0] for name in refused} == {
