@@ -12,7 +12,7 @@ What layer-wise caches spend on choosing positions is not counted.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -150,7 +150,7 @@ def _attention(shape: Shape, dtype: torch.dtype) -> float:
     return 4 * 32 * 512 * shape.heads * shape.head_dim / _seconds(q, [lambda x: attend(x, k, k)])
 
 
-def _seconds(inputs: torch.Tensor, weights: list[Product]) -> float:
+def _seconds(inputs: torch.Tensor, weights: Sequence[Product]) -> float:
     """The time of one product, from the fastest of three rounds over all ``weights``."""
     result = []
     with torch.inference_mode():
