@@ -62,7 +62,7 @@ class DraftedRecipe(Recipe):
             given = () if penalty is None else ("repetition_penalty",)
             processors = (*own_processors(model, prompt, limit, given), *processors)
         if self.format is not None:  # last: nothing is to bring back what it takes
-            assert not isinstance(self.format, Judged), "`drafted` refuses these"
+            assert not isinstance(self.format, Judged), "`recipe_for` refuses these"
             processors = (*processors, FormatProcessor(self.format, len(prompt), limit))
         return Sampling(
             self.filters, tuple(config.logit_bias.items()), 1.0 if penalty is None else penalty,
