@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -485,6 +486,17 @@ PAGE = Path(__file__).parents[2] / "docs" / "use-it-with.md"
 SNIPPETS = re.findall(
     r"## (\S+)\n\n(?:[^`#]*\n)?```python notest\n(.*?)```", PAGE.read_text(), re.S
 )
+
+
+def test_vercel(url: str, tmp_path: Path) -> None:
+    """DLLM_TEST_NODE: where ``npm install ai @ai-sdk/openai-compatible zod`` was run."""
+    packages = Path(os.environ.get("DLLM_TEST_NODE", "")) / "node_modules"
+    if not (packages / "ai").is_dir() or shutil.which("node") is None:
+        pytest.skip("needs node, and DLLM_TEST_NODE")
+    (tmp_path / "node_modules").symlink_to(packages.resolve())
+    script = shutil.copy(Path(__file__).with_name("vercel.mjs"), tmp_path)
+    done = subprocess.run(["node", script, url], capture_output=True, text=True, timeout=300)
+    assert done.stdout == "ok\n", done.stderr[-2000:]
 
 
 @pytest.mark.parametrize("snippet", [code for _, code in SNIPPETS], ids=[n for n, _ in SNIPPETS])
