@@ -115,6 +115,7 @@ def calls() -> Calls:
     import dllm
     from dllm.engine.forward import Forward
     from dllm.engine.work import Work
+    from dllm.kernels.statistics import ToHost
     from dllm.runtime.scheduler import Scheduler
 
     model = dllm.load("nano")
@@ -128,6 +129,7 @@ def calls() -> Calls:
         Scheduler.advance.__code__: "step", Scheduler._admit.__code__: "admission",
         Forward._backbone.__code__: "network", Forward._statistics.__code__: "statistics",
         Scheduler._finish.__code__: "result", Scheduler.close.__code__: "result",
+        ToHost.__init__.__code__: "statistics", ToHost.arrays.__code__: "statistics",
         Work._part.__code__: "result",
     })  # fmt: skip
     watch.watched(call)

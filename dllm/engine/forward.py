@@ -18,7 +18,7 @@ import torch
 
 from ..cache import Cache
 from ..core.canvas import PROPOSAL, BoolArray, FloatArray, IntArray
-from ..core.errors import NumericError
+from ..core.errors import ConfigError, NumericError
 from ..kernels.divergence import drawn_from, log_probabilities, residual
 from ..kernels.linear import check_packed
 from ..kernels.statistics import (
@@ -185,7 +185,13 @@ class Forward:
         watched = [job for job in own if job.options.maps]
         maps = AttentionMaps(packed, self.visibility) if watched else None
         hidden = self._backbone(packed, jobs, maps)
-        scored = hidden.index_select(0, packed.scored)
+        try:
+            scored = hidden.index_select(0, packed.scored)
+        except IndexError:
+            raise ConfigError(
+                "the plan of a cache leaves out a position whose prediction was asked for: "
+                "`Plan.compute` holds `Plan.rows(targets, shift)`"
+            ) from None
         if packed.guided is None:
             return scored, maps
         # The head is affine and the weights sum to one: mixing hidden states mixes the logits.

@@ -124,7 +124,7 @@ class ToHost:
         tensors = self._tensors
         if self._bytes.numel():
             tensors = unpack(self._bytes, [(t.shape, t.dtype) for t in tensors])
-        return [tensor.numpy() for tensor in tensors]
+        return list(map(torch.Tensor.numpy, tensors))
 
 
 def to_host(tensors: Sequence[torch.Tensor]) -> list[Any]:

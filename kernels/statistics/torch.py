@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from ..cpu import library
 from ..linear import ROWS, Packed, packed_of
 from ..linear import product as product_with
 from ..quantised import QuantisedLinear
@@ -79,7 +80,8 @@ class Call:
         """Reduce logits (r, n) of any dtype; they may be destroyed if ``owned``."""
         options = self.options
         more = options.filtered or options.top > 1 or options.classes is not None or options.warm
-        if owned and self.keys is None and self.select is None and not more:
+        plain = owned and self.keys is None and self.select is None and not more
+        if plain and library() is not None:
             self._ban(logits, first, low)
             part = compiled(logits, options)
             if part is not None:
