@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import httpx
@@ -26,6 +28,7 @@ from ray.serve.exceptions import RequestCancelledError
 from starlette.middleware.cors import CORSMiddleware
 
 from dllm.serve import cluster, front
+from dllm.serve.connections import Connection
 from dllm.serve.front import Front, asked
 from dllm.serve.http import origins
 from dllm.serve.run import Server, listen
@@ -242,3 +245,25 @@ def test_fronts_that_cannot_start_are_an_error(monkeypatch: pytest.MonkeyPatch) 
     finally:
         for kind, handler in handlers.items():
             cluster.signal.signal(kind, handler)
+
+
+@pytest.mark.parametrize("begun", [b"", b"GET /health HTTP/1.1\r\nHost: x\r\nA: "])
+def test_silent_clients_do_not_stay(
+    replicas: Any, monkeypatch: pytest.MonkeyPatch, begun: bytes
+) -> None:
+    """Connections that send nothing or half a header are closed, and others are answered."""
+    before, handle, _ = replicas
+    monkeypatch.setattr(Connection, "patience", 0.4)
+    host, port = before.url.removeprefix("http://").split(":")
+    with ExitStack() as stack:
+        silent = [
+            stack.enter_context(socket.create_connection((host, int(port)), timeout=PATIENCE))
+            for _ in range(60)
+        ]
+        for sock in silent:
+            sock.sendall(begun)
+        answer = httpx.post(before.url + CHAT, json=chat(), headers=KEY, timeout=PATIENCE)
+        assert answer.status_code == 200
+        assert all(sock.recv(1000)[:1] in (b"", b"H") for sock in silent)  # closed, or told so
+        until(lambda: len(before.server.server_state.connections) <= 1)
+    assert handle.calls == 1
