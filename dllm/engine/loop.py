@@ -27,7 +27,7 @@ from .memory import unless_out_of_memory
 from .prefixes import Prefixes, weights_of
 from .recipe import MaskedRecipe, RowOptions, check_recipe
 from .rows import Job, Row, Step
-from .turn import complete, jobs_of, opening_of, plan_row, settle
+from .turn import complete, jobs_of, opening_of, plan_of, settle
 from .work import Work
 
 CPU_BATCH = 512  # a processor's products get no faster beyond; activations then leave its cache
@@ -353,7 +353,7 @@ class Engine(Work[Row, Step]):
         with self._lock:
             jobs = []
             for row in rows:
-                plan, targets = plan_row(row, self.cache, row.canvas.masks())
+                plan, targets = plan_of(row, row.canvas, self.cache, row.canvas.masks())
                 jobs.append(Job(row, row.canvas, plan, targets))
             scored = self.forward.logits(jobs)
             for job in jobs:

@@ -39,7 +39,7 @@ def jobs_of(row: Row, cache: Cache) -> list[Job]:
     targets, ids = sampler.reads(canvas)
     if FORESIGHT in cache.needs:
         targets = sampler.foreseen(canvas)
-    plan, targets = plan_row(row, cache, targets)
+    plan, targets = plan_of(row, canvas, cache, targets)
     feed = row.feed = sampler.feeds(canvas)
     verifies = bool(feed.branches) and "residual" in row.options.needs
     again, ordered = feed.masks, feed.ordered
@@ -53,8 +53,10 @@ def jobs_of(row: Row, cache: Cache) -> list[Job]:
         wanted, asked, own = targets, ids, plan
         if fork is not canvas:
             wanted, asked = sampler.reads(fork)
-        if cache.branches_slide and fork is not canvas:
-            own = complete_plan(cache.branch(fork, plan), wanted, row.slots, NOTHING)
+            if cache.branches_slide:
+                own = complete_plan(cache.branch(fork, plan), wanted, row.slots, NOTHING)
+            elif not cache.stores and wanted.size:  # its window may end in a later block
+                own, wanted = plan_of(row, fork, cache, wanted)
         jobs.append(Job.of(row, fork, own, wanted, asked, i * row.recipe.lanes, again, ordered))
     return jobs
 
@@ -134,9 +136,12 @@ def _forks(row: Row, cache: Cache) -> list[Canvas]:
     return forks
 
 
-def plan_row(row: Row, cache: Cache, targets: IntArray) -> tuple[Plan, IntArray]:
-    """What the row computes and reads, and those of the targets that the cache serves."""
-    canvas, slots = row.canvas, row.slots
+def plan_of(
+    row: Row, canvas: Canvas, cache: Cache, targets: IntArray
+) -> tuple[Plan, IntArray]:  # fmt: skip
+    """What a canvas of the row computes and reads, and those of the targets that the cache
+    serves."""
+    slots = row.slots
     plan = cache.plan(canvas, slots, targets)
     if plan.answers is not None:
         served = np.intersect1d(targets, plan.answers, assume_unique=True)

@@ -15,6 +15,8 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCau
 
 import dllm
 from dllm.cache import Plan, Slots
+from dllm.cache.base import full_plan
+from dllm.cache.none import NoCache
 from dllm.core.canvas import Canvas
 from dllm.engine import Engine
 from dllm.engine.layers import View
@@ -312,3 +314,20 @@ def test_an_answer_ends_where_its_text_does_by_default(model: dllm.DiffusionMode
 
 def outcome_of(result: dllm.Result) -> tuple[Any, ...]:
     return result.tokens, result.order, result.nfe, result.finish_reason, result.logprobs.tolist()
+
+
+@pytest.mark.parametrize(
+    "sampler", ["lopa(d2f(0.05), k=3)", "lopa(d2f(0.05), k=3)+staged_blocks(4)"]
+)
+def test_branches_may_open_a_later_block(
+    model: dllm.DiffusionModel, sampler: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trial moves the window of its branch on: each branch computes as far as its own reaches."""
+    how: Any = {"temperature": 2.0, "block_length": 4}
+    plain = [run(model, PROMPTS, sampler, "none", seed=seed, **how) for seed in range(6)]
+    monkeypatch.setattr(NoCache, "plan", lambda self, canvas, slots, targets: full_plan(canvas))
+    for seed, results in enumerate(plain):
+        whole = run(model, PROMPTS, sampler, "none", seed=seed, **how)
+        for one, other in zip(results, whole, strict=True):
+            assert (one.tokens, one.nfe) == (other.tokens, other.nfe)
+            assert one.computed < other.computed

@@ -94,16 +94,16 @@ def test_all_that_is_computed_is_written_before_it_is_read(
 
     def outcome(poison: bool, patch: pytest.MonkeyPatch) -> Any:
         engine, row = start("llada-tiny", spec)
-        plan = turn.plan_row
+        plan = turn.plan_of
 
-        def poisoned(row: Row, cache: Any, targets: Any) -> Any:
-            result = plan(row, cache, targets)
+        def poisoned(row: Row, canvas: Any, cache: Any, targets: Any) -> Any:
+            result = plan(row, canvas, cache, targets)
             with torch.inference_mode():
                 for x in held(engine.forward.buffer) if poison else ():
                     x[:, result[0].compute] = torch.nan
             return result
 
-        patch.setattr(turn, "plan_row", poisoned)
+        patch.setattr(turn, "plan_of", poisoned)
         logprobs = [step.prediction.logprob for (step,) in engine.resume([row])]
         assert not any(x.isnan().any() for x in held(engine.forward.buffer))
         return row.canvas.tokens.tolist(), np.concatenate(logprobs).tolist()
