@@ -68,7 +68,7 @@ class Int8(Rounding):
 @KINDS.register("int4")
 @dataclass(frozen=True)
 class Int4(Rounding):
-    """Linear layers and experts in 4 bits, a scale and a zero per ``group`` (32, 64 or 128) of inputs.
+    """Linear layers and experts in 4 bits, a scale and a zero per ``group`` (32, 64, 128 inputs).
 
     The ``head``, if it is not left as it is, gets 8 bits, and so do ``embeddings``.
     """
