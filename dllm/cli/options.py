@@ -12,7 +12,6 @@ import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from functools import partial, wraps
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args, get_origin, get_type_hints
 
 import typer
@@ -24,7 +23,6 @@ from ..core.errors import ConfigError
 from . import completion
 from .inputs import read_ids
 from .output import remember_debug, waiting
-from .preset import read_preset
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -209,35 +207,6 @@ class Ways(Loaded):
         return {name: value for name, value in values.items() if value is not None}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Measured(Ways):
-    """Ways of decoding, measured on tasks."""
-
-    tasks: list[str] | None = option(
-        None,
-        "Tasks: names or .jsonl files, separated by commas or repeated.",
-        MEASURING,
-        "--tasks",
-        "--task",
-    )
-    curve: list[str] | None = option(
-        None,
-        "Sampler to run at several values of its main parameter, or 'all'; repeatable.",
-        MEASURING,
-    )
-
-    def task_names(self) -> list[str]:
-        """The tasks, one by one."""
-        parts = (name.strip() for given in self.tasks or () for name in given.split(","))
-        return list(dict.fromkeys(name for name in parts if name))
-
-    def curves(self) -> list[str]:
-        """The samplers whose curves are wanted."""
-        from ..eval.curves import samplers_with_curves
-
-        return samplers_with_curves() if "all" in (self.curve or ()) else self.curve or []
-
-
 EVERY = GenerationConfig.fields().keys() - {
     "suppress_mask", "top_candidates", "cache_salt", "structural_tag",
 }  # fmt: skip
@@ -295,30 +264,15 @@ def _plain(kind: Any) -> Any:
 @dataclass(frozen=True, kw_only=True)
 class Decoding(Loaded):
     """One way of decoding.  None leaves the default of the checkpoint or the API; a sampler or a
-    cache that is not given is that of the preset, or else `SAMPLER` and `CACHE`."""
+    cache that is not given is `SAMPLER` or `CACHE`."""
 
-    sampler: str | None = option(
-        None, "Sampler (default threshold); 'dllm samplers' lists them.", DECODING
+    sampler: str = option(
+        SAMPLER, "Sampler (default threshold); 'dllm samplers' lists them.", DECODING
     )
-    cache: str | None = option(None, "Cache (default none); 'dllm caches' lists them.", DECODING)
-    preset: Path | None = option(None, "Preset file that 'dllm tune' wrote.", DECODING)
+    cache: str = option(CACHE, "Cache (default none); 'dllm caches' lists them.", DECODING)
     how: Mapping[str, Any] = field(default_factory=dict)
 
     PARAMETERS: ClassVar = EVERY - ANSWERS
-
-    def __post_init__(self) -> None:
-        """A preset is the sampler, the cache, and whatever else was not given."""
-        if self.preset is not None and (self.sampler, self.cache) != (None, None):
-            raise ConfigError("a preset says which sampler and cache: drop --preset or them")
-        chosen: dict[str, Any] = {"sampler": SAMPLER, "cache": CACHE}
-        if self.preset is not None:
-            preset = read_preset(self.preset)
-            chosen = {name: preset[name] for name in chosen}
-            here = {k: v for k, v in preset["arguments"].items() if k in self.PARAMETERS}
-            object.__setattr__(self, "how", here | dict(self.how))
-        for name, value in chosen.items():
-            if getattr(self, name) is None:
-                object.__setattr__(self, name, value)
 
     def parts(self) -> dict[str, Any]:
         """The sampler and the cache."""
@@ -338,7 +292,6 @@ class Generation(Decoding):
     delay: float = option(0.0, "Seconds to pause per step with --watch.", OUTPUT, min=0)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.delay and not self.watch:
             raise ConfigError("--delay is a pause per watched step: add --watch, or drop it")
 
