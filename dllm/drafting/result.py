@@ -67,17 +67,6 @@ class SpeculativeResult(Result):
         return np.array([(accepted >= i).mean() for i in range(1, deepest + 1)], np.float32)
 
     @property
-    def conditional_acceptance(self) -> FloatArray:
-        """Share of the drafts that reach depth i with i - 1 accepted tokens, whose token i is
-        accepted too, i = 1, 2, ..."""
-        result = []
-        for depth in range(1, max((r.depth for r in self.rounds), default=0) + 1):
-            reached = [r.accepted >= depth for r in self.rounds
-                       if r.depth >= depth and r.accepted >= depth - 1]  # fmt: skip
-            result.append(float(np.mean(reached)) if reached else np.nan)
-        return np.array(result, np.float32)
-
-    @property
     def shares(self) -> dict[str, float]:
         """Shares of the time spent drafting (without search), searching, verifying, elsewhere."""
         seconds = {
