@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -28,11 +27,6 @@ class SpeculativeResult(Result):
 
     def to_dict(self) -> dict[str, Any]:
         return {**super().to_dict(), "rounds": [asdict(stats) for stats in self.rounds]}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        rounds = [RoundStats(**stats) for stats in data.get("rounds", ())]
-        return super().from_dict({**data, "rounds": rounds})
 
     @property
     def drafted(self) -> int:
