@@ -66,7 +66,7 @@ BLOCK_CAUSAL = Capability("block-causal attention", {"a model": "use cache='dual
 LEFT_TO_RIGHT = Capability(
     "block-causal attention, with which it judges its own drafts from left to right",
     {"a model": "load a block-diffusion model (SDAR, LLaDA2, Fast-dLLM v2, Nemotron, or what "
-                "`dllm train convert --form block` makes), or use sampler='threshold',"},
+                "`dllm train convert` makes), or use sampler='threshold',"},
 )  # fmt: skip
 # The cache `wedlm`: keys of a decided token depend on what was decided before it only.
 DECIDED_FIRST = Capability(
