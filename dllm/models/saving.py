@@ -6,7 +6,7 @@ import json
 import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from huggingface_hub import save_torch_state_dict
@@ -14,16 +14,13 @@ from huggingface_hub import save_torch_state_dict
 from ..core.errors import ConfigError, UnknownNameError
 from .quantisation import of_config
 
-if TYPE_CHECKING:
-    from .model import DiffusionModel
-
 IDS = ("mask_token_id", "eos_token_id", "pad_token_id", "bos_token_id", "expand_token_id")
 LAYOUTS = ("native", "official")
 DTYPE_NAMES = ("torch_dtype", "dtype")  # old and new spelling in config.json
 
 
 def save(
-    model: DiffusionModel, folder: str | os.PathLike[str], layout: str, max_shard_size: int | str
+    model: Any, folder: str | os.PathLike[str], layout: str, max_shard_size: int | str
 ) -> None:
     """See `DiffusionModel.save_pretrained`."""
     if layout not in LAYOUTS:
@@ -51,7 +48,7 @@ def save(
         model.tokenizer.save_pretrained(path)
 
 
-def _weights(model: DiffusionModel) -> dict[str, torch.Tensor]:
+def _weights(model: Any) -> dict[str, torch.Tensor]:
     hf: Any = model.hf
     stored = getattr(hf.config, "quantization_config", None)
     if getattr(hf, "hf_quantizer", None) is not None and of_config(stored) is None:
@@ -75,7 +72,7 @@ def _weights(model: DiffusionModel) -> dict[str, torch.Tensor]:
     return weights
 
 
-def _native_config(model: DiffusionModel) -> dict[str, Any]:
+def _native_config(model: Any) -> dict[str, Any]:
     facts = asdict(model.facts)
     section = {name: facts[name] for name in (
         *IDS, "stop_token_ids", "logit_shift", "context_length", "score_source", "block_length",
@@ -92,7 +89,7 @@ def _native_config(model: DiffusionModel) -> dict[str, Any]:
     }
 
 
-def _official_config(model: DiffusionModel) -> dict[str, Any]:
+def _official_config(model: Any) -> dict[str, Any]:
     """The original fields, with those replaced that have changed since."""
     family, original = model.family, dict(model.official_config)
     assert family.to_official is not None and family.to_native is not None
@@ -112,7 +109,7 @@ def _first(value: Any) -> Any:
     return value[0] if isinstance(value, list) else value
 
 
-def _dtype(model: DiffusionModel) -> str:
+def _dtype(model: Any) -> str:
     return str(model.dtype).removeprefix("torch.")
 
 
