@@ -125,7 +125,7 @@ WHOLE_REGION = Capability(
 BRANCHES = Capability("several continuations of a row in one forward", {"a cache": NO_CACHE})
 # The same of continuations that move the window, each its own way.
 SLIDING_BRANCHES = Capability(
-    "branches whose windows slide, each computed anew", {"a cache": f"{NO_CACHE} or blocks"}
+    "a cache that computes every branch of a sliding window", {"a cache": f"{NO_CACHE} or blocks"}
 )
 # WeDLM's models: a decided token is moved before the masks, its key with it.
 REORDERING = Capability(
