@@ -15,7 +15,6 @@ from rich.console import Console
 from rich.text import Text
 
 from ..core.errors import ConfigError, UnknownNameError
-from . import completion
 
 if TYPE_CHECKING:
     from ..core.spec import Info
@@ -42,7 +41,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print a JSON list.")]
 def samplers(
     name: Annotated[
         str | None,
-        typer.Argument(help="One of them, with all it takes.", autocompletion=completion.samplers),
+        typer.Argument(help="One of them, with all it takes."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -67,7 +66,7 @@ def samplers(
 def caches(
     name: Annotated[
         str | None,
-        typer.Argument(help="One of them, with all it takes.", autocompletion=completion.caches),
+        typer.Argument(help="One of them, with all it takes."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

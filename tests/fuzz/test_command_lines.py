@@ -16,7 +16,7 @@ VALUES = ["", " ", "0", "1", "-1", "3", "0.5", "1e39", "nan", "inf", "None", "x"
 COMMON = ["--sampler", "--cache", "--steps", "--block-length", "--temperature", "--top-p",
           "--top-k", "--cfg-scale", "--eos-policy", "--seed", "--max-batch-tokens",
           "--device", "--dtype", "--top-candidates", "--cuda-graphs", "--compile", "--json",
-          "--ids", "--nonsense"]  # fmt: skip
+          "--nonsense"]  # fmt: skip
 MORE = {
     "generate": [*COMMON, "--max-new-tokens", "--min-new-tokens", "--stop", "--constraint",
                  "--watch", "--raw", "--file", "--rule", "--max-batch-size"],
@@ -27,7 +27,7 @@ MORE = {
     "caches": ["--json", "--nonsense"],
     "bench": ["--sampler", "--tasks", "--examples", "--preset", "--rows"],
 }  # fmt: skip
-FLAGS = {"--json", "--watch", "--raw", "--cuda-graphs", "--compile", "--ids"}
+FLAGS = {"--json", "--watch", "--raw", "--cuda-graphs", "--compile"}
 TEXTS = ["Tom", "Reverse this list: Tom, Anna", "a[[2]]b", "", "[[1]]\udc80", "Tom\n\nAnna"]
 
 
