@@ -23,8 +23,8 @@ MORE = {
     "chat": [*COMMON, "--system", "--max-new-tokens", "--stop"],
     "infill": COMMON,
     "compare": ["--sampler", "--cache", "--temperature", "--seed", "--block-length", "--json"],
-    "samplers": ["--json", "--nonsense"],
-    "caches": ["--json", "--nonsense"],
+    "samplers": ["--nonsense"],
+    "caches": ["--nonsense"],
     "bench": ["--sampler", "--tasks", "--examples", "--preset", "--rows"],
 }  # fmt: skip
 FLAGS = {"--json", "--watch", "--raw", "--cuda-graphs", "--compile"}
