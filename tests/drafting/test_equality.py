@@ -160,7 +160,7 @@ def test_keyed_equality(verifier: dllm.DiffusionModel, drafter: str, seeds: rang
             "tree": Scripted(text, noise=0.4, tree=True, seed=seed),
         }
         part: Drafter = models[drafter] if drafter in models else scripted[drafter]
-        controller = ("fixed(k=4)", "threshold", "adaptive", "confidence(tau=0.1)")[
+        controller = ("fixed(k=4)", "threshold", "adaptive", "confidence_extend(tau=0.1)")[
             (seed + DRAFTERS.index(drafter)) % 4
         ]
         result = dllm.speculate(
