@@ -139,8 +139,8 @@ class Person(BaseModel):
 def test_json_comes_back_as_an_object(nano: dllm.DiffusionModel, tmp_path: Path) -> None:
     out = dllm.generate(nano, QUESTION, json_schema=Person, max_new_tokens=48)
     assert isinstance(out.parsed, Person) and out.parsed.model_dump() == json.loads(out.text)
-    again = dllm.Result.from_dict(json.loads(json.dumps(out.to_dict())))
-    assert again.parsed == out.parsed.model_dump()
+    again = json.loads(json.dumps(out.to_dict()))
+    assert json.loads(again["text"]) == out.parsed.model_dump()
     file = tmp_path / "person.json"
     file.write_text(json.dumps(Person.model_json_schema()), encoding="utf-8")
     plain = dllm.generate(nano, QUESTION, json_schema=file, max_new_tokens=48)
