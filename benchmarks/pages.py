@@ -379,6 +379,32 @@ def served(name: str) -> str:
     )
 
 
+def structures() -> str:
+    """What a step costs with each structure."""
+    found = load("structured")
+    rows = [
+        [name, f"{case['states']:,}", f"{case['compile_seconds']:.2f} s",
+         f"{case['likeliest_ms']:.1f} ms"]
+        for name, case in found["structures"].items()
+    ]  # fmt: skip
+    for name, case in found["judged"].items():
+        rows.append([f"{name}, judged", "", "", f"{case['p50_ms']:.1f} ms"])
+    return markdown(["structure", "states", "compile", "step"], rows)
+
+
+def schema_libraries() -> str:
+    """Schemas that each library takes."""
+    rows = [
+        [name, f"{case['compile']} of {case['schemas']}", f"{case['p50_s']:.3f} s",
+         f"{case['p90_s']:.2f} s", f"{case['max_s']:.2f} s",
+         *(case[kind] if not case[kind].endswith(" of 0") else "–"
+           for kind in ("invalid_accepted", "valid_refused"))]
+        for name, case in load("structured")["schemas"].items()
+    ]  # fmt: skip
+    head = ["library", "compile", "median", "p90", "slowest", "invalid taken", "valid refused"]
+    return markdown(head, rows)
+
+
 # What was measured, its page, the command, and the file that the command wrote.
 EVIDENCE = (
     ("accuracy and forward passes of samplers", "samplers", "dllm bench --preset readme",
@@ -393,6 +419,8 @@ EVIDENCE = (
      "drafting_counts.json"),
     ("requests per second", "serving", "python benchmarks/serving.py", "serving.json"),
     ("a server under mixed load", "serving", "python benchmarks/soak.py", "soak.json"),
+    ("structured output", "../structured-output", "python benchmarks/structured.py",
+     "structured.json"),
 )  # fmt: skip
 
 
@@ -429,6 +457,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     },
     "docs/results/serving.md": {"nano": partial(served, "serving"),
                                 "135m": partial(served, "serving_135m_engine")},
+    "docs/structured-output.md": {"cost": structures, "libraries": schema_libraries},
     "docs/kernels.md": {"heads": heads, "steps": steps, "compiled": compiled},
 }  # fmt: skip
 

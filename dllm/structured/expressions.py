@@ -212,12 +212,12 @@ class Expression:
             return Repeat(self._row(items, flags), int(least),
                           None if most is PARSER.MAXREPEAT else int(most))  # fmt: skip
         if name == "POSSESSIVE_REPEAT":
-            return self._possessive(*value, flags)
+            return self._possessive(value, flags)
         if name == "ATOMIC_GROUP":
             if all(str(kind) in SINGLE for kind, _ in value):
                 return self._row(value, flags)
             if len(value) == 1 and str(value[0][0]) in ("MAX_REPEAT", "POSSESSIVE_REPEAT"):
-                return self._possessive(*value[0][1], flags)
+                return self._possessive(value[0][1], flags)
             self._refuse("an atomic group of more than one repeated character")
         if name == "AT":
             if str(value) not in BEGINS + ENDS:
@@ -225,8 +225,9 @@ class Expression:
             self._refuse_ends()
         self._refuse(BEYOND.get(name, name.lower()))
 
-    def _possessive(self, least: Any, most: Any, items: Any, flags: re.RegexFlag) -> Part:
+    def _possessive(self, value: Any, flags: re.RegexFlag) -> Part:
         """A character as often as it can be: a mark says that no further one follows."""
+        least, most, items = value
         if len(items) != 1 or str(items[0][0]) not in SINGLE:
             self._refuse("a possessive quantifier of more than one character")
         part = self.possessive.setdefault(f"{items} {flags}", self._row(items, flags))
