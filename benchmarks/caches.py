@@ -1,4 +1,4 @@
-"""Wall time, computed positions and bytes of every cache, against no cache and an operation count.
+"""Wall time, computed positions and bytes of every cache, against no cache.
 
     python benchmarks/caches.py                     # every shape; goes on where it stopped
     python benchmarks/caches.py --quick             # one shape, few tokens
@@ -8,14 +8,7 @@ Models with random weights: what is measured is cost, not quality.  A shape is a
 answer and the tokens per step; its caches run one after the other, in rounds (more of them where
 they are short), and medians are compared within the shape.  Finished shapes are kept in the output
 file and not run again.  Seconds are wall clock, with one thread processor time, which other
-programs disturb less.  Per cache:
-
-``speedup``            time without a cache over time with it
-``flop_ratio``         the same in operations (`dllm.eval.cost`)
-``measured_to_flops``  their quotient: 1 when time follows operations
-``predicted``          the speed-up when every part of a step runs at the rate that this machine
-                       reaches with matrix products of so many rows (few rows are slower per
-                       operation); what it does not explain is attention and the host
+programs disturb less.  ``speedup`` is the time without a cache over the time with it.
 """
 
 from __future__ import annotations
@@ -31,7 +24,6 @@ from typing import Any
 import torch
 
 import dllm
-from dllm.eval.cost import Rates, Shape, costs
 
 from harness import RESULTS, dream_135m, kernels, llada_135m, write  # isort: skip
 
@@ -51,46 +43,36 @@ def run(
     sampler = "llada(remasking=random)" if cache == "dkv_greedy" else "llada"
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     start = clock()
-    out = dllm.generate(
-        model, prompt, sampler=sampler, cache=cache, eos_policy="none", trace=True, **how
-    )
+    out = dllm.generate(model, prompt, sampler=sampler, cache=cache, eos_policy="none", **how)
     assert isinstance(out, dllm.Result)
     return out, clock() - start
 
 
 def measure(
-    model: dllm.DiffusionModel, rates: Rates, prompt: int, new: int, per_step: int,
-    caches: list[str], block: int,
+    model: dllm.DiffusionModel, prompt: int, new: int, per_step: int, caches: list[str], block: int
 ) -> list[dict[str, Any]]:  # fmt: skip
     """All caches on one shape, no cache first."""
     ids = torch.randint(1, 49000, (prompt,), generator=torch.Generator().manual_seed(0)).tolist()
     how = {"max_new_tokens": new, "block_length": block, "steps": new // per_step}
-    shape, names = Shape.of(model.hf.config), ["none", *(c for c in caches if c != "none")]
+    names = ["none", *(c for c in caches if c != "none")]
     times: dict[str, list[float]] = {name: [] for name in names}
     cases: dict[str, dict[str, Any]] = {}
     while len(times["none"]) < (1 if times["none"] and times["none"][0] > LONG else ROUNDS):
         for name in names:
             out, seconds = run(model, ids, name, **how)
             times[name].append(seconds)
-            steps = list(costs(shape, out))
             cases[name] = {
                 "cache": name, "tokens_per_step": per_step, "nfe": out.nfe,
                 "computed": out.computed, "cache_bytes": out.cache_bytes,
-                "flops": sum(step.operations for step in steps),
-                "predicted_seconds": sum(rates.seconds(step) for step in steps),
             }  # fmt: skip
     for name, case in cases.items():
         case["seconds"], case["rounds"] = median(times[name]), len(times[name])
         base = cases["none"]
         case["speedup"] = base["seconds"] / case["seconds"]
         case["fewer_positions"] = base["computed"] / case["computed"]
-        case["flop_ratio"] = base["flops"] / case["flops"]
-        case["measured_to_flops"] = case["speedup"] / case["flop_ratio"]
-        case["predicted"] = base["predicted_seconds"] / case["predicted_seconds"]
         case["slower_than_none"] = case["speedup"] < 1
         print(f"P={prompt} G={new} {per_step} per step {name:16} {case['seconds']:7.1f} s "
-              f"{case['computed']:8d} positions {case['speedup']:6.2f}x faster, "
-              f"{case['flop_ratio']:6.2f}x fewer operations, {case['predicted']:6.2f}x predicted",
+              f"{case['computed']:8d} positions {case['speedup']:6.2f}x faster",
               flush=True)  # fmt: skip
     return list(cases.values())
 
@@ -148,10 +130,8 @@ def main() -> None:
             continue
         model = MODELS[name](options.dtype)
         run(model, [1] * 8, "dual", max_new_tokens=8)  # warm-up
-        shape, dtype = Shape.of(model.hf.config), getattr(torch, options.dtype)
-        rates = Rates.measure(shape, model.device, dtype)
         for _, prompt, new, per_step in wanted:
-            cases = measure(model, rates, prompt, new, per_step, options.caches, options.block)
+            cases = measure(model, prompt, new, per_step, options.caches, options.block)
             shapes.append({"model": name, "prompt": prompt, "new": new,
                            "tokens_per_step": per_step, "cases": cases})  # fmt: skip
             save(options, shapes)

@@ -5,8 +5,7 @@
     python benchmarks/distilled.py base=nano fast=... --plot docs/trained.svg
 
 Every model answers the same held-out prompts with every sampler.  A setting is compared with the
-first sampler on the first model: tokens per forward, accuracy, exact McNemar over all prompts; the
-curve over all samplers of a model by its dense AUP, with the y_max that it was computed with.
+first sampler on the first model: tokens per forward, accuracy, exact McNemar over all prompts.
 Cells that the output holds are not measured again.
 """
 
@@ -20,7 +19,7 @@ from typing import Any
 
 import dllm
 from dllm.eval.measure import Cell, Setting, fingerprint, measure
-from dllm.eval.metrics import Outcome, dense_aup, dense_aup_draws, interval, paired
+from dllm.eval.metrics import paired
 from dllm.eval.plot import new_figure
 from dllm.eval.tasks import TASKS
 
@@ -44,7 +43,7 @@ def main() -> None:
     known: dict[str, Any] = {}
     if given.output.exists():
         known = json.loads(given.output.read_text(encoding="utf-8"))
-    outcomes: dict[str, dict[str, Outcome]] = {}
+    outcomes: dict[str, dict[str, dict[str, list[int]]]] = {}
     for pair in given.models:
         name, _, source = pair.partition("=")
         model = dllm.load(source, dtype="float32")
@@ -60,9 +59,8 @@ def main() -> None:
                     given.output.write_text(json.dumps(known) + "\n", encoding="utf-8")
                 parts.append(known[key])
             joined = {f: [x for part in parts for x in part[f]] for f in ("right", "tokens", "nfe")}
-            outcomes.setdefault(name, {})[sampler] = Outcome(**joined)
+            outcomes.setdefault(name, {})[sampler] = joined
             print(row(name, sampler, outcomes), flush=True)
-    areas(outcomes)
     if given.plot:
         plot(list(known.values()), list(outcomes), given.plot)
 
@@ -96,30 +94,16 @@ def plot(cells: list[dict[str, Any]], models: list[str], file: Path) -> None:
         figure.tight_layout()
 
 
-def row(name: str, sampler: str, outcomes: dict[str, dict[str, Outcome]]) -> str:
+def row(name: str, sampler: str, outcomes: dict[str, dict[str, dict[str, list[int]]]]) -> str:
     """A line of the table."""
     here = outcomes[name][sampler]
     base = next(iter(next(iter(outcomes.values())).values()))
-    (rate, share), (slow, _) = here.point(), base.point()
-    test = paired(here.right, base.right)
+    rate, slow = (sum(one["tokens"]) / sum(one["nfe"]) for one in (here, base))
+    share = 100 * sum(here["right"]) / len(here["right"])
+    test = paired(here["right"], base["right"])
     return (f"| {name} | `{sampler}` | {rate:.2f} | {rate / slow:.2f} | {share:.1f} | "
             f"{100 * test.difference:+.1f} ({100 * test.low:+.1f} to {100 * test.high:+.1f}) | "
-            f"{test.p_value:.2g} | {len(here.right)} |")  # fmt: skip
-
-
-def areas(outcomes: dict[str, dict[str, Outcome]]) -> None:
-    """Dense AUP of every model, and how many times the first one's it is."""
-    best = max(one.point()[1] for every in outcomes.values() for one in every.values())
-    print(f"dense AUP, y_max {best:.1f}")
-    base = None
-    for name, every in outcomes.items():
-        area = dense_aup([one.point() for one in every.values()], best)
-        draws = dense_aup_draws([*every.values()], best)
-        low, high = interval(draws)
-        base = (area, draws) if base is None else base
-        ratio = interval(draws / base[1])
-        print(f"{name}: {area:.0f} ({low:.0f} to {high:.0f}), {area / base[0]:.2f} "
-              f"({ratio[0]:.2f} to {ratio[1]:.2f}) times the first")  # fmt: skip
+            f"{test.p_value:.2g} | {len(here['right'])} |")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -123,7 +123,7 @@ dllm generate --block-length {BLOCK} -s SAMPLER "{PROMPT}"
 def parameters(cls: Any) -> str:
     """What a sampler takes, and its defaults."""
     rows = [
-        [f"`{field.name}`", "from the family, or open" if default is None else f"`{default}`"]
+        [f"`{field.name}`", "by model family, else none" if default is None else f"`{default}`"]
         for field in dataclasses.fields(cls)
         if not dataclasses.is_dataclass(default := getattr(cls(), field.name))
     ]
@@ -209,19 +209,22 @@ FRONT = ("llada(steps=32)", "threshold(tau=0.9)", "localleap(tau_r=0.75)",
 
 def front() -> str:
     """Four settings of the sweep, all tasks together."""
-    rows = []
+    rows, seconds = [], list[float]()
     for name in FRONT:
         mine = [record for record in plain() if record.sampler == name]
         right, passes = (
             fmean(x for r in mine for x in getattr(r, field)) for field in ("right", "nfe")
         )
         tokens = fmean(x for r in mine for x in r.tokens)
+        seconds.append(sum(record.seconds for record in mine))
         one = " (one token per step, padding included)" if name.startswith("llada") else ""
         rows.append(
-            [f"`{name}`{one}", f"{100 * right:.1f} %", f"{passes:.1f}", f"{tokens / passes:.1f}"]
-        )
+            [f"`{name}`{one}", f"{100 * right:.1f} %", f"{passes:.1f}", f"{tokens / passes:.1f}",
+             f"{seconds[0] / seconds[-1]:.1f}×"]
+        )  # fmt: skip
     return markdown(
-        ["sampler", "correct", "forward passes per answer", "tokens per forward pass"], rows
+        ["sampler", "correct", "forward passes per answer", "tokens per forward pass", "faster"],
+        rows,
     )
 
 

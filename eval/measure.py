@@ -11,7 +11,7 @@ from typing import Any
 from ..api import as_completed, generate
 from ..core.errors import ConfigError
 from ..models import DiffusionModel
-from .metrics import Outcome, Point, wilson
+from .metrics import wilson
 from .problems import Problems, check_fits, draw, stamp
 
 FORMAT = 2
@@ -33,22 +33,20 @@ class Setting:
 
 @dataclass(frozen=True)
 class Cell:
-    """A setting on ``examples`` examples of a task, ``rows`` of them decoded together.  ``start``:
-    how many of that seed's examples to pass over."""
+    """A setting on ``examples`` examples of a task, ``rows`` of them decoded together."""
 
     task: str
     setting: Setting
     examples: int
     seed: int = 0
     rows: int = 32
-    start: int = 0
 
     def key(self, model: str) -> str:
         """What identifies a measurement: everything that can change its result."""
         how = self.setting
         arguments = sorted(how.arguments.items())
         text = repr((FORMAT, model, self.task, how.sampler, how.cache, arguments, self.examples,
-                     self.seed, self.rows, self.start))  # fmt: skip
+                     self.seed, self.rows))  # fmt: skip
         return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
 
@@ -80,13 +78,9 @@ class Record:
     peak_memory: int
 
     @property
-    def outcome(self) -> Outcome:
-        return Outcome(self.right, self.tokens, self.nfe)
-
-    @property
-    def point(self) -> Point:
+    def point(self) -> tuple[float, float]:
         """(tokens per forward, percent right)."""
-        return self.outcome.point()
+        return sum(self.tokens) / max(1, sum(self.nfe)), 100 * self.accuracy
 
     @property
     def accuracy(self) -> float:
@@ -130,7 +124,7 @@ def measure(
 ) -> Record:
     """Decode the examples and check the answers.  ``identity`` is the model's fingerprint;
     ``answered`` is called with the number of answers so far."""
-    examples = draw(problems, cell.start + cell.examples, cell.seed, cell.start)
+    examples = draw(problems, cell.examples, cell.seed)
     how = {"sampler": cell.setting.sampler, "cache": cell.setting.cache, **cell.setting.arguments}
     check_fits(model, examples, int(how.get("max_new_tokens") or 1), cell.task)
     prompts = [example.prompt for example in examples]

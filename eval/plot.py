@@ -12,7 +12,7 @@ from typing import Any
 from ..core.errors import ConfigError, missing
 from .measure import Record
 from .metrics import wilson
-from .report import BASE, COMMON, REFERENCE, Pooled, areas, by_task, curves, pooled
+from .report import BASE, REFERENCE, Pooled, by_task, curves, fastest, pooled
 
 AXES: dict[str, tuple[str, Callable[[Record], float]]] = {
     "tokens per forward": ("log", lambda r: r.point[0]),
@@ -41,8 +41,8 @@ def check_plots() -> None:
 
 def pareto(records: Sequence[Record], files: Sequence[Path]) -> None:
     """Accuracy against tokens per forward, computed positions and seconds: a panel per task and
-    axis, a line per method with 95 % bands.  Of more methods than can be told apart those with the
-    largest areas are named, the others grey.  Writes every file, by its suffix (.svg, .png)."""
+    axis, a line per method with 95 % bands.  Of more methods than can be told apart the
+    `named` ones have colours.  Writes every file, by its suffix (.svg, .png)."""
     tasks = by_task(records)
     if not tasks:
         raise ConfigError("there is nothing to plot: the sweep holds no records")
@@ -99,15 +99,13 @@ def multiples(
 
 
 def named(records: Sequence[Record]) -> list[str]:
-    """The methods that a plot names: all if there are few, else those with the largest areas, and
-    the two that others are compared with."""
+    """The methods that a plot names: all if there are few, else the `fastest` and one token per
+    step."""
     methods = list(dict.fromkeys(record.method for record in records))
     if len(methods) <= MOST:
         return methods
-    result = areas(records)
-    always = [method for method in (REFERENCE, COMMON) if method in result]
-    best = sorted(result.keys() - always, key=lambda method: (-result[method].mean[0], method))
-    return [*best[: MOST - len(always)], *always]
+    best = [method for method in fastest(records)[1] if method != REFERENCE]
+    return [*best[: MOST - 1], *(method for method in methods if method == REFERENCE)]
 
 
 @contextmanager

@@ -103,20 +103,20 @@ def problems(name: str) -> Problems:
     raise UnknownNameError("task", name, TASKS)
 
 
-def draw(task: Problems, n: int, seed: int = 0, start: int = 0) -> list[Any]:
-    """Examples ``start`` to ``n`` of a task, no two of them alike.
+def draw(task: Problems, n: int, seed: int = 0) -> list[Any]:
+    """``n`` examples of a task, no two of them alike.
 
     A generated task repeats itself where there are few instances: what was drawn before is passed
     over.  Raises `ConfigError` where a task has no more.  Files are as they stand.
     """
     if not isinstance(task, Task):
-        return task.examples(n, seed)[start:]
+        return task.examples(n, seed)
     result: dict[str, Any] = {}
     for more in DRAWS:
         for example in task.examples(more * n, seed):
             result.setdefault(repr(example.prompt), example)
         if len(result) >= n:
-            return list(result.values())[start:n]
+            return list(result.values())[:n]
     raise ConfigError(
         f"{task.name} has only {len(result)} different prompts, not {n}: ask for fewer"
     )

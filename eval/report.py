@@ -10,14 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from .measure import Record
-from .metrics import DROP, Draws, Paired, dense_aup, dense_aup_draws, holm, interval, paired
+from .metrics import DROP, Paired, holm, paired
 
 BASE = "none"
 REFERENCE = "llada"  # its slowest setting is one token per step, which others are compared with
-COMMON = "threshold"  # the method whose area others are compared with
 CHANGE = ["points of accuracy (95 %)", "p"]
 
 
@@ -92,71 +89,6 @@ def p_value(p: float) -> str:
 
 
 @dataclass(frozen=True)
-class Area:
-    """Dense AUP of a method on every task, and of bootstrap draws (draws,) of each."""
-
-    values: tuple[float, ...]
-    draws: tuple[Draws, ...]
-
-    @property
-    def mean(self) -> tuple[float, Draws]:
-        return float(np.mean(self.values)), np.mean(self.draws, axis=0)
-
-
-def areas(records: Sequence[Record]) -> dict[str, Area]:
-    """The area of every method that was measured on all tasks.
-
-    Every curve begins at one token per step: the area's first rectangle would otherwise favour a
-    method whose sweep begins where others end, and a setting that is slower still, or as slow and
-    worse, would move the floor.
-    """
-    tasks = by_task([r for r in records if r.cache == BASE])
-    result: dict[str, list[tuple[float, Draws]]] = {}
-    for number, members in enumerate(tasks.values()):
-        best, slow = max(100 * r.accuracy for r in members) or 100.0, one_by_one(members)
-        for method, line in curves(members).items():
-            outcomes = [record.outcome for record in line]
-            area = dense_aup([o.point() for o in outcomes], best, start=slow.point)
-            draws = dense_aup_draws(outcomes, best, seed=number, start=slow.outcome)
-            result.setdefault(method, []).append((area, draws))
-    return {
-        method: Area(*zip(*each, strict=True))
-        for method, each in result.items()
-        if len(each) == len(tasks)
-    }
-
-
-def area_table(records: Sequence[Record]) -> str:
-    """Methods by tasks: area under the whole curve, their mean, and its difference to that of
-    `COMMON` where that was measured; all with paired bootstrap intervals."""
-    result = areas(records)
-    tasks = by_task([r for r in records if r.cache == BASE])
-    common = result.get(COMMON)
-    rows = []
-    for method, area in sorted(result.items(), key=lambda item: -item[1].mean[0]):
-        mean, draws = area.mean
-        cells = [ranged(v, d) for v, d in zip(area.values, area.draws, strict=True)]
-        rows.append([f"`{method}`", f"**{mean:.0f}** ({between(draws)})", *cells])
-        if common is not None:
-            value, drawn = common.mean
-            change = f"{mean - value:+.0f} ({between(draws - drawn, '+')})"
-            rows[-1].insert(2, "–" if method == COMMON else change)
-    header = ["sampler", "mean area (95 %)", *tasks]
-    if common is not None:
-        header.insert(2, f"against `{COMMON}` (95 %)")
-    return markdown(header, rows)
-
-
-def ranged(value: float, draws: Draws) -> str:
-    return f"{value:.0f} ({between(draws)})"
-
-
-def between(draws: Draws, sign: str = "") -> str:
-    low, high = interval(draws)
-    return f"{low:{sign}.0f} to {high:{sign}.0f}" if sign else f"{low:.0f}–{high:.0f}"
-
-
-@dataclass(frozen=True)
 class Pooled:
     """One setting on all tasks together."""
 
@@ -185,31 +117,40 @@ def pooled(records: Sequence[Record]) -> dict[tuple[str, str], Pooled]:
     }
 
 
-def fastest_table(records: Sequence[Record], most: int | None = None) -> str:
-    """Per method: its setting with most tokens per forward, among those that are shown to lose at
-    most `DROP` points against one token per step (lower end of the paired 95 % interval).
-    ``most``: only that many rows; p-values are adjusted for all of them."""
+def fastest(records: Sequence[Record]) -> tuple[Pooled | None, dict[str, tuple[str, Pooled]]]:
+    """One token per step; and per method, the fastest first, its setting with most tokens per
+    forward among those that are shown to lose at most `DROP` points against it (lower end of the
+    paired 95 % interval), all tasks together."""
     result = pooled([record for record in records if record.cache == BASE])
     if not result:
-        return ""
+        return None, {}
     reference = one_by_one([each.members[0] for each in result.values()])
     slow = result[reference.method, reference.sampler]
-    fastest: dict[str, tuple[str, Pooled]] = {}
+    chosen: dict[str, tuple[str, Pooled]] = {}
     for (method, sampler), each in sorted(result.items(), key=lambda item: item[1].rate):
         if each is slow or 100 * paired(each.right, slow.right).low >= -DROP:
-            fastest[method] = sampler, each
-    chosen = sorted(fastest.values(), key=lambda item: -item[1].rate)
-    shown = differences([paired(each.right, slow.right) for _, each in chosen])
+            chosen[method] = sampler, each
+    return slow, dict(sorted(chosen.items(), key=lambda item: (-item[1][1].rate, item[0])))
+
+
+def fastest_table(records: Sequence[Record], most: int | None = None) -> str:
+    """The `fastest` setting of every method.  ``most``: only that many rows; p-values are adjusted
+    for all of them."""
+    slow, chosen = fastest(records)
+    if slow is None:
+        return ""
+    shown = differences([paired(each.right, slow.right) for _, each in chosen.values()])
     rows = [
         [f"`{sampler}`", *cells, f"{each.rate:.2f}",
          *(f"{slow.total(n) / each.total(n):.1f}×" for n in ("nfe", "computed", "seconds"))]
-        for (sampler, each), cells in zip(chosen, shown, strict=True)
+        for (sampler, each), cells in zip(chosen.values(), shown, strict=True)
     ]  # fmt: skip
     header = ["fastest setting", *CHANGE, "tokens per forward", "fewer forwards",
               "fewer positions", "faster"]  # fmt: skip
     if most is not None:
         return markdown(header, rows[:most])
-    none = sorted({f"`{method}`" for method, _ in result if method not in fastest})
+    every = pooled([record for record in records if record.cache == BASE])
+    none = sorted({f"`{method}`" for method, _ in every if method not in chosen})
     return markdown(header, rows) + (f"\n\nNo such setting: {', '.join(none)}." if none else "")
 
 

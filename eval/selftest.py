@@ -3,19 +3,17 @@
 Every check runs the same thing two ways, on networks with random weights and on the bundled model:
 kernels against their plain twins, attention kernels against SDPA, padded (on a GPU: captured) steps
 against plain ones, rows in a batch against rows alone.  A difference names the switch that avoids
-it.  The step time is set beside what the machine's own matrix products allow; it fails nothing.
+it.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from ..api import generate
 from ..core.errors import DllmError, one_line
@@ -24,7 +22,6 @@ from ..kernels import linear, noise
 from ..kernels.rotation import rotate_scatter
 from ..kernels.statistics import Filters, token_statistics
 from ..models import DiffusionModel, load
-from .cost import Rates, Shape, step_cost
 from .machine import machine
 
 PROMPTS = (
@@ -32,8 +29,6 @@ PROMPTS = (
     "Copy this list: Tom, Anna", "What is 4 + 5?", "Compute 1 + 1.",
 )  # fmt: skip
 CACHES = ("none", "dual", "dkv")
-SIZES = {"cpu": (256, 8, 704, 8192), "cuda": (1024, 16, 2816, 32768)}  # width, layers, inner, ids
-STEP_ROWS = 256  # positions of the timed step
 WORDS = {True: "ok", False: "DIFFERS", None: "skipped"}
 
 
@@ -56,7 +51,7 @@ def run(device: str | None = None) -> Iterator[Check]:
     """All checks, on the GPU where there is one.  A check that raises counts as a difference."""
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     checks: tuple[Callable[[str], Iterator[Check]], ...] = (
-        statistics, products, rotation, random_numbers, attention, padded_steps, batches, step_time,
+        statistics, products, rotation, random_numbers, attention, padded_steps, batches,
     )  # fmt: skip
     for check in checks:
         try:
@@ -212,42 +207,6 @@ def batches(device: str) -> Iterator[Check]:
                 f"batch = alone, {dtype}, cache {cache}", differing == 0,
                 f"{differing} of {len(alone)} texts differ", "max_batch_size=1",
             )  # fmt: skip
-
-
-def step_time(device: str) -> Iterator[Check]:
-    """A step of a network with random weights beside the products it is made of."""
-    width, layers, inner, vocabulary = SIZES[device]
-    config = LlamaConfig(
-        vocab_size=vocabulary, hidden_size=width, intermediate_size=inner, num_hidden_layers=layers,
-        num_attention_heads=width // 64, max_position_embeddings=2 * STEP_ROWS,
-    )  # fmt: skip
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        network = LlamaForCausalLM(config)
-    model = load(
-        network, family="llada", mask_token_id=vocabulary - 1, eos_token_id=0, dtype=dtype,
-        device=device,
-    )  # fmt: skip
-    shape = Shape.of(config)
-    rates = Rates.measure(shape, torch.device(device), dtype)
-    prompt, steps = list(range(1, STEP_ROWS - 31)), 8
-    how: dict[str, Any] = {
-        "sampler": "llada", "max_new_tokens": 32, "block_length": 32, "steps": steps,
-        "eos_policy": "none",
-    }  # fmt: skip
-    generate(model, prompt, **how)
-    start = time.perf_counter()
-    generate(model, prompt, **how)
-    if device == "cuda":
-        torch.cuda.synchronize()
-    seconds = (time.perf_counter() - start) / steps
-    floor = rates.seconds(step_cost(shape, STEP_ROWS, STEP_ROWS, 32))
-    yield Check(
-        "step time", True,
-        f"{1000 * seconds:.1f} ms for {STEP_ROWS} positions, {seconds / floor:.2f} times its "
-        f"matrix products at {max(rates.rate) / 1e12:.2f} TFLOP/s in {str(dtype)[6:]}",
-    )  # fmt: skip
 
 
 def _decode(

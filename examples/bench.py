@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 import dllm
-from dllm.eval.report import area_table, full_table
+from dllm.eval.report import fastest_table, full_table
 from dllm.eval.sweep import Journal, Sweep, run
 
 SWEEP = Sweep(
@@ -29,7 +29,7 @@ def main() -> None:
         records = run(dllm.load("nano"), SWEEP.cells(), journal)
     print(full_table(records))
     print()
-    print(area_table(records))
+    print(fastest_table(records))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ Off the CPU, and for gradients, the weight is restored and multiplied as ever: t
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -37,7 +37,7 @@ from .mapped import release
 GROUPS = (32, 64, 128)  # inputs that share a scale, of 4-bit weights
 EVEN = 32  # inputs are a multiple of this: kernels read that many at once
 BLOCK = 16  # outputs of a 4-bit weight are a multiple of this
-MOST_INPUTS = (2**31 - 1) // (255 * 127)  # whose products of 8-bit numbers 32 bits can sum
+MOST_INPUTS = (2**31 - 1) // (255 * 128)  # whose products of 8-bit numbers 32 bits can sum
 CUT = 2**20  # numbers that are rounded at a time
 _LOCK = threading.Lock()
 
@@ -352,6 +352,48 @@ class QuantisedLinear(nn.Module):
 def _cuts(weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Rows at a time, so that copies in float32 stay in the cache: five times as fast."""
     return torch.split(weight, max(1, CUT // weight.shape[1]))
+
+
+class QuantisedExperts(nn.Module):
+    """Experts whose matrices are `QuantisedLinear`, in the place of transformers' 3-d tensors."""
+
+    def __init__(self, experts: Any, bits: int, group: int = 0) -> None:
+        """Of the sizes of ``experts``, without numbers."""
+        super().__init__()
+        self.act_fn = experts.act_fn
+        self.gate_up_proj, self.down_proj = (
+            nn.ModuleList(QuantisedLinear.like(one, bits, group, one.weight.dtype) for one in each)
+            for each in (_linears(experts.gate_up_proj), _linears(experts.down_proj))
+        )
+
+    @classmethod
+    def of(cls, experts: Any, bits: int, group: int = 0) -> QuantisedExperts:
+        """The experts with their weights rounded."""
+        result = cls(experts, bits, group)
+        for name in ("gate_up_proj", "down_proj"):
+            each = _linears(getattr(experts, name))
+            rounded = (QuantisedLinear.of(one, bits, group) for one in each)
+            setattr(result, name, nn.ModuleList(rounded))
+        return result
+
+    def forward(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """(n, d): for each row of ``x`` (n, d) the sum over its ``chosen`` (n, k) experts, times
+        their ``weights`` (n, k)."""
+        result = torch.zeros_like(x)
+        for expert in sorted({*chosen.flatten().tolist()}):
+            row, place = torch.where(chosen == expert)
+            gate, up = self.gate_up_proj[expert](x[row]).chunk(2, -1)
+            done = self.down_proj[expert](self.act_fn(gate) * up) * weights[row, place, None]
+            result.index_add_(0, row, done.to(result.dtype))
+        return result
+
+
+def _linears(weight: torch.Tensor) -> Iterator[nn.Linear]:
+    """``weight`` (experts, outputs, inputs) as a layer each."""
+    for one in weight.detach():
+        layer = nn.Linear(one.shape[1], one.shape[0], bias=False, device="meta")
+        layer.weight = nn.Parameter(one, requires_grad=False)
+        yield layer
 
 
 class QuantisedEmbedding(nn.Module):

@@ -25,12 +25,12 @@ class FreeDave(Explorer):
     """Guess the next commits of a sampler from the present scores, and keep those it confirms.
 
     After the step's own commits, up to ``draft_depth`` - 1 (LLaDA 4, Dream 8) drafts commit one
-    more of the most confident undecided positions of the window each.  One forward feeds them
-    all; a draft is kept if it is what the ``base`` sampler, from an earlier confirmed draft, makes
-    of the row.  A window that slides does so in every draft, which no cache can follow.  ``base``
+    more of the most confident undecided positions of the window each.  One forward pass reads them
+    all.  A draft is confirmed if ``base``, applied to a confirmed draft before it, commits exactly
+    the same.  A window that slides does so in every draft, which no cache can follow.  ``base``
     is one token per step unless another is given.  The text equals that of
-    ``base`` alone under the same cache, as long as batched and single forwards agree: in float32
-    but for exact ties, almost always in bfloat16.  ``partial`` also keeps a draft that is only a
+    ``base`` alone under the same cache where batched and single forward passes agree: in float32
+    except for exact ties, almost always in bfloat16.  ``partial`` also keeps a draft that is only a
     part of what ``base`` commits, as the paper's FreeDave++ does (with ``threshold(0.95)``): faster
     with such bases, and no longer exactly their text.
     """

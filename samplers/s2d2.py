@@ -35,15 +35,15 @@ class Routing:
 class S2D2(Explorer):
     """Where it is likely to pay, commit the drafts of a block that the same model confirms.
 
-    The model is one of block diffusion, which is autoregressive with blocks of one position. The
-    first run of masks is verified in one more forward: the block filled with its drafts, of which
-    each sees what is left of it, and a mask per position of the run that sees the same (none where
-    logits are shifted: there the draft before says what comes next). From left to right a draft
-    stands with probability (q / p) ** ``tempering`` (1), at most 1; q is what its mask says there,
-    p what the draft had. The first one that does not gives way to a token from (q - p)+ and ends
-    the run. With fewer than ``n`` (1) commits the selectors add what is missing; ``sure`` lets
-    them always (official: always_check_high_confidence), and ``ratio`` commits all drafts of the
-    run, or ``everywhere`` in the block, with at least that q / p.
+    With blocks of one position a block-diffusion model is autoregressive.  So it can judge its own
+    drafts for the first run of masks, in one more forward pass.  The pass reads the block filled
+    with its drafts, and a mask for each position of the run; each sees only what is left of it.
+    (Where logits are shifted no masks are needed.)  From left to right a draft stays with
+    probability (q / p) ** ``tempering`` (1), at most 1: q is its probability in this pass, p the
+    one it was drafted with.  The first draft that fails becomes a token from (q - p)+ and ends
+    the run.  The selectors add tokens if fewer than ``n`` (1) were committed, or always with
+    ``sure`` (official: always_check_high_confidence).  ``ratio`` commits all drafts of the run
+    with at least that q / p, and with ``everywhere`` those of the whole block.
 
     ``policy`` says when to verify: "span" where the run has ``tau_span`` (1) masks; "score" where
     S >= ``tau_score`` (0); "hysteresis" from S > ``tau_on`` (1) until S < ``tau_off`` (-5).  S is

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator
-from functools import cache
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 import dllm
 from dllm.cli.app import app
 from dllm.runtime.result import Result
-from dllm.runtime.trace import Trace, TraceStep
 
 PROMPT = "What is 4 + 5?"
 LONG = "Tom has 23 apples. Tom buys 12 more. How many apples does Tom have?"
@@ -27,11 +26,6 @@ LONGER: dict[str, Any] = {"max_new_tokens": 32, "sampler": "threshold", "block_l
 
 def generated(**how: Any) -> Result:
     return dllm.generate("nano", PROMPT, max_new_tokens=16, **how)
-
-
-@cache
-def plain() -> dict[str, Any]:
-    return generated().to_dict()
 
 
 def in_session() -> Result:
@@ -61,16 +55,16 @@ KINDS: dict[str, Callable[[], Result]] = {
 def test_every_result_goes_through_strict_json(kind: str) -> None:
     result = KINDS[kind]()
     data = result.to_dict()
-    again = type(result).from_dict(json.loads(json.dumps(data, allow_nan=False)))
+    again = json.loads(json.dumps(data, allow_nan=False))
+    assert again["kind"] == type(result).__name__
     for name, value in vars(result).items():
-        other = getattr(again, name)
         if isinstance(value, np.ndarray):
-            assert value.dtype == other.dtype
-            np.testing.assert_array_equal(value, other)
-        else:
-            assert other == value and type(other) is type(value), name
-    assert str(again) == result.text and again.footer() == result.footer()
-    assert again.to_dict() == data
+            np.testing.assert_array_equal(value, again[name])
+        elif name not in ("trace", "rounds"):
+            assert again[name] == value, name
+    assert (again["trace"] is None) == (result.trace is None)
+    if isinstance(result, dllm.SpeculativeResult):
+        assert again["rounds"] == [asdict(stats) for stats in result.rounds]
 
 
 def test_candidates_are_those_that_can_be_proposed() -> None:
@@ -85,46 +79,25 @@ def test_numbers_that_json_does_not_have() -> None:
     result = generated()
     result.logprobs[0] = -np.inf
     data = json.loads(json.dumps(result.to_dict(), allow_nan=False))
-    assert data["logprobs"][0] is None and np.isnan(Result.from_dict(data).logprobs[0])
+    assert data["logprobs"][0] is None and data["logprobs"][1] is not None
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"kind": "SpeculativeResult"}, "dllm.SpeculativeResult.from_dict"),
-        ({"nonsense": 1}, "unknown field 'nonsense'"),
-        ({"tokens": ...}, "lack the field 'tokens'"),
-        ({"trace": {"format": 7}}, "format 1 was expected, not 7"),
-        ({"trace": {"format": 1}}, "no data of a trace"),
-        ({"logprobs": ["x"]}, "no data of a Result"),
-        ({"sequences": None}, "no data of a Result"),
-    ],
-)
-def test_data_that_no_result_wrote(change: dict[str, Any], message: str) -> None:
-    data = {k: v for k, v in {**plain(), **change}.items() if v is not ...}
-    with pytest.raises(dllm.ConfigError, match=message):
-        Result.from_dict(data)
-
-
-def test_a_trace_is_read_from_its_file(tmp_path: Path) -> None:
+def test_a_trace_is_written_to_a_file(tmp_path: Path) -> None:
     trace = KINDS["candidates"]().trace
     assert trace is not None
     trace.save(tmp_path / "t.json")
-    again = Trace.from_dict(json.loads((tmp_path / "t.json").read_text()))
-    assert again == trace and isinstance(again.steps[0], TraceStep)
+    again = json.loads((tmp_path / "t.json").read_text())
+    assert again == json.loads(json.dumps(trace.to_dict())) and len(again["steps"]) > 1
 
 
 class Clock:
-    """Stands still but for forwards, which take a second each, and for `sleep`."""
+    """Stands still but for forwards, which take a second each."""
 
     def __init__(self) -> None:
         self.now = 100.0
 
     def __call__(self) -> float:
         return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
 
 
 @pytest.fixture
@@ -137,7 +110,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
 
     monkeypatch.setattr(LlamaModel, "forward", forward)
     monkeypatch.setattr("time.perf_counter", clock)
-    monkeypatch.setattr("time.sleep", clock.sleep)
     yield clock
 
 
@@ -196,7 +168,7 @@ def test_seconds_in_a_session(clock: Clock) -> None:
     assert results[1].nfe == alone.nfe
 
 
-@pytest.mark.parametrize("how", [[], ["--watch", "--delay", "500"], ["--watch"]])
+@pytest.mark.parametrize("how", [[], ["--watch"]])
 def test_seconds_of_the_command_line(clock: Clock, how: list[str]) -> None:
     outcome = CliRunner().invoke(app, ["generate", PROMPT, "--json", *how])
     assert not outcome.exit_code, outcome.stderr

@@ -1,9 +1,8 @@
-"""What a streamer receives, whoever decodes: `generate`, `speculate`, transformers' `generate`."""
+"""What a streamer receives, whoever decodes: `generate` or `speculate`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from transformers import TextIteratorStreamer, TextStreamer
 import dllm
 from dllm.core.errors import OutOfMemoryError
 from dllm.drafting.base import Budget, Draft, Drafter, Drafting, DraftRequest
-from dllm.drafting.bridges.transformers import custom_generate
 from dllm.request.prompts import encode
 
 from .thin import some
@@ -64,19 +62,7 @@ def by_speculate(streamer: Any, drafter: Any = "prompt_lookup", **how: Any) -> l
     return dllm.speculate("nano-ar", drafter, PROMPT, streamer=streamer, **how).tokens
 
 
-def by_transformers(streamer: Any, drafter: Any = "prompt_lookup", **how: Any) -> list[int]:
-    model = dllm.load("nano-ar")
-    prompt = torch.from_numpy(encode(model, PROMPT))[None]
-    hf: Any = model.hf
-    out = hf.generate(
-        prompt, custom_generate=partial(custom_generate, streamer=streamer), drafter=drafter,
-        streamer=streamer,
-        max_new_tokens=NEW, do_sample=False, eos_token_id=list(model.facts.stop_token_ids), **how,
-    )  # fmt: skip
-    return list(out[0, prompt.shape[1] :].tolist())
-
-
-WAYS = {"generate": by_generate, "speculate": by_speculate, "transformers": by_transformers}
+WAYS = {"generate": by_generate, "speculate": by_speculate}
 ways = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 
 
@@ -114,8 +100,6 @@ def test_text_streamers_of_transformers(
             (by_speculate, {"rule": "nothing"}, dllm.UnknownNameError),
             (by_speculate, {"max_new_tokens": 10**6}, dllm.PromptError),
             (by_speculate, {"drafter": Failing()}, RuntimeError),
-            (by_transformers, {"rule": "nothing"}, dllm.UnknownNameError),
-            (by_transformers, {"drafter": Failing()}, RuntimeError),
         ],
         4,
     ),

@@ -39,7 +39,6 @@ COMMANDS = {
     },
     "Measure and train": {
         "bench": "Measure accuracy and speed of samplers and caches.",
-        "tune": "Find the fastest setting that keeps the accuracy.",
         "eval": "Run tasks of lm-evaluation-harness.",
         "train": "Train drafters, and adapt diffusion models.",
     },

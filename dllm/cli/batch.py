@@ -50,7 +50,7 @@ class Batched(Decoding):
         arguments = self.arguments()
         return Settings(
             sampler=None if self.sampler == SAMPLER else self.sampler,
-            caches=(self.cache or "none",), max_batch_size=self.max_batch_size,
+            caches=(self.cache,), max_batch_size=self.max_batch_size,
             **{name: arguments[name] for name in SERVED if name in arguments},
         )  # fmt: skip
 

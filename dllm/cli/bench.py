@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..core.errors import ConfigError, missing
-from .options import MEASURING, OUTPUT, Measured, option, takes
+from .options import MEASURING, OUTPUT, Ways, option, takes
 from .output import check_output, interactive, note, stderr, waiting
 
 if TYPE_CHECKING:
@@ -16,9 +16,21 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bench(Measured):
+class Bench(Ways):
     """Options of ``dllm bench``."""
 
+    tasks: list[str] | None = option(
+        None,
+        "Tasks: names or .jsonl files, separated by commas or repeated.",
+        MEASURING,
+        "--tasks",
+        "--task",
+    )
+    curve: list[str] | None = option(
+        None,
+        "Sampler to run at several values of its main parameter, or 'all'; repeatable.",
+        MEASURING,
+    )
     preset: str | None = option(None, "Named sweep: readme or quick.", MEASURING)
     examples: int | None = option(None, "Examples per task, default 100.", MEASURING, min=1)
     rows: int | None = option(None, "Sequences decoded at a time, default 32.", MEASURING, min=1)
@@ -70,7 +82,6 @@ def bench(*, options: Bench) -> None:
         note(f"left out {label}: {reason}")
     texts = {
         "table.md": report.full_table(records),
-        "areas.md": report.area_table(records),
         "caches.md": report.cache_table(records),
         "fastest.md": report.fastest_table(records),
     }
@@ -86,16 +97,19 @@ def bench(*, options: Bench) -> None:
 
 
 def _sweeps(options: Bench) -> list[Sweep]:
+    from ..eval.curves import samplers_with_curves
     from ..eval.presets import preset
     from ..eval.sweep import Sweep
 
-    changes, tasks = options.given("examples", "rows", "seed"), options.task_names()
+    changes = options.given("examples", "rows", "seed")
+    parts = (name.strip() for given in options.tasks or () for name in given.split(","))
+    tasks = list(dict.fromkeys(name for name in parts if name))
     canvas = options.given("max_new_tokens", "block_length")
     if options.preset is not None:
         if options.sampler or options.curve or options.cache or canvas:
             raise ConfigError("a preset says what to measure: drop --preset or the other options")
         return [replace(s, **changes, tasks=tasks or s.tasks) for s in preset(options.preset)]
-    curves = options.curves()
+    curves = samplers_with_curves() if "all" in (options.curve or ()) else options.curve or []
     samplers = options.sampler or ([] if curves else ["threshold"])
     arguments = tuple(sorted(({"max_new_tokens": 64} | canvas).items()))
     return [

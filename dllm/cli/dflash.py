@@ -111,15 +111,6 @@ class DFlash(Reported):
     soft: float = setting(0.5, "Weight of distillation (0: labels only).", TRAINING, min=0.0)
     head_rows: int = setting(6144, "Vocabulary rows used in the loss per step.", TRAINING, min=1)
     markov_rank: int = setting(0, "Rank of the Markov head (0: no head).", SHAPE, min=0)
-    selector_rank: int = setting(
-        0, "Rank of DFlash 2's selector, instead of a Markov head (0: none).", SHAPE, min=0
-    )
-    conv: bool = setting(
-        False, "Add DFlash 2's convolutions around every sublayer.", SHAPE, "--conv"
-    )
-    from_anchor: bool = setting(
-        False, "Draft from the position of the last known token, too.", SHAPE, "--from-anchor"
-    )
     evaluate_every: int = setting(200, "Evaluate every N steps.", TRAINING, min=1)
     held_out: int = setting(64, "Hold out one prompt in N for evaluation.", DATA, min=2)
     device: str = setting("cpu", "Device: cpu, cuda, ...", TRAINING)
@@ -146,10 +137,8 @@ def dflash(*, options: DFlash) -> None:
         raise UnknownNameError("format", o.format, FORMATS)
     recipe = DFlashTraining(
         o.layers, _numbers(o.target_layer_ids), o.block_size, o.mask_token_id, o.sliding_window,
-        o.init, o.held_out, draft_vocabulary=o.draft_vocabulary, conv=o.conv,
-        from_anchor=o.from_anchor,
-        objective=Objective(o.loss, o.gamma, o.soft, o.head_rows, markov=o.markov_rank,
-                            selector=o.selector_rank),
+        o.init, o.held_out, draft_vocabulary=o.draft_vocabulary,
+        objective=Objective(o.loss, o.gamma, o.soft, o.head_rows, markov=o.markov_rank),
         schedule=Schedule(o.steps, o.learning_rate, o.warmup, o.schedule, o.evaluate_every,
                           accumulate=o.accumulate, seed=o.seed, rows=o.rows, anchors=o.anchors),
     )  # fmt: skip

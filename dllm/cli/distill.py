@@ -106,18 +106,6 @@ class Parallel(Run):
     """Options of ``dllm train parallel``."""
 
     recipe: str = setting("tad", "Recipe: tad, dparallel or d3llm.", TRAINING)
-    delta: int | None = setting(
-        None, "Learn the tokens decided within the next N steps (0: all).", TRAINING, min=0
-    )
-    reference: bool | None = setting(None, "Show the teacher the answer.", TRAINING)
-    kl: float | None = setting(
-        None, "Weight of the KL divergence from the frozen model.", TRAINING, min=0.0
-    )
-    entropy: float | None = setting(None, "Weight of the entropy term.", TRAINING)
-    state: str | None = setting(None, "Choice of masks: trajectory, random or order.", TRAINING)
-    ratio: str | None = setting(
-        None, "Masked fraction of a block, or from,to (not with --state trajectory).", TRAINING
-    )
     sampler: str = setting(
         "threshold(0.9)", "Sampler that decodes the trajectories and the evaluation.", DATA
     )
@@ -136,21 +124,10 @@ def parallel(*, options: Parallel) -> None:
     from ..train.objectives.parallel import PRESETS
 
     o = options
-    try:
-        shares = None if o.ratio is None else [float(share) for share in o.ratio.split(",")]
-        if shares and len(shares) > 2:
-            raise ValueError
-    except ValueError:
-        raise ConfigError(f"--ratio is a share or two, e.g. 0.0,0.8, not {o.ratio!r}") from None
-    given: dict[str, Any] = {
-        "delta": o.delta, "reference": o.reference, "kl": o.kl, "entropy": o.entropy,
-        "state": o.state, "ratio": shares and (shares[0], shares[-1]),
-    }  # fmt: skip
     if o.recipe not in PRESETS:
         raise UnknownNameError("recipe", o.recipe, PRESETS)
-    settings = replace(PRESETS[o.recipe], **{k: v for k, v in given.items() if v is not None})
-    _distill(o, settings, "parallel", sampler=o.sampler, rounds=o.rounds, samples=o.samples,
-             temperature=o.temperature)  # fmt: skip
+    _distill(o, PRESETS[o.recipe], "parallel", sampler=o.sampler, rounds=o.rounds,
+             samples=o.samples, temperature=o.temperature)  # fmt: skip
 
 
 def _distill(

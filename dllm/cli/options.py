@@ -12,7 +12,6 @@ import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from functools import partial, wraps
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args, get_origin, get_type_hints
 
 import typer
@@ -21,10 +20,7 @@ from typer.models import OptionInfo
 from ..core.config import GenerationConfig
 from ..core.declared import HOLES, MACHINE, Declared, about_of
 from ..core.errors import ConfigError
-from . import completion
-from .inputs import read_ids
 from .output import remember_debug, waiting
-from .preset import read_preset
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -37,9 +33,6 @@ SAMPLER, CACHE = "threshold", "none"
 OPTION = "option"  # key in the metadata of a field
 LETTERS = {"cache": "-c", "caches": "-c", "examples": "-n", "model": "-m", "output": "-o",
            "sampler": "-s", "tasks": "-t", "watch": "-w"}  # fmt: skip
-COMPLETED = {
-    "cache": completion.caches, "model": completion.models, "sampler": completion.samplers
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -57,7 +50,6 @@ class Opt:
         names = [*(self.names or [f"--{field.replace('_', '-')}"])]
         names += [LETTERS[field]] if field in LETTERS else []
         return typer.Option(*names, rich_help_panel=self.panel, help=self.text,
-                            autocompletion=COMPLETED.get(field),
                             **{"show_default": False, **self.more})  # fmt: skip
 
 
@@ -177,22 +169,6 @@ class Loaded(Loading):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prompted:
-    """How prompts are written."""
-
-    ids: bool = option(False, "Read the prompt as token ids, e.g. '5 17 9'.", DECODING)
-
-    def prompt(self, text: str) -> str | list[int]:
-        """What ``text`` stands for."""
-        return read_ids(text) if self.ids else text
-
-    def check(self, raw: bool = False) -> None:
-        """Raise `ConfigError` for what ids have no use for."""
-        if self.ids and raw:
-            raise ConfigError("--raw is for texts: token ids are never put into a template")
-
-
-@dataclass(frozen=True, kw_only=True)
 class Ways(Loaded):
     """Several ways of decoding: every sampler with every cache."""
 
@@ -207,35 +183,6 @@ class Ways(Loaded):
         """Those of the fields and parameters that were given."""
         values = {name: self.how.get(name, getattr(self, name, None)) for name in names}
         return {name: value for name, value in values.items() if value is not None}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measured(Ways):
-    """Ways of decoding, measured on tasks."""
-
-    tasks: list[str] | None = option(
-        None,
-        "Tasks: names or .jsonl files, separated by commas or repeated.",
-        MEASURING,
-        "--tasks",
-        "--task",
-    )
-    curve: list[str] | None = option(
-        None,
-        "Sampler to run at several values of its main parameter, or 'all'; repeatable.",
-        MEASURING,
-    )
-
-    def task_names(self) -> list[str]:
-        """The tasks, one by one."""
-        parts = (name.strip() for given in self.tasks or () for name in given.split(","))
-        return list(dict.fromkeys(name for name in parts if name))
-
-    def curves(self) -> list[str]:
-        """The samplers whose curves are wanted."""
-        from ..eval.curves import samplers_with_curves
-
-        return samplers_with_curves() if "all" in (self.curve or ()) else self.curve or []
 
 
 EVERY = GenerationConfig.fields().keys() - {
@@ -295,30 +242,15 @@ def _plain(kind: Any) -> Any:
 @dataclass(frozen=True, kw_only=True)
 class Decoding(Loaded):
     """One way of decoding.  None leaves the default of the checkpoint or the API; a sampler or a
-    cache that is not given is that of the preset, or else `SAMPLER` and `CACHE`."""
+    cache that is not given is `SAMPLER` or `CACHE`."""
 
-    sampler: str | None = option(
-        None, "Sampler (default threshold); 'dllm samplers' lists them.", DECODING
+    sampler: str = option(
+        SAMPLER, "Sampler (default threshold); 'dllm samplers' lists them.", DECODING
     )
-    cache: str | None = option(None, "Cache (default none); 'dllm caches' lists them.", DECODING)
-    preset: Path | None = option(None, "Preset file that 'dllm tune' wrote.", DECODING)
+    cache: str = option(CACHE, "Cache (default none); 'dllm caches' lists them.", DECODING)
     how: Mapping[str, Any] = field(default_factory=dict)
 
     PARAMETERS: ClassVar = EVERY - ANSWERS
-
-    def __post_init__(self) -> None:
-        """A preset is the sampler, the cache, and whatever else was not given."""
-        if self.preset is not None and (self.sampler, self.cache) != (None, None):
-            raise ConfigError("a preset says which sampler and cache: drop --preset or them")
-        chosen: dict[str, Any] = {"sampler": SAMPLER, "cache": CACHE}
-        if self.preset is not None:
-            preset = read_preset(self.preset)
-            chosen = {name: preset[name] for name in chosen}
-            here = {k: v for k, v in preset["arguments"].items() if k in self.PARAMETERS}
-            object.__setattr__(self, "how", here | dict(self.how))
-        for name, value in chosen.items():
-            if getattr(self, name) is None:
-                object.__setattr__(self, name, value)
 
     def parts(self) -> dict[str, Any]:
         """The sampler and the cache."""
@@ -335,12 +267,6 @@ class Generation(Decoding):
 
     PARAMETERS: ClassVar = EVERY
     watch: bool = option(False, "Show the canvas while it is decoded.", OUTPUT)
-    delay: float = option(0.0, "Seconds to pause per step with --watch.", OUTPUT, min=0)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.delay and not self.watch:
-            raise ConfigError("--delay is a pause per watched step: add --watch, or drop it")
 
 
 def _constraint(text: str) -> tuple[int, str]:

@@ -66,25 +66,21 @@ BLOCK_CAUSAL = Capability("block-causal attention", {"a model": "use cache='dual
 LEFT_TO_RIGHT = Capability(
     "block-causal attention, with which it judges its own drafts from left to right",
     {"a model": "load a block-diffusion model (SDAR, LLaDA2, Fast-dLLM v2, Nemotron, or what "
-                "`dllm train convert --form block` makes), or use sampler='threshold',"},
+                "`dllm train convert` makes), or use sampler='threshold',"},
 )  # fmt: skip
 # The cache `wedlm`: keys of a decided token depend on what was decided before it only.
 DECIDED_FIRST = Capability(
     "attention in which decided tokens come before masks", {"a model": "use cache='dual'"}
 )
-# DMax mixes the mask's embedding with those of tokens.
+# DMax mixes the mask's embedding with those of tokens; guidance compares with a masked prompt.
 MASK_EMBEDDING = Capability(
     "the embedding of a mask token",
-    {"a model": "load a masked diffusion model, or use sampler='threshold',"},
+    {"a model": "load a masked diffusion model, or use cfg_scale=0 and sampler='threshold',"},
 )
 # Revisers and stops read what the model says at decided positions: there its own token.
 OWN_PREDICTIONS = Capability(
     "decided tokens that predict themselves",
     {"a model": "use a sampler that reads undecided positions only, such as threshold,"},
-)
-# Guidance compares with the text whose prompt is masked.
-UNCONDITIONAL = Capability(
-    "predictions of a text whose beginning is masked", {"a model": "use cfg_scale=0"}
 )
 
 # Samplers that change undecided positions at random, or say what stands there.
@@ -125,7 +121,7 @@ WHOLE_REGION = Capability(
 BRANCHES = Capability("several continuations of a row in one forward", {"a cache": NO_CACHE})
 # The same of continuations that move the window, each its own way.
 SLIDING_BRANCHES = Capability(
-    "branches whose windows slide, each computed anew", {"a cache": f"{NO_CACHE} or blocks"}
+    "a cache that computes every branch of a sliding window", {"a cache": f"{NO_CACHE} or blocks"}
 )
 # WeDLM's models: a decided token is moved before the masks, its key with it.
 REORDERING = Capability(

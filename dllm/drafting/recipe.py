@@ -26,7 +26,7 @@ from .naming import fit, load_verifier, make_drafter
 ARGUMENTS = GenerationConfig.fields(VERIFIER)
 SETTINGS = ("rule", "controller", "repetition_penalty", "logits_processor")
 DRAFTING = ("search", "proxy", "window", "steps", "sampler", "cache", "refresh_rounds",
-            "end_marker", "marker_position", "head", "nodes",
+            "end_marker", "head", "nodes",
             "ngram_candidates")  # fmt: skip
 OTHERS = (*DRAFTING, "exact", "chat", "tokenizer", "vocabulary")
 
@@ -35,8 +35,8 @@ OTHERS = (*DRAFTING, "exact", "chat", "tokenizer", "vocabulary")
 class DraftedRecipe(Recipe):
     """How one text is drafted, verified and ended.
 
-    ``drafter``: None decodes plainly.  ``own_defaults``: whether the processors of the
-    checkpoint's ``generation_config`` act, before ``processors``.
+    ``drafter``: None decodes plainly.  ``processors`` act behind those of the checkpoint's
+    ``generation_config``.
     """
 
     drafter: Drafter | None
@@ -44,7 +44,6 @@ class DraftedRecipe(Recipe):
     controller: LengthController
     repetition_penalty: float | None = field(default=None, kw_only=True)
     processors: tuple[LogitsProcessor, ...] = field(default=(), kw_only=True)
-    own_defaults: bool = field(default=True, kw_only=True)
 
     @property
     def outside(self) -> bool:
@@ -58,9 +57,8 @@ class DraftedRecipe(Recipe):
     def sampling(self, model: DiffusionModel, prompt: IntArray, limit: int) -> Sampling:
         """How the verifier's logits become the distribution of a text's tokens."""
         config, penalty, processors = self.config, self.repetition_penalty, self.processors
-        if self.own_defaults:
-            given = () if penalty is None else ("repetition_penalty",)
-            processors = (*own_processors(model, prompt, limit, given), *processors)
+        given = () if penalty is None else ("repetition_penalty",)
+        processors = (*own_processors(model, prompt, limit, given), *processors)
         if self.format is not None:  # last: nothing is to bring back what it takes
             assert not isinstance(self.format, Judged), "`recipe_for` refuses these"
             processors = (*processors, FormatProcessor(self.format, len(prompt), limit))
@@ -80,7 +78,6 @@ def recipe_for(
     controller: str | LengthController | None = None,
     repetition_penalty: float | None = None,
     logits_processor: Sequence[LogitsProcessor] = (),
-    own_defaults: bool = True,
 ) -> DraftedRecipe:
     """A drafter that fits the model, a rule, a length controller and arguments that go together,
     see `speculate`."""
@@ -105,7 +102,7 @@ def recipe_for(
     return DraftedRecipe(
         drafter, judge, single(controller or "adaptive", CONTROLLERS, LengthController),
         config=built, stop_ids=model.facts.stop_token_ids, repetition_penalty=repetition_penalty,
-        processors=tuple(logits_processor), own_defaults=own_defaults,
+        processors=tuple(logits_processor),
         after_step=stop_strings(model, built) if built.stop_strings else None,
         format=form,
     )  # fmt: skip

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -28,11 +27,6 @@ class SpeculativeResult(Result):
 
     def to_dict(self) -> dict[str, Any]:
         return {**super().to_dict(), "rounds": [asdict(stats) for stats in self.rounds]}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        rounds = [RoundStats(**stats) for stats in data.get("rounds", ())]
-        return super().from_dict({**data, "rounds": rounds})
 
     @property
     def drafted(self) -> int:
@@ -65,17 +59,6 @@ class SpeculativeResult(Result):
         accepted = np.array([r.accepted for r in self.rounds])
         deepest = int(max((r.depth for r in self.rounds), default=0))
         return np.array([(accepted >= i).mean() for i in range(1, deepest + 1)], np.float32)
-
-    @property
-    def conditional_acceptance(self) -> FloatArray:
-        """Share of the drafts that reach depth i with i - 1 accepted tokens, whose token i is
-        accepted too, i = 1, 2, ..."""
-        result = []
-        for depth in range(1, max((r.depth for r in self.rounds), default=0) + 1):
-            reached = [r.accepted >= depth for r in self.rounds
-                       if r.depth >= depth and r.accepted >= depth - 1]  # fmt: skip
-            result.append(float(np.mean(reached)) if reached else np.nan)
-        return np.array(result, np.float32)
 
     @property
     def shares(self) -> dict[str, float]:

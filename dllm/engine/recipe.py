@@ -23,11 +23,10 @@ from ..core.capabilities import (
     REORDERING,
     REPEATED_MASKS,
     SLIDING_BRANCHES,
-    UNCONDITIONAL,
     UNIFORM_NOISE,
     Capability,
 )
-from ..core.config import GenerationConfig
+from ..core.config import FILTERS, GenerationConfig
 from ..core.errors import ConfigError, PromptError
 from ..kernels.statistics import Filters, TokenClasses
 from ..models import DiffusionModel, Facts
@@ -284,7 +283,7 @@ def offers_of(facts: Facts) -> frozenset[Capability]:
         offered |= {BLOCK_CAUSAL} if facts.uniform else {BLOCK_CAUSAL, LEFT_TO_RIGHT}
     if facts.uniform:  # nothing that is fed says that a position is undecided
         return frozenset(offered - {REPEATED_MASKS} | {OWN_PREDICTIONS, UNIFORM_NOISE})
-    return frozenset(offered | {MASK_EMBEDDING, OWN_PREDICTIONS, UNCONDITIONAL})
+    return frozenset(offered | {MASK_EMBEDDING, OWN_PREDICTIONS})
 
 
 def check_pair(sampler: Sampler, cache: Cache) -> None:
@@ -296,10 +295,15 @@ def check_pair(sampler: Sampler, cache: Cache) -> None:
     check_needs([cache], "a sampler", f"sampler={sampler.spec!r}", sampler.offers)
 
 
-def check_format(sampler: Sampler, judged: bool) -> None:
+def check_format(sampler: Sampler, judged: bool, filtered: bool = False) -> None:
     """Refuse parts that put tokens of their own in place of a joint completion, unless they say
-    that they respect one, and rules of length that may leave too little room for a text; explorers
-    where the structure is ``judged``, whose branches they could not compare."""
+    that they respect one, and rules of length that may leave too little room for a text.  Where the
+    structure is ``judged``: explorers, whose branches they could not compare, and filters."""
+    if judged and filtered:
+        raise ConfigError(
+            f"{', '.join(FILTERS)} need exact probabilities, and this structure has no finite "
+            "automaton: drop them, or use a simpler structure"
+        )
     if judged and sampler.explorer is not None:
         raise ConfigError(
             f"{sampler.explorer.name} compares branches by exact probabilities, and this structure "
@@ -330,14 +334,14 @@ def check_recipe(recipe: MaskedRecipe, cache: Cache, model: DiffusionModel) -> N
     if config.temperature > 0:
         name = f"temperature={config.temperature}"
         check_needs(sampler.parts, "a temperature", name, frozenset())
-    asked = [Setting(f"cfg_scale={config.cfg_scale}", UNCONDITIONAL)] if config.cfg_scale else []
+    asked = [Setting(f"cfg_scale={config.cfg_scale}", MASK_EMBEDDING)] if config.cfg_scale else []
     check_needs([*sampler.parts, cache, *asked], "a model", model.name, offers_of(model.facts))
     kept = {"decided_first": REORDERING, "causal_prefix": PREFIX}.get(model.facts.mask_kind)
     if kept is not None:
         named = f"cache={cache.name!r}"
         check_needs([Setting(model.name, kept)], "a cache", named, cache.offers)
     if recipe.format is not None:
-        check_format(sampler, isinstance(recipe.format, Judged))
+        check_format(sampler, isinstance(recipe.format, Judged), recipe.filters.cut)
     mixes = any(MASK_EMBEDDING in part.needs for part in sampler.parts)
     if (sampler.feeds_masks or mixes) and config.cfg_scale > 0:
         raise ConfigError(f"{sampler.spec} cannot be guided: use cfg_scale=0")

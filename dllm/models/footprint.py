@@ -14,7 +14,7 @@ from .checkpoint import Checkpoint
 from .headers import blueprint
 from .linears import room_for
 from .precision import SMALL, auto_dtype
-from .quantisation import layers_of, of_config, read
+from .quantisation import layers_of, matrices, of_config, read
 from .reading import family_of, native_config
 
 WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes per number
@@ -92,8 +92,10 @@ def rounded_bytes(network: Any, how: Any, width: int) -> int:
     if head is not None and head.weight is network.get_input_embeddings().weight and how.head:
         total += width * head.weight.numel()  # one matrix becomes two
     for _, layer, bits in layers_of(network, how):
-        scales = 2 * layer.weight.numel() // how.group if bits == 4 else len(layer.weight)
-        total -= layer.weight.numel() * width - layer.weight.numel() * bits // 8 - width * scales
+        for weight in matrices(layer):
+            size = weight.numel()
+            scales = 2 * size // how.group if bits == 4 else size // weight.shape[-1]
+            total -= size * width - size * bits // 8 - width * scales
     return total
 
 

@@ -36,7 +36,7 @@ ILLADA = register_family(
             Published("GSAI-ML/iLLaDA-8B-Instruct", "Apache-2.0"),
         ),
         verified="by configuration; official code read",
-        note="Its sampler appends blocks of 32 until an end token; a canvas here has one length.",
+        note="Its sampler appends blocks of 32 until an end token; here `length=` may add blocks.",
     )
 )
 STABLE_DIFFCODER = register_family(

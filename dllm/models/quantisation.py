@@ -22,7 +22,14 @@ from ..core.errors import CheckpointError, ConfigError
 from ..core.registry import Registry
 from ..core.spec import parse
 from ..kernels.mapped import release
-from ..kernels.quantised import BLOCK, EVEN, GROUPS, QuantisedEmbedding, QuantisedLinear
+from ..kernels.quantised import (
+    BLOCK,
+    EVEN,
+    GROUPS,
+    QuantisedEmbedding,
+    QuantisedExperts,
+    QuantisedLinear,
+)
 
 METHOD = "dllm"  # quant_method in config.json
 LOG = logging.getLogger("dllm")
@@ -49,7 +56,7 @@ class Rounding:
 @KINDS.register("int8")
 @dataclass(frozen=True)
 class Int8(Rounding):
-    """Every linear layer in 8 bits, a scale per output.
+    """Every linear layer and expert in 8 bits, a scale per output.
 
     ``head`` False leaves the last layer as it is; ``embeddings`` True rounds the first table, too.
     """
@@ -61,7 +68,7 @@ class Int8(Rounding):
 @KINDS.register("int4")
 @dataclass(frozen=True)
 class Int4(Rounding):
-    """Linear layers in 4 bits, a scale and a zero per ``group`` (32, 64 or 128) of inputs.
+    """Linear layers and experts in 4 bits, a scale and a zero per ``group`` (32, 64, 128 inputs).
 
     The ``head``, if it is not left as it is, gets 8 bits, and so do ``embeddings``.
     """
@@ -97,16 +104,29 @@ def read(given: Any) -> Any:
 
 
 def layers_of(hf: Any, how: Any) -> Iterator[tuple[str, Any, int]]:
-    """Name, layer and bits of every linear layer (and embedding) that ``how`` rounds."""
+    """Name, layer and bits of every linear layer, all experts of a layer (and the embedding) that
+    ``how`` rounds; not the routers, whose choices it would change."""
     head, first = hf.get_output_embeddings(), hf.get_input_embeddings()
     for name, module in hf.named_modules():
-        if type(module) is nn.Linear and (module is not head or how.head):
-            outputs, inputs = module.weight.shape
+        linear = type(module) is nn.Linear and ".router." not in name
+        if (linear and (module is not head or how.head)) or are_experts(module):
             wanted = Int8() if module is head else how
-            if width := wanted.width(inputs, outputs):
-                yield name, module, width
+            widths = [wanted.width(each.shape[-1], each.shape[-2]) for each in matrices(module)]
+            if all(widths):
+                yield name, module, max(widths)
         elif module is first and type(module) is nn.Embedding and how.embeddings:
             yield name, module, 8
+
+
+def are_experts(module: nn.Module) -> bool:
+    """Whether it is one of transformers' classes with a 3-d tensor for all experts of a layer."""
+    return isinstance(getattr(module, "gate_up_proj", None), nn.Parameter)
+
+
+def matrices(module: Any) -> list[torch.Tensor]:
+    """The weights (..., outputs, inputs) of what `layers_of` names."""
+    names = ("gate_up_proj", "down_proj") if are_experts(module) else ("weight",)
+    return [getattr(module, name) for name in names]
 
 
 def quantise(hf: PreTrainedModel, how: Any) -> None:
@@ -123,8 +143,10 @@ def quantise(hf: PreTrainedModel, how: Any) -> None:
         if isinstance(layer, nn.Embedding):
             rounded: nn.Module = QuantisedEmbedding.of(layer)
         else:
-            rounded = QuantisedLinear.of(layer, width, how.group_of(width))
-        release(layer.weight)
+            kind = QuantisedExperts if are_experts(layer) else QuantisedLinear
+            rounded = kind.of(layer, width, how.group_of(width))
+        for weight in matrices(layer):
+            release(weight)
         hf.set_submodule(name, rounded)
     hf.requires_grad_(False)
     hf.config.quantization_config = DllmQuantization(**settings(how))
@@ -195,12 +217,12 @@ class Quantiser(HfQuantizer):
 
     def _process_model_before_weight_loading(self, model: Any, **options: Any) -> Any:
         for name, layer, width in list(layers_of(model, self.how)):
-            dtype = layer.weight.dtype
-            if isinstance(layer, nn.Embedding):
+            dtype = matrices(layer)[0].dtype
+            if are_experts(layer):
+                new: nn.Module = QuantisedExperts(layer, width, self.how.group_of(width))
+            elif isinstance(layer, nn.Embedding):
                 with torch.device("meta"):
-                    new: nn.Module = QuantisedEmbedding(
-                        layer.num_embeddings, layer.embedding_dim, dtype
-                    )
+                    new = QuantisedEmbedding(layer.num_embeddings, layer.embedding_dim, dtype)
             else:
                 new = QuantisedLinear.like(layer, width, self.how.group_of(width), dtype)
             model.set_submodule(name, new)

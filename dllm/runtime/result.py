@@ -5,14 +5,11 @@ from __future__ import annotations
 import html
 import json
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Self
-
-import numpy as np
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
 
 from ..core.canvas import Canvas, FloatArray, IntArray
-from ..core.errors import ConfigError
 from ..core.text import stop_at, stop_floor
 from ..samplers.eos import stops
 from .trace import Trace
@@ -170,32 +167,6 @@ class Result:
             data["schema"] = self.schema.model_json_schema()  # type: ignore[attr-defined]
         data["trace"] = None if self.trace is None else self.trace.to_dict()
         return data
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """The result that `to_dict` wrote, also after its way through JSON.
-
-        Raises `ConfigError` for data of another kind of result, and where fields are missing or
-        unknown.
-        """
-        kind = data.get("kind", cls.__name__)
-        if kind != cls.__name__:
-            raise ConfigError(f"these are data of a {kind}: read them with dllm.{kind}.from_dict")
-        values = {name: value for name, value in data.items() if name != "kind"}
-        known = {f.name for f in fields(cls)}
-        needed = {f.name for f in fields(cls) if f.default is f.default_factory is MISSING}
-        for name in sorted((values.keys() - known) | (needed - values.keys())):
-            what = "have the unknown" if name in values else "lack the"
-            raise ConfigError(f"data of a {kind} {what} field {name!r}: pass what to_dict wrote")
-        try:
-            logprobs = [np.nan if x is None else x for x in values["logprobs"]]
-            values["sequences"] = np.asarray(values["sequences"], np.int64)
-            values["logprobs"] = np.asarray(logprobs, np.float32)
-        except (TypeError, ValueError):
-            raise ConfigError(f"these are no data of a {kind}: pass what to_dict wrote") from None
-        if values.get("trace") is not None:
-            values["trace"] = Trace.from_dict(values["trace"])
-        return cls(**values)
 
     def __str__(self) -> str:
         return self.text

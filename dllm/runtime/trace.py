@@ -5,14 +5,13 @@ from __future__ import annotations
 import html
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.canvas import Canvas, moved
-from ..core.errors import ConfigError
 
 if TYPE_CHECKING:
     from ..engine import Step
@@ -49,21 +48,6 @@ class TraceStep:
     candidates: list[tuple[int, list[tuple[int, float]]]] = field(default_factory=list)
     edits: list[tuple[int, int, int, int | None]] = field(default_factory=list)
     probe: bool = False
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> TraceStep:
-        """The step of which these are the fields, with lists in place of tuples."""
-        pairs = {name: _pairs(data[name]) for name in ("commits", "compute", "drafts")}
-        read = None if data["read"] is None else _pairs(data["read"])
-        candidates = [(i, _pairs(best)) for i, best in data["candidates"]]
-        window, edits = tuple(data["window"]), _pairs(data.get("edits", ()))
-        return cls(**{**data, **pairs, "read": read, "candidates": candidates, "window": window,
-                      "edits": edits})  # fmt: skip
-
-
-def _pairs(lists: Sequence[Sequence[Any]]) -> list[Any]:
-    """JSON has no tuples."""
-    return [tuple(one) for one in lists]
 
 
 @dataclass
@@ -136,23 +120,6 @@ class Trace:
         """The trace as plain data, such as strict JSON takes."""
         pieces = {str(token): piece for token, piece in self.pieces.items()}
         return {"format": FORMAT, **asdict(self), "pieces": pieces}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Trace:
-        """The trace that `to_dict` or `to_json` wrote.
-
-        Raises `ConfigError` for another format than this version's.
-        """
-        if data.get("format") != FORMAT:
-            raise ConfigError(f"a trace of format {FORMAT} was expected, not {data.get('format')}")
-        values = {name: value for name, value in data.items() if name != "format"}
-        try:
-            values["region"], values["given"] = tuple(values["region"]), _pairs(values["given"])
-            values["steps"] = [TraceStep.from_dict(step) for step in values["steps"]]
-            values["pieces"] = {int(token): piece for token, piece in values["pieces"].items()}
-            return cls(**values)
-        except (KeyError, TypeError, ValueError, AttributeError):
-            raise ConfigError("these are no data of a trace: pass what to_dict wrote") from None
 
     def to_json(self) -> str:
         """Strict JSON."""

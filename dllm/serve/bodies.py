@@ -300,7 +300,6 @@ class Writing(Decoding):
     REFUSED = REFUSED
 
     ignore_eos: bool = False
-    diffusing: bool = False
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
     prompt_logprobs: Alternatives | None = None
     logprob_token_ids: Annotated[Ids, Field(min_length=1, max_length=MOST_IDS)] | None = None

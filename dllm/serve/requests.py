@@ -40,7 +40,7 @@ class GenerateRequest:
     ``text`` is what `dllm.infill` fills, ``suffix`` what follows a hole of the whole length.
     ``logprobs``: None, or how many alternatives are wanted beside each token.
     ``usage_with_each``: whether every chunk counts the tokens so far, as vLLM's do.  ``drafts``:
-    False, True, or "text" for rendered lines; ``diffusing``: every chunk is the whole present text.
+    False, True, or "text" for rendered lines.
     ``template``: variables of the chat template.  ``tools`` as OpenAI describes them, of which
     ``tool_choice`` ("auto", "required", or a name) says whether one is called, ``most_calls`` how
     many, ``several`` that a required call may be a list of them.  ``penalties`` by name, those that
@@ -69,7 +69,6 @@ class GenerateRequest:
     include_usage: bool = False
     usage_with_each: bool = False
     drafts: bool | str = False
-    diffusing: bool = False
     logprobs: int | None = None
     token_ids: bool = False
     trace: bool = False
@@ -153,9 +152,6 @@ def chat_request(
     if wanted not in ("none", "auto") and body.structured_outputs is not None:
         raise Problem(400, f"tool_choice {shortened(wanted)} makes the answer a call: it has no "
                       "other form", "tool_choice", "invalid_value")  # fmt: skip
-    if body.diffusing and tools:
-        raise Problem(400, "diffusing replaces the text with every chunk, which calls of tools are "
-                      "not: drop one of them", "diffusing", "invalid_value")  # fmt: skip
     thinking = {} if body.enable_thinking is None else {"enable_thinking": body.enable_thinking}
     calls = MOST_CALLS if body.parallel_tool_calls else 1
     return _request(
@@ -190,9 +186,9 @@ def read_text(data: Any) -> GenerateRequest:
                               "positions and all of them are written")  # fmt: skip
     if only and body.stream:
         raise unsupported("stream", "max_tokens=0 writes nothing: drop stream")
-    if body.echo and (body.suffix or body.diffusing):
+    if body.echo and body.suffix:
         raise unsupported("echo", "echo repeats the prompt before the text: it does not go with "
-                          "suffix and diffusing")  # fmt: skip
+                          "suffix")  # fmt: skip
     echoed = body.echo and body.prompt_logprobs is None
     wanted = {"prompt_logprobs": body.logprobs} if echoed else {}
     return _request(
@@ -220,16 +216,9 @@ def read_score(data: Any) -> tuple[Any, list[str], dict[str, Any]]:
 def _request(
     kind: str, body: Decoding, prompts: Sequence[Any], length: int | None, **more: Any
 ) -> GenerateRequest:
-    diffusing = isinstance(body, Writing) and body.diffusing
-    for name, wanted in (("stream_options", body.stream_options), ("diffusing", diffusing)):
-        if wanted and not body.stream:
-            raise Problem(400, f"{name} needs stream=true", name, "invalid_value")
+    if body.stream_options and not body.stream:
+        raise Problem(400, "stream_options needs stream=true", "stream_options", "invalid_value")
     options = body.stream_options or StreamOptions()
-    if options.include_drafts and diffusing:
-        raise Problem(
-            400, "diffusing replaces the text with every chunk, include_drafts adds frames beside "
-            "it: ask for one of them", "diffusing", "invalid_value",
-        )  # fmt: skip
     if len(prompts) * body.n > MOST_TEXTS:
         raise Problem(400, f"a request has at most {MOST_TEXTS} answers", "n", "invalid_value")
     penalties = {
@@ -251,7 +240,7 @@ def _request(
         arguments=_arguments(body, length), penalties=penalties, n=body.n, stream=body.stream,
         include_usage=options.include_usage,
         usage_with_each=options.include_usage and options.continuous_usage_stats,
-        drafts=options.include_drafts, diffusing=diffusing, token_ids=body.return_token_ids,
+        drafts=options.include_drafts, token_ids=body.return_token_ids,
         trace=body.trace, deadline=body.deadline,
         endless=isinstance(body, Writing) and body.ignore_eos and bool(body.value("stop")), **more,
     )  # fmt: skip

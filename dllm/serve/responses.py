@@ -119,7 +119,6 @@ class ResponseBody(Spoken):
         "prompt": ("prompts are not kept: send the text as input", ()),
         "background": (UNKEPT, (False,)),
         "n": ("there is one answer", (1,)),
-        "diffusing": (CHAT, (False,)),
         "trace": (CHAT, (False,)),
         "return_token_ids": (CHAT, (False,)),
         "prompt_logprobs": (CHAT, ()),

@@ -173,7 +173,7 @@ class Service:
         self.check_model(ask.model)
         called, template = self.model.name, self.template
         if is_causal_model(self.model):
-            if ask.drafts or ask.diffusing or ask.logprobs:
+            if ask.drafts or ask.logprobs:
                 raise unsupported(None, f"{called} is autoregressive: it has no drafts of a canvas "
                                   "and no alternatives beside its tokens")  # fmt: skip
             if drop := {*filter(ask.arguments.get, CANVAS)}:

@@ -119,7 +119,7 @@ class Stream:
         chunks: list[dict[str, Any]] = []
         if ask.drafts:
             chunks += self._frames(index, happened)
-        text = self._diffusing(shown, happened) if ask.diffusing else self._final(shown, happened)
+        text = self._final(shown, happened)
         delta = self._delta(shown, happened, text)
         if delta:
             if not self.written:
@@ -190,10 +190,6 @@ class Stream:
         if piece or (shown.choice is not None and not shown.began):
             return piece
         return None
-
-    def _diffusing(self, shown: Shown, happened: Event) -> str:
-        """Mercury's way: every chunk is all of the present text."""
-        return shown.choice.text if shown.choice is not None else shown.text + happened.draft
 
     def _frames(self, index: int, happened: Event) -> list[dict[str, Any]]:
         """The canvas, as positions from the start of the answer."""

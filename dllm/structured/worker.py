@@ -144,11 +144,11 @@ class Worker:
             return
         self._end()
         self._owner = os.getpid()
-        path = os.pathsep.join(p or os.getcwd() for p in sys.path)
+        path = [folder or os.getcwd() for folder in sys.path]
+        start = f"import sys; sys.path[:] = {path}; from {compiling.__name__} import serve; serve()"
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", f"from {compiling.__name__} import serve; serve()"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path},
-        )  # fmt: skip
+            [sys.executable, "-c", start], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
 
     def _ask(self, request: dict[str, Any], seconds: float) -> bytes | None:
         """What the process answers; None where it ended first, at the latest after ``seconds`` of

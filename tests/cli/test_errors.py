@@ -74,7 +74,6 @@ def test_prompts(ask: Run, arguments: list[str], stdin: str, message: str) -> No
         (["doctor", "--model", "/no/such/model"], "there is no folder"),
         (["train", "nano", "--objective", "both"], "objective is 'masked', 'causal' or"),
         (["train", "nano", "--weights-from", "/no/such"], "there is no run in /no/such"),
-        (["tune", "-t", "copy", "-o", "/proc/x.json"], "cannot write the preset to /proc/x.json"),
         (["bench", "-s", "nosuch"], "unknown sampler 'nosuch'"),
         (["bench"], "there is no task: name one or more of "),
         (

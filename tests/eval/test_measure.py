@@ -98,14 +98,6 @@ def test_all_methods_see_the_same_prompts(
     assert seen[0] == seen[1] != seen[2]
 
 
-def test_a_later_start_passes_over_examples(
-    tiny: dllm.DiffusionModel, calls: list[list[str]]
-) -> None:
-    measure(tiny, problems("sort"), cell(), "tiny")
-    measure(tiny, problems("sort"), cell(examples=3, start=5), "tiny")
-    assert calls[3] == calls[1][5:]
-
-
 def test_a_line_says_how_it_came_about(tiny: dllm.DiffusionModel, tmp_path: Path) -> None:
     file = tmp_path / "results.jsonl"
     run(tiny, [cell(examples=2, seed=7)], Journal(file))

@@ -7,64 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from dllm.core.errors import ConfigError
-from dllm.eval.metrics import (
-    Outcome,
-    aup,
-    dense_aup,
-    dense_aup_draws,
-    holm,
-    interval,
-    paired,
-    weight,
-    wilson,
-)
-
-
-@pytest.mark.parametrize(
-    ("points", "area"),
-    [([(1, 74.79), (2.77, 74.68)], 205.78), ([(1, 74.02), (9.11, 73.09)], 637.65)],
-)
-def test_aup_gives_the_published_values(points: list[tuple[float, float]], area: float) -> None:
-    assert aup(points, 74.98) == pytest.approx(area, abs=0.005)
-    assert aup(points[::-1], 74.98) == aup(points, 74.98)
-
-
-def test_aup_leaves_out_what_is_too_wrong() -> None:
-    kept = [(1.0, 70.0), (3.0, 69.0)]
-    assert aup([*kept, (2.0, 60.0)], 70) == aup(kept, 70)
-    with pytest.raises(ConfigError, match="fastest point"):
-        aup([*kept, (4.0, 60.0)], 70)
-    assert dense_aup([*kept, (4.0, 60.0)], 70) == aup(kept, 70)
-    assert aup([(2.0, 50.0)], 80) == 100.0  # the first rectangle is not weighted
-
-
-def test_weights_fall_with_the_distance_to_the_best() -> None:
-    assert weight(80, 80) == 1 and weight(81, 80) == 1
-    assert weight(40, 80) == pytest.approx(math.exp(-1.5))
-
-
-def test_the_interval_of_an_area_covers_it() -> None:
-    rng = np.random.default_rng(0)
-    n, outcomes = 800, []
-    for rate, share in ((1, 0.9), (2, 0.89), (4, 0.88)):
-        outcomes.append(Outcome(rng.random(n) < share, np.full(n, 20), np.full(n, 20 // rate)))
-    area = dense_aup([o.point() for o in outcomes], 100.0)
-    low, high = interval(dense_aup_draws(outcomes, 100.0))
-    assert low < area < high
-    few = [Outcome(o.right[:40], o.tokens[:40], o.nfe[:40]) for o in outcomes]
-    wide = interval(dense_aup_draws(few, 100.0))
-    assert wide[1] - wide[0] > high - low
-
-
-def test_draws_are_paired() -> None:
-    """The same examples for every method: a method that is always 10 % faster is so in each."""
-    rng = np.random.default_rng(3)
-    right, tokens = rng.random(50) < 0.8, rng.integers(5, 15, 50)
-    slow, fast = Outcome(right, tokens, 10 * tokens), Outcome(right, tokens, 9 * tokens)
-    ratio = dense_aup_draws([fast], 90.0) / dense_aup_draws([slow], 90.0)
-    assert ratio == pytest.approx(10 / 9) and np.ptp(dense_aup_draws([slow], 90.0)) > 0
-    assert (dense_aup_draws([slow], 90.0, seed=1) != dense_aup_draws([slow], 90.0)).any()
+from dllm.eval.metrics import holm, paired, wilson
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a sweep is summed up with: tables, areas and plots of made-up records."""
+"""What a sweep is summed up with: tables and plots of made-up records."""
 
 from __future__ import annotations
 
@@ -29,33 +29,6 @@ def test_the_fastest_setting_is_shown_to_be_as_good() -> None:
     assert "4.00" in lines[0] and "4.0×" in lines[0] and "| 1.00 |" in lines[0]
 
 
-def test_areas_begin_at_the_same_point() -> None:
-    """A sweep that starts late gets a trapezoid from the slowest point, not a rectangle."""
-    made = [fake("a", "slow", 40, 8), fake("a", "late", 40, 2)]
-    lines = report.area_table(made).splitlines()[2:]
-    result = {line.split("|")[1].strip(): line.split("|")[2].strip() for line in lines}
-    assert result == {"`late`": "**400** (400–400)", "`slow`": "**100** (100–100)"}
-    worse = [*made[:1], fake("a", "late", 30, 2)]
-    assert "`late` | **100** (" in report.area_table(worse)
-
-
-@pytest.mark.parametrize("nfe", [16, 8])
-def test_what_is_no_faster_does_not_move_the_beginning(nfe: int) -> None:
-    """A bad slow setting would lower the floor and let the worse fast one in."""
-    base = fake("a", "llada", 40, 8)
-    fast, slower = fake("a", "poor(1)", 30, 2), fake("a", "poor(2)", 20, nfe)
-    result = report.areas([base, fast, slower])["poor"]
-    assert result.values == (100.0,) and set(result.draws[0]) == {100.0}
-
-
-def test_areas_are_compared_with_that_of_threshold() -> None:
-    made = [fake("a", "llada", 40, 8), fake("a", "threshold", 40, 4), fake("a", "fast", 40, 2)]
-    lines = report.area_table(made).splitlines()
-    assert "against `threshold`" in lines[0]
-    assert "+200 (+200 to +200)" in lines[2] and "`fast`" in lines[2]
-    assert [cell.strip() for cell in lines[3].split("|")][1:4:2] == ["`threshold`", "–"]
-
-
 def test_differences_are_tested_against_one_token_per_step() -> None:
     """40 against 30 right of 40 on the same prompts: ten to none, p = 2 / 2**10, twice by Holm."""
     made = [fake("a", "llada", 40, 8), fake("a", "worse", 30, 4), fake("a", "same", 40, 2)]
@@ -79,15 +52,16 @@ def test_a_plot_names_no_more_than_can_be_told_apart(tmp_path: Path) -> None:
 
     few = [fake("a", f"m{i}", 40, 8 - i) for i in range(3)]
     assert named(few) == ["m0", "m1", "m2"]
-    many = [fake("a", name, 40, 20 - i) for i, name in enumerate(("llada", "threshold"))]
-    many += [fake("a", f"m{i}", 40, 18 - i) for i in range(14)]
+    many = [fake("a", "llada", 100, 20, 100), fake("a", "bad", 10, 1, 100)]
+    many += [fake("a", f"m{i}", 100, 18 - i, 100) for i in range(14)]
     result = named(many)
-    assert len(result) == MOST and result[-2:] == ["llada", "threshold"]
-    assert result[:-2] == [f"m{i}" for i in range(13, 5, -1)]  # the fastest, so largest areas
-    ties = [replace(r, nfe=[64] * 40) for r in many]
-    first = sorted(f"m{i}" for i in range(14))[:8]
-    assert named(ties) == named(ties[::-1]) == [*first, "llada", "threshold"]
+    assert len(result) == MOST and result[-1] == "llada"
+    assert result[:-1] == [f"m{i}" for i in range(13, 4, -1)]  # the fastest that are right
+    ties = [replace(r, nfe=[64] * 100) for r in many]
+    first = sorted(f"m{i}" for i in range(14))[:9]
+    assert named(ties) == named(ties[::-1]) == [*first, "llada"]
+    assert named([replace(r, task=f"t{i}") for i, r in enumerate(many)]) == ["llada"]
     file = tmp_path / "p.svg"
     pareto(many, [file])
-    assert ">m13<" in file.read_text() and ">m5<" not in file.read_text()
+    assert ">m13<" in file.read_text() and ">m4<" not in file.read_text()
     assert file.read_text().count(">others<") == 1

@@ -36,7 +36,7 @@ def fuzzed(seed: int) -> tuple[str, bytes]:
              "temperature", "top_p", "top_k", "seed", "stream", "stream_options", "logprobs",
              "top_logprobs", "sampler", "cache", "steps", "block_length", "constraints", "model",
              "min_tokens", "ignore_eos", "eos_policy", "cfg_scale", "samples", "estimator",
-             "deadline", "diffusing", "tools", "bogus", "response_format"]  # fmt: skip
+             "deadline", "tools", "bogus", "response_format"]  # fmt: skip
     content: dict[str, Any] = {}
     if rng.random() < 0.85:
         content = {"messages": [{"role": "user", "content": "x"}], "prompt": "x", "text": "[[1]]",

@@ -14,21 +14,20 @@ VALUES = ["", " ", "0", "1", "-1", "3", "0.5", "1e39", "nan", "inf", "None", "x"
           "é", "'", "(", "[[2]]", "threshold", "dual", "nosuch", "9" * 30, "--", "{", "/no/such",
           "threshold(", "lopa(localleap)", "0=Tom", "0=", "=x", "first_commit", "\0"]  # fmt: skip
 COMMON = ["--sampler", "--cache", "--steps", "--block-length", "--temperature", "--top-p",
-          "--top-k", "--cfg-scale", "--eos-policy", "--seed", "--max-batch-tokens", "--preset",
+          "--top-k", "--cfg-scale", "--eos-policy", "--seed", "--max-batch-tokens",
           "--device", "--dtype", "--top-candidates", "--cuda-graphs", "--compile", "--json",
-          "--ids", "--nonsense"]  # fmt: skip
+          "--nonsense"]  # fmt: skip
 MORE = {
     "generate": [*COMMON, "--max-new-tokens", "--min-new-tokens", "--stop", "--constraint",
                  "--watch", "--raw", "--file", "--rule", "--max-batch-size"],
     "chat": [*COMMON, "--system", "--max-new-tokens", "--stop"],
     "infill": COMMON,
     "compare": ["--sampler", "--cache", "--temperature", "--seed", "--block-length", "--json"],
-    "samplers": ["--json", "--nonsense"],
-    "caches": ["--json", "--nonsense"],
+    "samplers": ["--nonsense"],
+    "caches": ["--nonsense"],
     "bench": ["--sampler", "--tasks", "--examples", "--preset", "--rows"],
-    "tune": ["--tasks", "--keep", "--tolerance", "--by", "--screen", "-n"],
 }  # fmt: skip
-FLAGS = {"--json", "--watch", "--raw", "--cuda-graphs", "--compile", "--ids"}
+FLAGS = {"--json", "--watch", "--raw", "--cuda-graphs", "--compile"}
 TEXTS = ["Tom", "Reverse this list: Tom, Anna", "a[[2]]b", "", "[[1]]\udc80", "Tom\n\nAnna"]
 
 
@@ -37,15 +36,15 @@ def line(seed: int, folder: Path) -> tuple[list[str], str]:
     rng = random.Random(seed)
     command = rng.choice(["generate"] * 4 + ["infill"] * 2 + list(MORE))
     arguments = [command]
-    if command not in ("chat", "bench", "tune") and rng.random() < 0.7:
+    if command not in ("chat", "bench") and rng.random() < 0.7:
         arguments.append(rng.choice(TEXTS + VALUES))
     for name in rng.sample(MORE[command], min(rng.randint(0, 3), len(MORE[command]))):
         arguments += [name] if name in FLAGS else [name, rng.choice(VALUES)]
-    if command in ("generate", "chat", "infill", "compare", "bench", "tune"):
+    if command in ("generate", "chat", "infill", "compare", "bench"):
         arguments += ["--model", str(folder)]
     if command in ("generate", "chat", "compare"):
         arguments += ["--max-new-tokens", "8"]
-    if command in ("bench", "tune"):
+    if command == "bench":
         arguments += ["--output", "/no/such/folder/x"]  # nothing is measured
     return arguments, rng.choice(TEXTS).encode("utf-8", "replace").decode()
 

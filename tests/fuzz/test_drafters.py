@@ -19,11 +19,11 @@ from safetensors.torch import load_file, save_file
 import dllm
 from dllm.drafting.dflash.checkpoint import BlockCheckpoint, is_block_drafter
 from dllm.drafting.dflash.config import Variant
-from dllm.train.dflash.model import drafter_config, new_drafter
+from dllm.train.dflash.model import drafter_config
 
 from ..cli.conftest import Run, cli  # noqa: F401
 from ..drafting.conftest import make_verifier
-from ..drafting.dflash.conftest import write
+from ..drafting.dflash.conftest import random_weights, write
 from .damage import (
     HOSTILE,
     bytes_damage,
@@ -114,7 +114,7 @@ def drafters(verifier: dllm.DiffusionModel, tmp_path_factory: pytest.TempPathFac
         ("z2", "z-lab", second, {"selector": selector}),
         ("speculators2", "speculators", second, {"selector": selector}),
     ):  # fmt: skip
-        weights = dict(new_drafter(config, variant).state_dict())
+        weights = random_weights(config, variant)
         folder = tmp_path_factory.mktemp(name)
         checkpoint = BlockCheckpoint(name, config, weights, variant=variant, **more)
         write(checkpoint, verifier, folder, kind, torch.bfloat16)

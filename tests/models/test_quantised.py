@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 import dllm
+from dllm.kernels.quantised import QuantisedExperts
+from dllm.models.footprint import rounded_bytes
+from dllm.models.quantisation import read
 
 from ..thin import covering
+from . import test_families, test_llada2
 
 SIZES: dict[str, Any] = {
     "vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
@@ -197,12 +204,74 @@ def test_nothing_is_rounded_twice(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", SETTINGS)
 @pytest.mark.parametrize("tied", [False, True])
 def test_doctor_counts_the_bytes_that_are_held(how: str, tied: bool) -> None:
-    from dllm.models.footprint import rounded_bytes
-    from dllm.models.quantisation import read
-
     config = Qwen2Config(**SIZES | {"tie_word_embeddings": tied})
     counted = rounded_bytes(Qwen2ForCausalLM(config), read(how), 2)
     given: dict[str, Any] = {"family": "a2d_qwen2", "mask_token_id": 95, "eos_token_id": 94}
     model = dllm.load(Qwen2ForCausalLM(config), quantization=how, dtype="bfloat16", **given)
     held = {value.data_ptr(): value.nbytes for value in model.hf.state_dict().values()}
     assert counted == sum(held.values())
+
+
+def mixture(family: str, folder: Path, monkeypatch: pytest.MonkeyPatch, noisy: Any) -> None:
+    """A checkpoint whose experts are wide enough to be rounded."""
+    if family == "diffusion_gemma":
+        noisy.save_pretrained(folder)
+    elif family == "llada2":
+        for name in ("D", "WIDTH"):
+            monkeypatch.setattr(test_llada2, name, 32)
+        config = test_llada2.CONFIG | {"hidden_size": 32, "moe_intermediate_size": 32}
+        (folder / "config.json").write_text(json.dumps(config))
+        save_file(test_llada2.checkpoint(), folder / "model.safetensors", {"format": "pt"})
+    else:
+        (case,) = (case for case in test_families.CASES if case.family == family)
+        key = "expert_intermediate_size" if family == "llada_moe" else "moe_intermediate_size"
+        native = case.native | {"moe_intermediate_size": 32}
+        official = case.official | {key: 32, "mask_token_id": test_families.MASK}
+        test_families.write(folder, replace(case, native=native, official=official))
+
+
+MIXTURES = ("diffusion_gemma", "llada2", "llada_moe", "sdar_moe")
+
+
+@pytest.mark.parametrize(("family", "how"), covering(MIXTURES, ["int8", "int4(group=32)"]))
+def test_experts_are_rounded(
+    family: str, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    noisy: dllm.DiffusionModel,
+) -> None:  # fmt: skip
+    """Each number to the nearest, the routers not; each row goes to its experts, whatever other
+    rows do; the model is read back, and is as large as ``doctor`` says."""
+    (tmp_path / "plain").mkdir()
+    mixture(family, tmp_path / "plain", monkeypatch, noisy)
+    plain = dllm.load(tmp_path / "plain", dtype="float32")
+    model = dllm.load(tmp_path / "plain", dtype="float32", quantization=how)
+    layers = [(n, m) for n, m in model.hf.named_modules() if isinstance(m, QuantisedExperts)]
+    assert layers and not any("router" in name for name, _ in model.hf.named_buffers())
+    for name, experts in layers:
+        before: Any = plain.hf.get_submodule(name)
+        for part in ("gate_up_proj", "down_proj"):
+            for one, wanted in zip(getattr(experts, part), getattr(before, part), strict=True):
+                group = one.group or one.in_features
+                steps = one.scale.float().repeat_interleave(group, 1)
+                off = (one.weight - wanted).abs()
+                # a scale has 8 bits, so a zero point as well: 8 of its steps are off by 2^-8 each
+                assert (off <= steps * (0.5 if one.bits == 8 else 1)).all() and off.any()
+        count = len(experts.down_proj)
+        x = torch.randn(12, experts.down_proj[0].out_features)
+        weights, chosen = torch.rand(12, count).topk(min(2, count))
+        with torch.inference_mode():
+            found = experts(x, chosen, weights)
+            for row in range(12):
+                total = torch.zeros_like(x[row])
+                for expert, weight in sorted(zip(chosen[row].tolist(), weights[row], strict=True)):
+                    gate, up = experts.gate_up_proj[expert](x[row : row + 1]).chunk(2, -1)
+                    inner = experts.act_fn(gate) * up
+                    total += experts.down_proj[expert](inner)[0] * weight
+                assert torch.equal(found[row], total)
+    model.save_pretrained(tmp_path / "saved")
+    again = dllm.load(tmp_path / "saved")
+    state, expected = again.hf.state_dict(), model.hf.state_dict()
+    assert state.keys() == expected.keys()
+    assert all(torch.equal(state[name], expected[name]) for name in state)
+    buffers = {n for n, _ in plain.hf.named_buffers()}  # of the routers and layers: not weights
+    held = sum(value.nbytes for name, value in state.items() if name not in buffers)
+    assert held == rounded_bytes(plain.hf, read(how), 4)

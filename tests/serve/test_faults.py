@@ -139,7 +139,7 @@ def test_clients_that_leave_and_deadlines_that_pass(caught: Served, count: int) 
 def test_a_client_that_is_killed(caught: Served) -> None:
     """Its kernel resets the connection in the middle of a stream."""
     host, port = caught.url.removeprefix("http://").split(":")
-    data = json.dumps(body(stream=True, stream_options={"include_drafts": True})).encode()
+    data = json.dumps(body(stream=True, stream_options={"include_drafts": "text"})).encode()
     head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
     with socket.create_connection((host, int(port)), timeout=PATIENCE) as sock:
         sock.sendall(head.encode() + f"Content-Length: {len(data)}\r\n\r\n".encode() + data)
@@ -348,7 +348,7 @@ def test_a_drain_that_runs_out(start: Start, tiny: dllm.DiffusionModel, signals:
 
     async def ask() -> list[httpx.Response]:
         async with httpx.AsyncClient(timeout=PATIENCE) as client:
-            drafts = {"stream": True, "stream_options": {"include_drafts": True}}
+            drafts = {"stream": True, "stream_options": {"include_drafts": "text"}}
             begun = partial(registry.get_sample_value, "dllm_first_draft_seconds_count", labels)
             posts = []
 

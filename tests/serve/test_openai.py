@@ -115,21 +115,6 @@ def test_the_stream_helper_with_drafts(served: Served, tiny: dllm.DiffusionModel
     assert steps[-1]["text"] == plain.text and steps[-1]["forwards"] == plain.nfe
 
 
-def test_diffusing_replaces_the_text(served: Served, tiny: dllm.DiffusionModel) -> None:
-    chunks = served.client().chat.completions.create(
-        messages=HELLO, stream=True, model="tiny", max_tokens=24,
-        extra_body={"block_length": 8, "diffusing": True},
-    )  # fmt: skip
-    texts = [c.choices[0].delta.content for c in chunks if c.choices[0].delta.content is not None]
-    shown, final = [], ""
-    for event in dllm.stream(tiny, HELLO, max_new_tokens=24, block_length=8):
-        final += event.text
-        shown.append(final + event.draft)
-    assert texts[-1] == final == expected(tiny).text
-    # A reader that lags gets fewer pictures, never others.
-    assert len(texts) > 1 and set(texts) <= set(shown)
-
-
 def test_completions(served: Served, tiny: dllm.DiffusionModel) -> None:
     answer = served.client().completions.create(prompt=["one two", "three"], n=2, **HOW)
     plain = dllm.generate(

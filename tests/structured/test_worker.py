@@ -148,3 +148,16 @@ def test_a_process_that_computes_too_long_is_ended() -> None:
         assert worker._process is None
     finally:
         worker.close()
+
+
+def test_a_script_may_lie_beside_files_named_as_modules_of_python(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What this program has imported already, such as ``enum``, is not looked for there."""
+    (tmp_path / "enum.py").write_text("raise RuntimeError('not of the standard library')")
+    monkeypatch.syspath_prepend(tmp_path)
+    worker = Worker()
+    try:
+        compiled(worker, "a")
+    finally:
+        worker.close()

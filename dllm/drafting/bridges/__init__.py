@@ -1,1 +1,1 @@
-"""Drafters inside transformers, and in another process over HTTP."""
+"""Drafters on a device, for a verifier behind HTTP."""

@@ -38,7 +38,7 @@ HEADS: Mapping[str, tuple[str, ...]] = {
     "markov_head.": ("markov_w1.weight", "markov_w2.weight", "project_in.weight",
                      "project_out.weight"),
     "candidate_selector.": ("predecessor_codebook", "successor_codebook",
-                            "hidden_projection.weight", "project_in.weight", "project_out.weight"),
+                            "hidden_projection.weight"),
     "confidence_head.": ("proj.weight", "proj.bias"),
 }  # fmt: skip
 # heads that this library does not run: their weights say more than the ones above

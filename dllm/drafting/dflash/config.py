@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import fields
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -44,10 +44,6 @@ class Variant:
     output_multiplier: Number = 1.0
     final_logit_softcapping: Number = 0.0
     input_embedding_scale: Number | None = None
-
-    def changed(self) -> dict[str, Any]:
-        """The fields that differ from DFlash, for a config.json."""
-        return {k: v for k, v in asdict(self).items() if v != getattr(DFLASH, k)}
 
 
 DFLASH = Variant()

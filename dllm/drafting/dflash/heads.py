@@ -116,14 +116,13 @@ def head_of(
     try:
         if checkpoint.selector:
             given = _float(checkpoint.selector, device)
-            first, second = _tables(given, embedding, head, "predecessor_codebook",
-                                    "successor_codebook")  # fmt: skip
             result: WalkHead = SelectorHead(
-                _host(first), second, given["hidden_projection.weight"], variant.selector_top_k
-            )
+                _host(given["predecessor_codebook"]), given["successor_codebook"],
+                given["hidden_projection.weight"], variant.selector_top_k,
+            )  # fmt: skip
         else:
             given = _float(checkpoint.markov, device)
-            first, second = _tables(given, embedding, head, "markov_w1.weight", "markov_w2.weight")
+            first, second = _tables(given, embedding, head)
             result = MarkovHead(_host(first), second)
         # a step with the first and the last candidate finds every misshapen weight
         at = torch.tensor([[0, len(head) - 1]], device=device)
@@ -159,10 +158,10 @@ def _float(part: Tensors, device: torch.device) -> Tensors:
 
 
 def _tables(
-    given: Tensors, embedding: torch.Tensor, head: torch.Tensor, first: str, second: str
+    given: Tensors, embedding: torch.Tensor, head: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Of the token before (V, rank) and of the one that follows (v, rank)."""
     if "project_in.weight" not in given:
-        return given[first], given[second]
+        return given["markov_w1.weight"], given["markov_w2.weight"]
     known = F.rms_norm(embedding.float(), embedding.shape[-1:], eps=1e-6)
     return known @ given["project_in.weight"].T, head.float() @ given["project_out.weight"]

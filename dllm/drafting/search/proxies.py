@@ -47,14 +47,13 @@ class NGram(Proxy):
 
     p(t | c) = (count(c t) + kappa p(t | shorter c)) / (count(c) + kappa), down to the uniform
     distribution over ``vocab_size`` ids.  Counts come from `fit`, the prompts and the verifier's
-    own output of this and earlier sequences (``online``): the text that drafts have to agree with.
+    own output of this and earlier sequences: the text that drafts have to agree with.
     On token ids there are no word boundaries to get wrong.
     """
 
     n: int = 3
     kappa: float = 1.0
     vocab_size: int = 50_000
-    online: bool = True
 
     def __post_init__(self) -> None:
         if self.n < 1 or self.kappa <= 0:
@@ -69,8 +68,7 @@ class NGram(Proxy):
         return self
 
     def learn(self, tokens: Sequence[int], fresh: int) -> None:
-        if self.online:
-            self._count(tokens, fresh)
+        self._count(tokens, fresh)
 
     def _count(self, tokens: Sequence[int], fresh: int) -> None:
         for end in range(len(tokens) - fresh, len(tokens)):

@@ -87,31 +87,19 @@ def drafts_at(
     anchors = anchors.clamp_min(0)
     hidden = trainee.blocks(ids, states[..., :-width], anchors)
     if trainee.walk is None or not walking:
-        return _best(hidden, hidden, trainee.head, None)
+        return _best(hidden, trainee.head)
     tokens, drafts = ids.gather(1, anchors), []
     for k in range(hidden.shape[2]):
         own, known = hidden[:, :, k], F.embedding(tokens, trainee.blocks.embedding)
-        tokens = _best(own, trainee.walk(own, known), trainee.head, trainee.walk.top)
+        tokens = _best(trainee.walk(own, known), trainee.head)
         drafts.append(tokens)
     return torch.stack(drafts, 2)
 
 
-def _best(
-    hidden: torch.Tensor, corrected: torch.Tensor, head: torch.Tensor, top: int | None
-) -> torch.Tensor:
-    """The rows of ``head`` with the largest logits under ``corrected``, of all or of the ``top``
-    largest under ``hidden``."""
-    best = []
-    shape, width = hidden.shape[:-1], hidden.shape[-1]
-    pairs = (torch.split(x.reshape(-1, width).to(head.dtype), 512) for x in (hidden, corrected))
-    for own, after in zip(*pairs, strict=True):
-        if top is None:
-            best.append((after @ head.T).max(-1).indices)
-            continue
-        at = (own @ head.T).topk(top).indices
-        place = torch.einsum("nh,nkh->nk", after, head[at]).max(-1, keepdim=True).indices
-        best.append(at.gather(1, place).squeeze(1))
-    return torch.cat(best).view(shape)
+def _best(hidden: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
+    """The rows of ``head`` with the largest logits under ``hidden``."""
+    parts = hidden.reshape(-1, hidden.shape[-1]).to(head.dtype).split(512)
+    return torch.cat([(part @ head.T).max(-1).indices for part in parts]).view(hidden.shape[:-1])
 
 
 def matches(answer: Answer, drafts: torch.Tensor) -> torch.Tensor:

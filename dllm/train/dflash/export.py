@@ -15,45 +15,34 @@ from safetensors.torch import save_file
 
 from ...core.errors import ConfigError, UnknownNameError
 from ...drafting.dflash.checkpoint import EXTRAS, RENAMED, WEIGHTS, BlockCheckpoint
-from ...drafting.dflash.heads import SelectorHead, head_of
 
 FORMATS = ("native", "speculators")
 
 
 def export(
     checkpoint: BlockCheckpoint, folder: Path, kind: str, *, verifier: Any, verifier_name: str,
-    head: torch.Tensor | None = None, embedding: torch.Tensor | None = None,
-    dtype: torch.dtype = torch.bfloat16,
+    head: torch.Tensor | None = None, dtype: torch.dtype = torch.bfloat16,
 ) -> None:  # fmt: skip
     """Write config.json and model.safetensors.
 
-    ``verifier`` is its config, ``head`` (V, H) its head and ``embedding`` (V, H) what it embeds
-    with (None: the head): ``speculators`` keeps the rows of a trimmed vocabulary in the checkpoint,
-    and engines run DFlash 2 with whole tables in its selector, because they derive neither.
+    ``verifier`` is its config and ``head`` (V, H) its head: ``speculators`` keeps the rows of a
+    trimmed vocabulary in the checkpoint.
     """
     if kind not in FORMATS:
         raise UnknownNameError("format", kind, FORMATS)
-    if kind == "speculators" and checkpoint.variant.conv_kernel_size:
-        whole = checkpoint.draft_ids is None and head is not None
-        if not checkpoint.selector or not whole or checkpoint.variant.sample_from_anchor:
-            raise ConfigError(
-                "DFlash 2 in speculators' format has a selector over the whole vocabulary and an "
-                "anchor that does not draft: train it so, or write the native format"
-            )
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: t.to(dtype).contiguous() for name, t in checkpoint.weights.items()}
     extras = _vocabulary(checkpoint, verifier.get_text_config().vocab_size)
     if kind == "native":
-        config = checkpoint.config.to_diff_dict() | checkpoint.variant.changed() | {
+        config = checkpoint.config.to_diff_dict() | {
             "architectures": ["MuseGlimmerAssistantModel"], "dtype": str(dtype).split(".")[-1],
         }  # fmt: skip
-        extras |= _heads(checkpoint, dtype)
+        extras |= {f"markov_head.{name}": t.to(dtype).contiguous()
+                   for name, t in checkpoint.markov.items()}  # fmt: skip
         if extras:
             save_file(extras, folder / EXTRAS)
     else:
         weights = {_old_name(name): t for name, t in weights.items()} | extras
-        if checkpoint.variant.conv_kernel_size:
-            weights |= _selector(checkpoint, head, embedding, dtype)
         if checkpoint.draft_ids is not None:
             if head is None:
                 raise ConfigError("a trimmed vocabulary needs the verifier's head for export")
@@ -78,43 +67,6 @@ def _vocabulary(checkpoint: BlockCheckpoint, vocab_size: int) -> dict[str, torch
     return {"t2d": marked, "d2t": ids - torch.arange(len(ids))}
 
 
-def _heads(checkpoint: BlockCheckpoint, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Markov head and selector as they were trained, which other formats have no words for."""
-    result: dict[str, torch.Tensor] = {}
-    for prefix, part in (("markov_head.", checkpoint.markov),
-                         ("candidate_selector.", checkpoint.selector)):  # fmt: skip
-        result |= {prefix + name: t.to(dtype).contiguous() for name, t in part.items()}
-    return result
-
-
-def _selector(
-    checkpoint: BlockCheckpoint, head: torch.Tensor | None, embedding: torch.Tensor | None,
-    dtype: torch.dtype,
-) -> dict[str, torch.Tensor]:  # fmt: skip
-    """The selector with its tables written out."""
-    assert head is not None  # checked before
-    made = head_of(checkpoint, head.device, head if embedding is None else embedding, head)
-    assert isinstance(made, SelectorHead)
-    parts = {
-        "predecessor_codebook": torch.from_numpy(made.before),
-        "successor_codebook": made.successor,
-        "hidden_projection.weight": made.hidden,
-    }
-    return {f"candidate_selector.{k}": t.to(dtype).contiguous() for k, t in parts.items()}
-
-
-def _second(checkpoint: BlockCheckpoint) -> dict[str, Any]:
-    """What configs say of DFlash 2 besides; nothing for DFlash."""
-    variant = checkpoint.variant
-    if not variant.conv_kernel_size:
-        return {}
-    return {
-        "conv_kernel_size": variant.conv_kernel_size, "conv_group_size": variant.conv_group_size,
-        "selector_rank": len(checkpoint.selector["hidden_projection.weight"]),
-        "selector_top_k": variant.selector_top_k,
-    }  # fmt: skip
-
-
 def _layers(checkpoint: BlockCheckpoint, vocab_size: int) -> dict[str, Any]:
     """The layers, in the words of a Qwen3 config."""
     c = checkpoint.config
@@ -135,21 +87,20 @@ def _layers(checkpoint: BlockCheckpoint, vocab_size: int) -> dict[str, Any]:
 def _speculators(checkpoint: BlockCheckpoint, verifier: Any, name: str) -> dict[str, Any]:
     c, ids = checkpoint.config, checkpoint.draft_ids
     vocab_size = verifier.get_text_config().vocab_size
-    second, anchor = _second(checkpoint), checkpoint.variant.sample_from_anchor
-    drafts = c.block_size - (0 if anchor else 1)
-    algorithm = "dflash2" if second else "dflash"
     return {
-        "architectures": ["DFlash2DraftModel" if second else "DFlashSpeculator"],
-        "speculators_model_type": algorithm, **second,
+        "architectures": ["DFlashSpeculator"],
+        "speculators_model_type": "dflash",
         "transformer_layer_config": _layers(checkpoint, vocab_size),
         "draft_vocab_size": vocab_size if ids is None else len(ids),
         "block_size": c.block_size, "mask_token_id": c.mask_token_id,
         # these count the embedding as layer 0
         "aux_hidden_state_layer_ids": [layer + 1 for layer in c.target_layer_ids or []],
-        "sample_from_anchor": anchor, "sliding_window_non_causal": True, "dtype": "bfloat16",
+        "sample_from_anchor": False, "sliding_window_non_causal": True, "dtype": "bfloat16",
         "speculators_config": {
-            "algorithm": algorithm, "default_proposal_method": "greedy",
-            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": drafts}],
+            "algorithm": "dflash", "default_proposal_method": "greedy",
+            "proposal_methods": [
+                {"proposal_type": "greedy", "speculative_tokens": c.block_size - 1}
+            ],
             "verifier": {"name_or_path": name, "architectures": verifier.architectures or []},
         },
     }  # fmt: skip

@@ -15,8 +15,6 @@ from torch import nn
 from transformers import AttentionInterface, MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
 
 from ...core.errors import ConfigError
-from ...drafting.dflash.config import DFLASH, Variant
-from ...drafting.dflash.network import Convolution
 
 ATTENTION = "dllm_blocks_of_drafts"
 NO_ROTATION_KNOWN: dict[str, Any] = {
@@ -98,50 +96,10 @@ def drafter_config(
     )  # fmt: skip
 
 
-class Kernels(nn.Module):
-    """Weights of one of DFlash 2's convolutions; fresh ones change nothing."""
-
-    def __init__(self, width: int, size: int, group: int) -> None:
-        super().__init__()
-        self.base_kernel = nn.Parameter(torch.zeros(2, size, width))
-        self.kernel_projection = nn.Linear(width, 2 * size * (width // group), bias=False)
-        nn.init.ones_(self.base_kernel[:, 0])
-        nn.init.zeros_(self.kernel_projection.weight)
-
-    def surround(self, sublayer: Any, size: int) -> None:
-        """Put the convolution around ``sublayer``, which takes rows (B, N * size, H) of blocks."""
-        inner = sublayer.forward
-
-        def forward(hidden_states: torch.Tensor, **more: Any) -> Any:
-            blocks = hidden_states.reshape(-1, size, hidden_states.shape[-1])
-            rest: list[Any] = []
-
-            def between(x: torch.Tensor) -> torch.Tensor:
-                out = inner(x.view_as(hidden_states), **more)
-                if isinstance(out, tuple):
-                    rest.extend(out[1:])
-                    out = out[0]
-                result: torch.Tensor = out.view_as(blocks)
-                return result
-
-            around = Convolution(self.base_kernel, self.kernel_projection).around(blocks, between)
-            around = around.view_as(hidden_states)
-            return (around, *rest) if rest else around
-
-        sublayer.forward = forward
-
-
-def new_drafter(
-    config: MuseGlimmerAssistantConfig, variant: Variant = DFLASH
-) -> MuseGlimmerAssistantModel:
+def new_drafter(config: MuseGlimmerAssistantConfig) -> MuseGlimmerAssistantModel:
     """A drafter with random weights, ready for training."""
     model: Any = MuseGlimmerAssistantModel(config)
     model.set_attn_implementation(ATTENTION)
-    for layer in model.layers if variant.conv_kernel_size else ():
-        for name, sublayer in (("attention_conv", layer.self_attn), ("mlp_conv", layer.mlp)):
-            kernels = Kernels(config.hidden_size, variant.conv_kernel_size, variant.conv_group_size)
-            layer.add_module(name, kernels)
-            kernels.surround(sublayer, config.block_size)
     result: MuseGlimmerAssistantModel = model.float()
     return result
 
@@ -176,22 +134,19 @@ def copy_layers(drafter: Any, verifier: Any, gain: float = 2.0) -> None:
 
 
 class BlockDrafter(nn.Module):
-    """A drafter with the verifier's frozen embedding: hidden states of many blocks at once.  Its
-    rows draft, all but the anchor's, or with ``from_anchor`` all."""
+    """A drafter with the verifier's frozen embedding: hidden states of many blocks at once.  All
+    rows but the anchor's draft."""
 
-    def __init__(
-        self, drafter: MuseGlimmerAssistantModel, embedding: torch.Tensor,
-        from_anchor: bool = False,
-    ) -> None:  # fmt: skip
+    def __init__(self, drafter: MuseGlimmerAssistantModel, embedding: torch.Tensor) -> None:
         super().__init__()
-        self.drafter, self.first = drafter, 0 if from_anchor else 1
+        self.drafter = drafter
         self.embedding: torch.Tensor
         self.register_buffer("embedding", embedding, persistent=False)
 
     @property
     def drafts(self) -> int:
         """Rows of a block that draft: the k-th of them the k-th token behind the anchor."""
-        return self.drafter.config.block_size - self.first
+        return self.drafter.config.block_size - 1
 
     def forward(
         self, ids: torch.Tensor, states: torch.Tensor, anchors: torch.Tensor
@@ -216,4 +171,4 @@ class BlockDrafter(nn.Module):
             attention_mask={"full_attention": seen, "sliding_attention": near}, use_cache=False,
         )  # fmt: skip
         hidden: torch.Tensor = out.last_hidden_state
-        return hidden.view(batch, count, size, -1)[:, :, self.first :]
+        return hidden.view(batch, count, size, -1)[:, :, 1:]

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import MuseGlimmerAssistantModel
 
 from ...core.errors import ConfigError
-from .heads import MarkovProjection, SelectorProjection, WalkProjection, choice_loss
+from .heads import MarkovProjection
 from .loss import FrozenHeadLoss, decay_weights, dpace_weights, sampled_rows
 from .model import BlockDrafter
 
@@ -24,8 +24,8 @@ class Objective:
     """``loss``: how drafts are weighted by place, "dpace" or "decay" (with ``gamma``); ``soft``:
     share of the verifier's distribution in the target, the rest is the token it wrote;
     ``head_rows`` most frequent answer tokens and ``random_rows`` others make the head of a step;
-    ``chunk``: rows whose logits exist at a time; ``markov`` or ``selector``: rank of a Markov head
-    or of a selector that is trained beside the drafter, 0 for none."""
+    ``chunk``: rows whose logits exist at a time; ``markov``: rank of a Markov head that is trained
+    beside the drafter, 0 for none."""
 
     loss: str = "dpace"
     gamma: float = 4.0
@@ -34,21 +34,12 @@ class Objective:
     random_rows: int = 1024
     chunk: int = 1024
     markov: int = 0
-    selector: int = 0
 
     def __post_init__(self) -> None:
         if self.loss not in LOSSES:
             raise ConfigError(f"the loss is 'dpace' or 'decay', not {self.loss!r}")
         if not 0 <= self.soft <= 1:
             raise ConfigError(f"soft is a share between 0 and 1, not {self.soft}")
-        if self.markov and self.selector:
-            raise ConfigError("a run trains a Markov head or a selector, not both: set one to 0")
-
-    def walk_head(self, width: int) -> WalkProjection | None:
-        """The head that is trained beside a drafter of ``width``."""
-        if self.selector:
-            return SelectorProjection(width, self.selector)
-        return MarkovProjection(width, self.markov) if self.markov else None
 
 
 class Reader:
@@ -71,12 +62,11 @@ class Reader:
 
 
 def trainee_of(
-    drafter: MuseGlimmerAssistantModel, verifier: Any, objective: Objective, common: torch.Tensor,
-    from_anchor: bool = False,
-) -> Trainee:  # fmt: skip
+    drafter: MuseGlimmerAssistantModel, verifier: Any, objective: Objective, common: torch.Tensor
+) -> Trainee:
     """What trains a block drafter for the network ``verifier``."""
     embedding = verifier.get_input_embeddings().weight.detach()
-    blocks = BlockDrafter(drafter, embedding, from_anchor)
+    blocks = BlockDrafter(drafter, embedding)
     reader = Reader(verifier, drafter.config.target_layer_ids or [])  # no module: not saved
     return Trainee(blocks, reader, verifier, objective, common)
 
@@ -95,7 +85,8 @@ class Trainee(nn.Module):
         head = verifier.get_output_embeddings().weight.detach()
         self.register_buffer("head", head, persistent=False)
         self.register_buffer("common", common, persistent=False)
-        self.walk = objective.walk_head(head.shape[1])
+        rank = objective.markov
+        self.walk = MarkovProjection(head.shape[1], rank) if rank else None
         self.reader = reader
 
     def forward(
@@ -119,27 +110,22 @@ class Trainee(nn.Module):
         if self.objective.soft > 0:
             teacher = states[batch[counted], places[counted] - 1, -width:]
         drafted = hidden[counted]
-        total, q = self._under_head(drafted, rows, index, teacher, counted)
+        total = self._under_head(drafted, rows, index, teacher, counted)
         if self.walk is not None:
             before = ids[batch[counted], places[counted] - 1]
             corrected = self.walk(drafted, F.embedding(before, self.blocks.embedding))
-            if self.walk.top is None:
-                total = total + self._under_head(corrected, rows, index, teacher, counted)[0]
-            else:
-                losses = choice_loss(drafted, corrected, self.head[rows], index, self.walk.top,
-                                     self.objective.chunk)  # fmt: skip
-                total = total + self.weighted(losses, q, counted)
+            total = total + self._under_head(corrected, rows, index, teacher, counted)
         return {"loss": total}
 
     def _under_head(
         self, states: torch.Tensor, rows: torch.Tensor, index: torch.Tensor,
         teacher: torch.Tensor | None, counted: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-        """Weighted loss of ``states`` (n, H), and the labels' probabilities (n,)."""
+    ) -> torch.Tensor:  # fmt: skip
+        """Weighted loss of ``states`` (n, H)."""
         losses, q = FrozenHeadLoss.apply(  # type: ignore[no-untyped-call]
             states, self.head[rows], index, teacher, self.objective.soft, self.objective.chunk
         )
-        return self.weighted(losses, q, counted), q
+        return self.weighted(losses, q, counted)
 
     def weighted(
         self, losses: torch.Tensor, q: torch.Tensor, counted: torch.Tensor

@@ -13,7 +13,7 @@ from transformers import MuseGlimmerAssistantConfig
 
 from ...core.errors import ConfigError
 from ...drafting.dflash.checkpoint import BlockCheckpoint, load_checkpoint
-from ...drafting.dflash.config import Variant
+from ...drafting.dflash.config import DFLASH
 from ...models import DiffusionModel
 from ..loop import SILENT, Loop, Report, loop, same_recipe
 from ..loop import Schedule as LoopSchedule
@@ -46,8 +46,7 @@ class DFlashTraining:
     ``mask_token_id``: None chooses one; ``init``: "verifier" starts with copies of its last layers,
     "random" from nothing; ``held_out``: one in so many prompts is never trained on, and
     ``evaluated`` of these answers measure acceptance; ``draft_vocabulary``: ids that the finished
-    drafter proposes, the most frequent of the answers (0: all); ``conv``: DFlash 2's convolutions
-    of two rows around every sublayer; ``from_anchor``: the anchor's row drafts as well.
+    drafter proposes, the most frequent of the answers (0: all).
     """
 
     layers: int = 4
@@ -59,8 +58,6 @@ class DFlashTraining:
     held_out: int = 64
     evaluated: int = 48
     draft_vocabulary: int = 0
-    conv: bool = False
-    from_anchor: bool = False
     objective: Objective = field(default_factory=Objective)
     schedule: Schedule = field(default_factory=Schedule)
 
@@ -69,11 +66,6 @@ class DFlashTraining:
             raise ConfigError(f"init is 'verifier' or 'random', not {self.init!r}")
         if self.held_out < 2:
             raise ConfigError("hold out one prompt in at least 2")
-
-    @property
-    def variant(self) -> Variant:
-        """What the drafter has beyond DFlash."""
-        return Variant(conv_kernel_size=2 if self.conv else 0, sample_from_anchor=self.from_anchor)
 
     def config(self, verifier: Any, mask_token_id: int) -> MuseGlimmerAssistantConfig:
         """The drafter's config for the config of a verifier."""
@@ -149,11 +141,11 @@ def start(
     )
     same_recipe(folder, recipe)
     torch.manual_seed(recipe.schedule.seed)
-    drafter = new_drafter(config, recipe.variant)
+    drafter = new_drafter(config)
     if weights_from is None and recipe.init == "verifier":
         copy_layers(drafter, hf)
     common = common_tokens(split.train, recipe.objective.head_rows)
-    trainee = trainee_of(drafter, hf, recipe.objective, common, recipe.from_anchor)
+    trainee = trainee_of(drafter, hf, recipe.objective, common)
     if weights_from is not None:
         _take_weights(trainee, load_checkpoint(weights_from))
     states = HiddenStates(layers, config.hidden_size)
@@ -185,16 +177,11 @@ def _take_weights(trainee: Trainee, checkpoint: BlockCheckpoint) -> None:
     for name in ("num_hidden_layers", "target_layer_ids", "hidden_size"):
         if getattr(drafter.config, name) != getattr(checkpoint.config, name):
             raise ConfigError(f"{checkpoint.name} has another {name} than this run")
-    fresh = {name: t for name, t in drafter.state_dict().items() if "_conv." in name}
-    if any("_conv." in name for name in checkpoint.weights) and not fresh:
-        raise ConfigError(f"{checkpoint.name} has convolutions: train on with conv (--conv)")
-    if checkpoint.variant.sample_from_anchor != (trainee.blocks.first == 0):
-        raise ConfigError(f"{checkpoint.name} drafts from other rows than this run (from_anchor)")
-    given = {name: t.float() for name, t in checkpoint.weights.items()}
-    drafter.load_state_dict(fresh | given)  # what changes nothing at first may be new
+    if checkpoint.variant != DFLASH:
+        raise ConfigError(f"{checkpoint.name} has parts beyond DFlash, which are not trained here")
+    drafter.load_state_dict({name: t.float() for name, t in checkpoint.weights.items()})
     if trainee.walk is not None:
-        own = trainee.walk.state_dict()
-        brought = checkpoint.markov if trainee.walk.top is None else checkpoint.selector
+        own, brought = trainee.walk.state_dict(), checkpoint.markov
         if {k: t.shape for k, t in own.items()} == {k: t.shape for k, t in brought.items()}:
             trainee.walk.load_state_dict({name: t.float() for name, t in brought.items()})
 
@@ -213,17 +200,12 @@ def finish(
         known = load_checkpoint(weights_from).draft_ids
         ids = None if known is None else torch.unique(torch.cat([ids, known]))
     weights = {name: t.detach().cpu() for name, t in drafter.state_dict().items()}
-    head: dict[str, Any] = {}
-    if trainee.walk is not None:
-        kind_of_head = "markov" if trainee.walk.top is None else "selector"
-        held = {name: t.detach().cpu() for name, t in trainee.walk.state_dict().items()}
-        head = {kind_of_head: held}
-    checkpoint = BlockCheckpoint(
-        str(folder), drafter.config, weights, ids, variant=recipe.variant, **head
-    )
+    head = {} if trainee.walk is None else trainee.walk.state_dict()
+    markov = {name: t.detach().cpu() for name, t in head.items()}
+    checkpoint = BlockCheckpoint(str(folder), drafter.config, weights, ids, markov=markov)
     export(
         checkpoint, folder, kind, verifier=verifier.hf.config, verifier_name=verifier.name,
-        head=trainee.head.cpu(), embedding=trainee.blocks.embedding.cpu(),
+        head=trainee.head.cpu(),
     )  # fmt: skip
     settings = {k: v for k, v in asdict(recipe).items() if k not in ("objective", "schedule")}
     settings |= asdict(recipe.objective) | asdict(recipe.schedule)

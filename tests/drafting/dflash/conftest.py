@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import dllm
-from dllm.drafting.dflash.checkpoint import BlockCheckpoint
+from dllm.drafting.dflash.checkpoint import EXTRAS, WEIGHTS, BlockCheckpoint, expected_weights
+from dllm.drafting.dflash.config import DFLASH, Variant
 from dllm.drafting.dflash.drafter import BlockDrafter
 from dllm.train.dflash.data import Answer, Batches, HiddenStates
 from dllm.train.dflash.export import export
@@ -64,13 +67,49 @@ def write(
     checkpoint: BlockCheckpoint, verifier: Any, path: Path, kind: str,
     dtype: torch.dtype = torch.float32,
 ) -> None:  # fmt: skip
-    """A folder in one of the three formats that are read."""
+    """A folder in one of the three formats that are read, with what DFlash 2 has beside it."""
     export(
         checkpoint, path, "speculators" if kind == "z-lab" else kind, verifier=verifier.hf.config,
         verifier_name="tiny", head=verifier.hf.get_output_embeddings().weight.detach(), dtype=dtype,
     )  # fmt: skip
+    variant = checkpoint.variant
+    changed = {k: v for k, v in asdict(variant).items() if v != getattr(DFLASH, k)}
+    if changed or checkpoint.selector:
+        _beyond_dflash(checkpoint, path, kind, changed, dtype)
     if kind == "z-lab":
         as_z_lab(path, checkpoint.config)
+
+
+def _beyond_dflash(
+    checkpoint: BlockCheckpoint, path: Path, kind: str, changed: dict[str, Any], dtype: torch.dtype
+) -> None:
+    """Add the variant to the config.json of a folder, and the selector to its weights."""
+    file = path / "config.json"
+    raw = json.loads(file.read_text()) | changed
+    if kind != "native" and checkpoint.variant.conv_kernel_size:
+        raw |= {"architectures": ["DFlash2DraftModel"], "speculators_model_type": "dflash2",
+                "conv_kernel_size": checkpoint.variant.conv_kernel_size,
+                "conv_group_size": checkpoint.variant.conv_group_size,
+                "selector_rank": len(checkpoint.selector["hidden_projection.weight"]),
+                "selector_top_k": checkpoint.variant.selector_top_k}  # fmt: skip
+    file.write_text(json.dumps(raw))
+    weights = path / (EXTRAS if kind == "native" else WEIGHTS)
+    known = load_file(weights) if weights.exists() else {}
+    mine = {f"candidate_selector.{k}": t.to(dtype) for k, t in checkpoint.selector.items()}
+    if known | mine:
+        save_file(known | mine, weights)
+
+
+def random_weights(config: Any, variant: Variant = DFLASH) -> dict[str, torch.Tensor]:
+    """Of a new drafter; DFlash 2's convolutions, like fresh ones, change nothing."""
+    result = dict(new_drafter(config).state_dict())
+    for name, shape in expected_weights(config, variant).items():
+        if name.endswith("base_kernel"):
+            result[name] = torch.zeros(shape)
+            result[name][:, 0] = 1
+        elif name not in result:
+            result[name] = torch.zeros(shape)
+    return result
 
 
 def as_z_lab(path: Path, config: Any) -> None:

@@ -28,8 +28,6 @@ from dllm.drafting.base import chain as chain_of
 from dllm.drafting.drafters.aded import ADED
 from dllm.drafting.drafters.history import BORDER
 from dllm.drafting.drafters.suffix import SuffixDecoding
-from dllm.drafting.search.chains import SEARCHES, SearchContext
-from dllm.drafting.search.marginals import Marginals
 from dllm.kernels.statistics.filters import Filters
 
 from ...thin import covering
@@ -136,12 +134,6 @@ def test_aded_learns_pairs_from_the_rows_of_a_forward() -> None:
     assert {k: list(v) for k, v in part.table.items()} == {(2, 3): [4], (2, 8): [5]}
     drafting.observe(Feedback(Draft(np.array([])), [], [6], np.array([4]), scores[:1]))
     assert list(part.table[3, 4]) == [3]  # the token in front of the anchor is known by now
-
-
-def test_presets_are_trees_of_their_shape() -> None:
-    log_q = torch.randn(8, 30).log_softmax(-1)
-    wide = SEARCHES["dyspec"]().find(Marginals(log_q, 0), 8, SearchContext(np.arange(3)))
-    assert len(wide) == 64
 
 
 def hesitant(own: list[int], hesitates: list[int], size: int = 8) -> torch.Tensor:
