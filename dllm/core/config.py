@@ -16,11 +16,6 @@ MOST = 2**31 - 1  # of what is counted
 MAX_TEMPERATURE = 1e6  # temperature and guidance in float32; all tokens are alike long before
 FILTERS = ("top_p", "top_k", "min_p")  # of what is drawn from
 FORMATS = ("regex", "choice", "json_schema", "grammar", "structural_tag")
-NOT_WITH_FORMATS = {
-    **dict.fromkeys(FILTERS, "what it leaves may hold no text of the form"),
-    "min_new_tokens": "the form says how long the answer is",
-}
-
 # What other libraries call it, and what to write here.
 ELSEWHERE = {
     **dict.fromkeys(("max_tokens", "max_length", "gen_length", "max_completion_tokens"),
@@ -312,9 +307,10 @@ class GenerationConfig(Machine):
             return self
         if len(given) > 1:
             raise ConfigError(f"an answer has one form: keep {given[0]} or {given[1]}")
-        for other, why in NOT_WITH_FORMATS.items():
-            if getattr(self, other) != DEFAULTS[other]:
-                raise ConfigError(f"{other} does not go with {given[0]}: {why}; drop one of them")
+        if self.min_new_tokens:
+            raise ConfigError(
+                f"min_new_tokens does not go with {given[0]}, which says how long the answer is"
+            )
         if self.eos_policy == "suppress":
             raise ConfigError(f"eos_policy='suppress' does not go with {given[0]}, whose texts end")
         return self

@@ -27,7 +27,7 @@ from ..core.capabilities import (
     UNIFORM_NOISE,
     Capability,
 )
-from ..core.config import GenerationConfig
+from ..core.config import FILTERS, GenerationConfig
 from ..core.errors import ConfigError, PromptError
 from ..kernels.statistics import Filters, TokenClasses
 from ..models import DiffusionModel, Facts
@@ -296,10 +296,15 @@ def check_pair(sampler: Sampler, cache: Cache) -> None:
     check_needs([cache], "a sampler", f"sampler={sampler.spec!r}", sampler.offers)
 
 
-def check_format(sampler: Sampler, judged: bool) -> None:
+def check_format(sampler: Sampler, judged: bool, filtered: bool = False) -> None:
     """Refuse parts that put tokens of their own in place of a joint completion, unless they say
-    that they respect one, and rules of length that may leave too little room for a text; explorers
-    where the structure is ``judged``, whose branches they could not compare."""
+    that they respect one, and rules of length that may leave too little room for a text.  Where the
+    structure is ``judged``: explorers, whose branches they could not compare, and filters."""
+    if judged and filtered:
+        raise ConfigError(
+            f"{', '.join(FILTERS)} need exact probabilities, and this structure has no finite "
+            "automaton: drop them, or use a simpler structure"
+        )
     if judged and sampler.explorer is not None:
         raise ConfigError(
             f"{sampler.explorer.name} compares branches by exact probabilities, and this structure "
@@ -337,7 +342,7 @@ def check_recipe(recipe: MaskedRecipe, cache: Cache, model: DiffusionModel) -> N
         named = f"cache={cache.name!r}"
         check_needs([Setting(model.name, kept)], "a cache", named, cache.offers)
     if recipe.format is not None:
-        check_format(sampler, isinstance(recipe.format, Judged))
+        check_format(sampler, isinstance(recipe.format, Judged), recipe.filters.cut)
     mixes = any(MASK_EMBEDDING in part.needs for part in sampler.parts)
     if (sampler.feeds_masks or mixes) and config.cfg_scale > 0:
         raise ConfigError(f"{sampler.spec} cannot be guided: use cfg_scale=0")

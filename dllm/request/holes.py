@@ -35,6 +35,7 @@ from .prompts import (
     encode_text,
     hole_forms,
     tokenizer_of,
+    without_forms,
 )
 
 OPEN = re.compile(r"\[\[(\*|\d{1,9}\.\.\d{1,9}|\d{1,9})\]\]")
@@ -80,9 +81,12 @@ def measured(
         )
     if not open_holes(text):
         return Measured(*encode_holes(model, text))
-    pieces = OPEN.split(text)
-    if any(hole_forms(text)):
-        raise PromptError("a text with [[*]] has no holes with a form: write how long each one is")
+    if name != SURE and any(hole_forms(text)):
+        raise PromptError(
+            f"length={short(rule)} moves the text behind a hole while others have a form: leave it "
+            "out, or write how long each hole is"
+        )
+    pieces = OPEN.split(without_forms(text))
     ranges = [_range(piece) for piece in pieces[1::2]]
     tokenizer = tokenizer_of(model)
     given = [

@@ -30,6 +30,7 @@ KINDS = "a prompt is a string, chat messages or token ids"
 MARK = "\ue000"  # stands for what is said
 FORM = ".{1,4096}?"  # of a hole; without a bound many holes that never end take quadratic time
 HOLE = re.compile(rf"\[\[(\d+)(?::({FORM}))?\]\](?!\])")
+ANY_HOLE = re.compile(rf"{HOLE.pattern}|\[\[(?:\*|\d{{1,9}}\.\.\d{{1,9}})\]\]")
 UNSIZED = re.compile(rf"\[\[(?:\*|\d+\.\.\d+):{FORM}\]\](?!\])")
 ODD_HOLE = re.compile(rf"\[\[(?:(?:\*|\d+\.\.\d+)(?::{FORM})?|\d+:{FORM})\]\](?!\])")
 SEEMING_HOLE = re.compile(r"\[\[[^\[\]]{0,40}\]\]")
@@ -232,8 +233,13 @@ def encode_open(model: DiffusionModel, text: Any, what: str, continued: bool = F
 def hole_forms(text: Any) -> list[str | None]:
     """The form of each hole of a text that has positions: ``[[8:[a-z]+]]`` is one of 8 tokens whose
     text matches ``[a-z]+``; None for a hole without."""
-    found = HOLE.findall(text) if isinstance(text, str) else []
-    return [form or None for size, form in found if int(size[:9])]
+    found = ANY_HOLE.findall(text) if isinstance(text, str) else []
+    return [form or None for size, form in found if not size or int(size[:9])]
+
+
+def without_forms(text: str) -> str:
+    """The text with the length of each hole alone."""
+    return HOLE.sub(r"[[\1]]", text)
 
 
 def _pieces(model: DiffusionModel, text: str, continued: bool = False) -> list[int]:

@@ -57,38 +57,49 @@ MEMORY = 4 << 30  # bytes of address space
 OK, REFUSED, WRONG = b"+", b"-", b"!"  # how an answer begins
 MOST_LOOKUPS = 300_000_000  # where a byte leads from a state
 ROOM = 1 << 21  # of these at once
+FEW = 64  # longest tokens, which are followed one by one
+STAY = 256  # as a byte: none
 
 
 @dataclass(frozen=True)
 class Level:
-    """The prefixes of one length in a vocabulary: the index of each one's ``parent`` in the level
-    before, its last ``byte``, and the ``tokens`` that end there with the indices of their
-    ``nodes``."""
+    """Prefixes of a vocabulary, one byte longer than those of the level before: the index of each
+    one's ``parent`` there, the ``bytes`` (n, 1) behind it, and the ``tokens`` that end in them with
+    the indices of their ``nodes``.  The last level has the `FEW` longest tokens, of all ``bytes``
+    (n, k) that are left; `STAY` where there are fewer."""
 
     parent: IntArray
-    byte: IntArray
+    bytes: IntArray
     tokens: IntArray
     nodes: IntArray
 
 
 def prefix_tree(pieces: Sequence[bytes | None]) -> list[Level]:
     """All prefixes of a vocabulary, by their length."""
-    size = max((len(piece) for piece in pieces if piece), default=0)
-    index: list[dict[bytes, int]] = [{} for _ in range(size + 1)]
-    ends: list[list[tuple[int, int]]] = [[] for _ in range(size + 1)]
-    index[0][b""] = 0
-    for token, piece in enumerate(pieces):
-        if not piece:
-            continue
-        for n in range(1, len(piece) + 1):
-            index[n].setdefault(piece[:n], len(index[n]))
-        ends[len(piece)].append((token, index[len(piece)][piece]))
+    known = sorted((len(piece), token, piece) for token, piece in enumerate(pieces) if piece)
+    size = known[-FEW][0] if len(known) >= FEW else 0
+    index: list[dict[bytes, int]] = [{b"": 0}, *({} for _ in range(size))]
+    ends: list[list[tuple[int, int]]] = [[] for _ in index]
+    last: list[tuple[int, int, bytes]] = []
+    for length, token, piece in known:
+        for n in range(1, min(length, size) + 1):
+            node = index[n].setdefault(piece[:n], len(index[n]))
+        if length > size:
+            last.append((token, node if size else 0, piece[size:]))
+        else:
+            ends[length].append((token, node))
     levels = []
     for n in range(1, size + 1):
         parent = [index[n - 1][prefix[:-1]] for prefix in index[n]]
-        last = [prefix[-1] for prefix in index[n]]
+        behind = [[prefix[-1]] for prefix in index[n]]
         tokens, nodes = np.array(ends[n], np.int64).reshape(-1, 2).T
-        levels.append(Level(np.array(parent), np.array(last), tokens, nodes))
+        levels.append(Level(np.array(parent), np.array(behind), tokens, nodes))
+    if last:
+        longest = max(len(rest) for _, _, rest in last)
+        behind = [[*rest, *[STAY] * (longest - len(rest))] for _, _, rest in last]
+        at = np.arange(len(last))
+        tokens, parent = np.array([each[:2] for each in last]).T
+        levels.append(Level(parent, np.array(behind), tokens, at))
     return levels
 
 
@@ -211,8 +222,8 @@ class Moves:
     """
 
     def __init__(self, table: IntArray, tokens: int, tree: Sequence[Level]) -> None:
-        self.table, self.keys = table, np.zeros(tokens, np.uint64)
-        states = np.arange(len(table) - 1)
+        self.table = np.hstack([table, np.arange(len(table))[:, None]])  # `STAY` behind the bytes
+        self.keys, states = np.zeros(tokens, np.uint64), np.arange(len(table) - 1)
         self._left, random = MOST_LOOKUPS, np.random.default_rng(1)
         self._source, self._target = random.integers(1, 2**63, (2, len(states)), np.uint64)
         rows = Rows(np.zeros(1, np.uint64), np.array([0, len(states)]), states, states)
@@ -220,9 +231,13 @@ class Moves:
         for level in tree:
             parent = row[level.parent]
             live = np.flatnonzero(parent >= 0)
-            asked, which = np.unique(parent[live] * 256 + level.byte[live], return_inverse=True)
-            place, rows = self._behind(rows, *np.divmod(asked, 256))
-            row = np.full(len(level.byte), -1)
+            asked = (
+                parent[live] * STAY + level.bytes[live, 0] if level.bytes.shape[1] == 1 else live
+            )
+            _, first, which = np.unique(asked, return_index=True, return_inverse=True)
+            some = live[first]
+            place, rows = self._behind(rows, parent[some], level.bytes[some])
+            row = np.full(len(parent), -1)
             row[live] = place[which]
             here = row[level.nodes]
             self.keys[level.tokens[here >= 0]] = rows.keys[here[here >= 0]]
@@ -234,18 +249,20 @@ class Moves:
         signs: HashArray = self._source[state] * self._target[target]
         return signs
 
-    def _behind(self, rows: Rows, row: IntArray, byte: IntArray) -> tuple[IntArray, Rows]:
-        """What one more ``byte`` (n,) does behind each ``row`` (n,): the place (n,) of each among
-        the rows that come of it, -1 for nothing."""
+    def _behind(self, rows: Rows, row: IntArray, more: IntArray) -> tuple[IntArray, Rows]:
+        """What ``more`` bytes (n, k) do behind each ``row`` (n,): the place (n,) of each among the
+        rows that come of it, -1 for nothing."""
         sizes = np.diff(rows.first)[row]
-        self._left -= int(sizes.sum())
+        self._left -= int(sizes.sum()) * more.shape[1]
         if self._left < 0:
             raise TooLarge(f"takes more than {MOST_LOOKUPS:,} look-ups to compile: allow less")
         keys, parts = np.zeros(len(row), np.uint64), list[Rows]()
         cuts = np.flatnonzero(np.diff(sizes.cumsum() // ROOM)) + 1
         for here in np.split(np.arange(len(row)), cuts):
             behind = rows.some(row[here])
-            target = self.table[behind.target, np.repeat(byte[here], sizes[here])]
+            target, which = behind.target, np.repeat(here, sizes[here])
+            for byte in more.T:
+                target = self.table[target, byte[which]]
             alive = np.flatnonzero(target != len(self.table) - 1)
             first = np.searchsorted(alive, behind.first)
             state, target = behind.state[alive], target[alive]

@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from .filters import FAR
+
 IntArray = npt.NDArray[np.int64]
 LOWEST = torch.finfo(torch.float32).min
 
@@ -58,20 +60,25 @@ class TokenClasses:
 
 def reduce_classes(
     x: torch.Tensor, low: int, classes: TokenClasses, scale: float, temperature: float,
-    noisy: torch.Tensor | None,
+    noisy: torch.Tensor | None, lost: torch.Tensor | None = None,
 ) -> dict[str, torch.Tensor]:  # fmt: skip
     """Columns (R, C) of `reduce.Partial` from ``x`` (R, n) float32, the logits of the ids from
-    ``low`` on.  ``noisy``, where tokens are drawn, is x / ``temperature`` with noise."""
+    ``low`` on.  ``noisy``, where tokens are drawn, is x / ``temperature`` with noise, in which
+    tokens that filters drop, ``lost`` (R, n) bool, count `FAR` less."""
     cut = classes.cut(low, low + x.shape[1], x.device)
     empty = x.new_full((len(x), classes.count), -torch.inf)
     columns = dict.fromkeys(("class_best", "class_logit", "class_total"), empty)
     columns["class_token"] = torch.zeros_like(empty, dtype=torch.int64)
-    warm = noisy is not None and scale != temperature
+    warm = noisy is not None and (scale != temperature or lost is not None)
     if warm:
         columns["class_warm"] = empty
     if not len(cut.columns):
         return columns
-    best, at, total, warmer = folded(x, noisy, cut, scale, temperature, warm)
+    best, at, total, warmer = folded(x, noisy, cut, scale, temperature, warm and lost is None)
+    if warm and lost is not None:
+        warmer = folded(
+            x.add(lost, alpha=-FAR * temperature), None, cut, temperature, temperature, False
+        ).total
     token = cut.columns[at.clamp(max=len(cut.columns) - 1)]  # NaN equals nothing
     found = {
         "class_best": best, "class_token": token + low, "class_logit": x.gather(1, token),

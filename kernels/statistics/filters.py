@@ -38,6 +38,9 @@ class Filters(NamedTuple):
 
 
 PLAIN = Filters()
+# Nats that a dropped token lies below the others where classes of tokens are asked for: a format
+# takes it where it leaves nothing else.
+FAR = 1000.0
 
 
 def dropped(logits: torch.Tensor, filters: Filters) -> torch.Tensor:

@@ -7,7 +7,7 @@ import numpy.typing as npt
 import torch
 
 from ..noise import naive as noise
-from .filters import Filters
+from .filters import FAR, Filters
 from .heads import Head, full_logits
 from .result import Inputs, Options, TokenStatistics
 
@@ -74,7 +74,7 @@ def _row(
     temperature = options.temperature
     warm = x / temperature if temperature > 0 else x
     keep = kept(warm, options.filters)
-    filtered = np.where(keep, warm, -np.inf)
+    filtered = np.where(keep, warm, -np.inf if options.classes is None else warm - FAR)
     token = int(np.argmax(x))
     if temperature > 0 and key is not None:
         ids = np.arange(len(x))
@@ -106,7 +106,8 @@ def _row(
             seed, stream, position, step = key
             drawn = noise.gumbel(seed, stream, position, step, np.arange(len(x)))
             noise_of = drawn.astype(np.float64)
-        row |= _classes(options, logp, warm, warm + noise_of)
+        cut = filtered if options.filtered else warm
+        row |= _classes(options, logp, cut, cut + noise_of)
     if select is not None:
         row["select_logprob"] = logp[select] if 0 <= select < len(x) else -np.inf
     return row
@@ -130,7 +131,8 @@ def _classes(
     row: dict[str, object] = {
         "class_token": token, "class_token_logprob": chosen, "class_logprob": total,
     }  # fmt: skip
-    if options.temperature > 0 and options.scale != options.temperature:
+    filtered = options.filtered and not options.tempered
+    if options.temperature > 0 and (options.scale != options.temperature or filtered):
         row["class_weight"] = weight
     return row
 

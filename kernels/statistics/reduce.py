@@ -14,7 +14,7 @@ import torch
 from ..cpu import library
 from ..noise import row_gumbel
 from .classes import reduce_classes
-from .filters import dropped
+from .filters import FAR, dropped
 from .result import Options, TokenStatistics
 
 LOWEST = torch.finfo(torch.float32).min
@@ -80,7 +80,10 @@ def reduce(
         if options.tempered:
             if "gap" in needs:
                 clean_gap = _clean_gap(x)
-            x.masked_fill_(lost, -torch.inf)
+            if options.classes is None:
+                x.masked_fill_(lost, -torch.inf)
+            else:
+                x.add_(lost, alpha=-FAR * options.scale)
             lost = None
     known = compiled(x, options)
     best, index = largest(x) if known is None else (known.best, known.index)
@@ -90,7 +93,9 @@ def reduce(
     if options.temperature > 0 and keys is not None:
         noisy = _draw(part, x, low, options.temperature, keys, lost)
     if options.classes is not None:
-        columns = reduce_classes(x, low, options.classes, options.scale, options.temperature, noisy)
+        columns = reduce_classes(
+            x, low, options.classes, options.scale, options.temperature, noisy, lost
+        )
         for name, column in columns.items():
             setattr(part, name, column)
     if select is not None:
@@ -161,7 +166,7 @@ def _draw(
     """Draw a token per row; the perturbed logits."""
     noisy = row_gumbel(keys, low, low + x.shape[1]).add_(x / temperature)
     if lost is not None:
-        noisy.masked_fill_(lost, -torch.inf)
+        noisy.add_(lost, alpha=-FAR)
     part.noisy, drawn = largest(noisy)
     part.drawn_logit = x.gather(1, drawn)
     part.drawn = drawn + low

@@ -169,8 +169,6 @@ class Options:
             )
         if not 0 <= filters.min_p <= 1:
             raise ConfigError(f"{filters}: min_p is a share from 0 (off) to 1")
-        if self.classes is not None and self.filtered:
-            raise ConfigError(f"{filters} may leave nothing of a class of tokens: drop them")
         if self.inverse and self.classes is not None:
             raise ConfigError("classes of tokens are drawn by noise per token: drop uniforms")
 

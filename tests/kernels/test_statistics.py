@@ -89,8 +89,7 @@ def options(draw: st.DrawFn, rows: int, size: int) -> dict[str, Any]:
     if banned is not None and draw(st.booleans()):
         pick = st.lists(st.booleans(), min_size=rows * len(banned), max_size=rows * len(banned))
         chosen["banned_rows"] = torch.tensor(draw(pick), dtype=torch.bool).view(rows, -1)
-    filtered = chosen["top_p"] < 1 or chosen["top_k"] > 0 or chosen["min_p"] > 0
-    if not (filtered and (temperature or chosen["tempered"])) and draw(st.booleans()):
+    if draw(st.booleans()):
         count = draw(st.integers(1, 9))
         of = np.random.default_rng(draw(st.integers(0, 99))).integers(-1, count, size)
         chosen["classes"] = TokenClasses(of, count + 1)

@@ -138,7 +138,6 @@ def test_holes_of_unknown_length(start: Start, nano: dllm.DiffusionModel, stream
         ({"text": "a [[2]] b", "length": "append"}, "length of holes"),
         ({"text": "a [[9..4]] b"}, "shortest length first"),
         ({"text": "a" + " [[*]] b" * 17}, "at most 16 holes"),
-        ({"text": "a [[*]] b [[2:[a-z]+]]"}, "no holes with a form"),
     ],
 )
 def test_holes_that_are_refused(served: Served, body: dict[str, Any], message: str) -> None:

@@ -6,12 +6,14 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from pydantic import BaseModel, Field
 from typer.testing import CliRunner
 
 import dllm
 from dllm.cli.app import app
+from dllm.request.holes import measured
 
 QUESTION = "What is 23 + 12?"
 
@@ -43,8 +45,6 @@ def test_a_choice(nano: dllm.DiffusionModel) -> None:
         ({"regex": r"(a)\1"}, "back references"),
         ({"regex": "a(?=b)"}, "look-around"),
         ({"regex": "a", "choice": ["b"]}, "keep regex or choice"),
-        ({"regex": "a", "temperature": 1.0, "top_p": 0.5}, "top_p does not go with regex"),
-        ({"regex": "a", "temperature": 1.0, "top_k": 5}, "top_k does not go with regex"),
         ({"regex": "a", "min_new_tokens": 5}, "min_new_tokens does not go"),
         ({"regex": "a", "eos_policy": "suppress"}, "suppress"),
         ({"regex": "a", "confidence": "none"}, "confidence"),
@@ -64,6 +64,32 @@ def test_one_sentence_before_any_forward(
     with pytest.raises(dllm.DllmError, match=message) as caught:
         dllm.generate(nano, QUESTION, **arguments)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("filters", [{"top_k": 1}, {"top_p": 1e-4}, {"min_p": 1.0}])
+@pytest.mark.parametrize("sampler", ["fixed(1)", "d2f"])  # the law before and after filters
+def test_filters_take_dropped_tokens_only_where_nothing_else_is_left(
+    nano: dllm.DiffusionModel, filters: dict[str, float], sampler: str
+) -> None:
+    how = {"temperature": 3.0, "max_new_tokens": 8, "sampler": sampler, "block_length": 8}
+    greedy = dllm.generate(nano, QUESTION, **how | {"temperature": 0.0}).text
+    texts = [
+        [dllm.generate(nano, QUESTION, regex=regex, seed=seed, **how, **more).text
+         for seed in range(4)]
+        for regex, more in ((".*", {}), (".*", filters), ("[^0-9]{5}", filters))
+    ]  # fmt: skip
+    assert len({*texts[0]}) > 1 and {*texts[1]} == {greedy}
+    assert all(re.fullmatch("[^0-9]{5}", text) for text in texts[2])
+
+
+def test_holes_of_unknown_length_beside_holes_with_a_form(nano: dllm.DiffusionModel) -> None:
+    text = "23 + 12: 3 + 2 =[[1..3]], 2 + 1 =[[1: [3-9]]]:[[*]]."
+    out = dllm.infill(nano, text, prompt=QUESTION)
+    assert re.fullmatch(r"23 \+ 12: 3 \+ 2 =.+, 2 \+ 1 = [3-9]:.+\.", out.text)
+    sizes = dllm.infill(nano, text.replace(": [3-9]", ""), prompt=QUESTION)
+    assert out.probes == sizes.probes > 0 and out.canvas == sizes.canvas
+    with pytest.raises(dllm.DllmError, match="while others have a form"):
+        measured(nano, text, np.zeros(0, np.int64), "dreamon")
 
 
 def test_text_that_is_given(nano: dllm.DiffusionModel) -> None:

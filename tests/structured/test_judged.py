@@ -176,7 +176,7 @@ def test_generated_texts(tiny: dllm.DiffusionModel, how: dict[str, Any]) -> None
 def test_what_needs_exact_probabilities_is_refused(tiny: dllm.DiffusionModel) -> None:
     for how, word in (
         ({"sampler": "lopa(k=3)"}, "compares branches"), ({"literals": True}, "literals"),
-        ({"max_new_tokens": 8}, "at least"),
+        ({"max_new_tokens": 8}, "at least"), ({"temperature": 1.0, "top_p": 0.5}, "top_p"),
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=word):
             dllm.generate(tiny, [5, 9, 17], **{"regex": LARGE, "max_new_tokens": 40, **how})
