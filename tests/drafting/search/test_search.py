@@ -72,7 +72,6 @@ def test_a_column_has_the_fewest_tokens_that_reach_the_mass() -> None:
     m = marginals([[0.5, 0.3, 0.15, 0.04, 0.01], [0.2, 0.2, 0.3, 0.2, 0.1]])
     lattice = m.lattice(2, mass=0.8, cap=15)
     assert [c.token for c in lattice.columns[0]] == [0, 1, END]
-    assert [c.natural for c in lattice.columns[0]] == [True, True, False]
     assert [c.token for c in lattice.columns[1]] == [2, 0, 1, 3, END]  # equals by id
     assert math.isclose(lattice.columns[0][0].logp, math.log(0.5), rel_tol=1e-5)
 
