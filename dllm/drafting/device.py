@@ -1,7 +1,7 @@
 """A device that drafts for a verifier behind HTTP (after SLED, arXiv 2506.09397).
 
 The drafter is at hand, and ``dllm serve VERIFIER`` scores what it proposes, together with the
-drafts of other devices.
+drafts of other devices.  There the drafts of a text come from `Outside`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import http.client
 import json
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -19,7 +19,7 @@ import numpy as np
 from ..core.access import json_headers
 from ..core.canvas import IntArray
 from ..core.errors import ConfigError, DllmError
-from .base import EMPTY, ROOT, Budget, Draft, Drafting, DraftRequest, Feedback
+from .base import EMPTY, ROOT, Budget, Draft, Drafter, Drafting, DraftRequest, Feedback
 from .naming import DrafterLike, make_drafter
 from .vocabulary import fingerprint
 
@@ -139,3 +139,32 @@ class _Verifier:
 
     def close(self) -> None:
         self.connection.close()
+
+
+@dataclass(eq=False)
+class Outside(Drafter):
+    """The drafts of one text, one by one.  The text waits until the next one is offered."""
+
+    outside = True
+
+    offered: Draft | None = field(default=None, repr=False)
+
+    def offer(self, draft: Draft) -> None:
+        """Have ``draft`` verified next; it may be empty."""
+        self.offered = draft
+
+    def open(self, request: DraftRequest) -> Drafting:
+        return _Waiting(self)
+
+
+class _Waiting(Drafting):
+    def __init__(self, part: Outside) -> None:
+        self.part = part
+
+    @property
+    def waits(self) -> bool:
+        return self.part.offered is None
+
+    def propose(self, prefix: IntArray, budget: Budget) -> Draft:
+        draft, self.part.offered = self.part.offered, None
+        return EMPTY if draft is None else draft

@@ -76,7 +76,7 @@ def drafts_at(
 
 def _best(hidden: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
     """The rows of ``head`` with the largest logits under ``hidden``."""
-    parts = hidden.reshape(-1, hidden.shape[-1]).to(head.dtype).split(512)
+    parts = torch.split(hidden.reshape(-1, hidden.shape[-1]).to(head.dtype), 512)
     return torch.cat([(part @ head.T).max(-1).indices for part in parts]).view(hidden.shape[:-1])
 
 
