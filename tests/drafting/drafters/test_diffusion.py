@@ -165,7 +165,7 @@ def test_more_steps_decide_before_the_last_forward(
 
 
 def test_what_no_drafter_can_be(tiny: dllm.DiffusionModel) -> None:
-    for how in ({"window": 0}, {"steps": 0}, {"search": "nothing"}, {"proxy": "nothing"},
+    for how in ({"window": 0}, {"steps": 0}, {"search": "nothing"},
                 {"model": "none such"}):  # fmt: skip
         with pytest.raises(dllm.DllmError):
             dllm.DiffusionDrafter(**({"model": tiny} | how))  # type: ignore[arg-type]
