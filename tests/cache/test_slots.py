@@ -30,7 +30,7 @@ def decided(*steps: int) -> Canvas:
 
 
 def test_final_is_what_was_computed_after_all_that_it_reads() -> None:
-    canvas = decided(-1, -1, 1, 1, 1, 1, 2, 1, 1, 1)
+    canvas = decided(-1, -1, -1, 1, 1, 1, 2, 1, 1, 1)
 
     def final(age: int, **how: Any) -> int:
         slots = Slots.empty(10, **how)
@@ -39,7 +39,8 @@ def test_final_is_what_was_computed_after_all_that_it_reads() -> None:
 
     assert final(9) == 0  # attention in both directions
     assert [final(age, block_length=4) for age in (1, 2, 3)] == [0, 4, 8]
-    assert [final(age, decided_first=True) for age in (1, 2, 3)] == [2, 6, 10]
+    assert [final(age, decided_first=True) for age in (1, 2, 3)] == [3, 6, 10]
+    assert [final(9, block_length=4, prefix=end) for end in (0, 6, 99)] == [0, 6, 10]
     assert final(9, block_length=16) == 0
 
 

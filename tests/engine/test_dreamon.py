@@ -13,7 +13,7 @@ import torch
 import dllm
 from dllm.core.canvas import Canvas, Hole
 from dllm.request.holes import Measured
-from dllm.samplers.dreamon import DreamOn
+from dllm.samplers.dreamon import DreamOn, Expansions
 
 from ..golden.conftest import goldens_dir
 
@@ -176,3 +176,4 @@ def test_the_last_place_of_a_hole_is_given_once() -> None:
     view: Any = SimpleNamespace(canvas=canvas)
     edits = DreamOn(expand_token_id=2).resize(view, np.array([1, 2]))
     assert [(edit.at, edit.removed, edit.added) for edit in edits] == [(2, 1, 1), (1, 1, 2)]
+    assert canvas.state(Expansions).count == 1
