@@ -186,9 +186,6 @@ DRAFTING: dict[str, str] = {
     "best_first_tree": "DDTree's rule.",
     "coupled": "Shares the keyed noise of this library in place of the paper's sequence of draws.",
     "cps": "Which ends of chains win is reconstructed, as is the cut at end tokens.",
-    "dyspec": "A preset of `best_first_tree`: its greedy expansion by estimated value, which with "
-    "marginals does not depend on the path. Trees are judged by `keyed` in place of the paper's "
-    "sampling without replacement. No released code was found.",
     "adl": "Rounding to an integer is reconstructed; generated length is that of the raw draft.",
     "confidence_extend": "The official code drafts anew for every piece, with what it has so far "
     "as context; here one forward gives all pieces.",

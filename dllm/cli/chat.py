@@ -147,7 +147,7 @@ class Conversation:
         given: dict[str, Any] = options.arguments() | options.parts()
         if options.watch:
             events = stream(self.model, self.messages, **given)
-            return watch(events, self.model, 1, options.delay)[0]
+            return watch(events, self.model, 1)[0]
         with waiting("writing"):
             result: Result = generate(self.model, self.messages, **given)
         return result

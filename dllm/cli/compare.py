@@ -14,8 +14,8 @@ from rich.text import Text
 
 from .bundled import warn_of_unknown_words
 from .inputs import read_text
-from .options import JSON, RAW, Prompted, Ways, takes
-from .output import as_json, text_of, waiting
+from .options import JSON, RAW, Ways, takes
+from .output import as_json, waiting
 
 if TYPE_CHECKING:
     from ..models import DiffusionModel
@@ -26,7 +26,7 @@ NARROWEST = 24  # columns in which a text can still be read beside the figures
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison(Ways, Prompted):
+class Comparison(Ways):
     """Options of ``dllm compare``."""
 
     PARAMETERS: ClassVar[tuple[str, ...]] = (*Ways.PARAMETERS, "temperature", "seed")
@@ -47,23 +47,20 @@ def compare(
         from ..api import generate
         from ..eval.curves import settings
 
-    options.check(options.raw)
     text = read_text(prompt, None)
     given = options.given("max_new_tokens", "block_length", "temperature", "seed")
     ways = settings(options.sampler or DEFAULT, [], options.cache or ["none"], given)
     model = options.load()
     chat = False if options.raw else None
     calls = [{"sampler": w.sampler, "cache": w.cache, "chat": chat, **w.arguments} for w in ways]
-    asked = options.prompt(text)
-    generate(model, asked, **calls[0])  # warm-up, not shown
-    results = [generate(model, asked, **call) for call in calls]
+    generate(model, text, **calls[0])  # warm-up, not shown
+    results = [generate(model, text, **call) for call in calls]
     if options.json:
         for result in results:
             print(as_json(result, model))
     else:
         show(results, model)
-    if not options.ids:
-        warn_of_unknown_words(model, [text])
+    warn_of_unknown_words(model, [text])
 
 
 def show(results: list[Result], model: DiffusionModel) -> None:
@@ -75,9 +72,7 @@ def show(results: list[Result], model: DiffusionModel) -> None:
     texts = []
     for i, result in enumerate(results):
         same = i > 0 and result.tokens == results[0].tokens
-        texts.append(
-            Text("= first" if same else text_of(result, model), style="dim" if same else "")
-        )
+        texts.append(Text("= first" if same else result.text, style="dim" if same else ""))
         table.add_row(
             Text(result.sampler), result.cache, str(result.nfe), str(result.computed),
             f"{result.tokens_per_forward:.2f}", f"{result.seconds:.3f}",

@@ -16,7 +16,7 @@ from .bundled import warn_of_unknown_words
 from .generate_options import Answers
 from .inputs import read_prompts
 from .options import takes
-from .output import as_json, note, save_traces, text_of, trace_files
+from .output import as_json, note, save_traces, trace_files
 from .speculate import speculate
 from .watch import watch
 
@@ -51,29 +51,24 @@ def generate(
     For many prompts, and to resume after an interruption, use dllm batch.
     """
     prompts = read_prompts(prompt, file)
-    options.check(options.raw)
     for name in ("drafter", "search", "rule", "controller"):
         if getattr(options, name) and options.verifier is None:
             raise ConfigError(f"--{name} goes with --verifier: name the model that verifies")
-    asked = [options.prompt(text) for text in prompts]
     if options.verifier is not None:
-        return speculate(asked, options)
+        return speculate(prompts, options)
     files = trace_files(options.trace, len(prompts))
     model = options.load()
-    if options.watch and model.tokenizer is None:
-        raise ConfigError(f"{model.name} came without a tokenizer: there is no text to watch")
-    for number, result in enumerate(answers(model, asked, options)):
+    for number, result in enumerate(answers(model, prompts, options)):
         if files:
             save_traces([result], [files[number]])
         about = {"prompt": prompts[number], "arguments": settled(options)}
-        print(as_json(result, model, about) if options.json else text_of(result, model), flush=True)
+        print(as_json(result, model, about) if options.json else result.text, flush=True)
         if not options.json or options.watch:
             note(result.footer())
-    if not options.ids:
-        warn_of_unknown_words(model, prompts)
+    warn_of_unknown_words(model, prompts)
 
 
-def answers(model: DiffusionModel, prompts: list[Any], options: Answers) -> Iterator[Result]:
+def answers(model: DiffusionModel, prompts: list[str], options: Answers) -> Iterator[Result]:
     """The results in the order of the prompts, each as soon as it is its turn."""
     from ..api import as_completed, stream
 
@@ -81,7 +76,7 @@ def answers(model: DiffusionModel, prompts: list[Any], options: Answers) -> Iter
     given |= {"chat": False if options.raw else None, "trace": options.trace is not None}
     if options.watch:
         events = stream(model, prompts, **given)
-        yield from watch(events, model, len(prompts), options.delay)
+        yield from watch(events, model, len(prompts))
         return
     ready: dict[int, Result] = {}
     following = 0
@@ -95,7 +90,7 @@ def answers(model: DiffusionModel, prompts: list[Any], options: Answers) -> Iter
 def settled(options: Answers) -> dict[str, Any]:
     """The given arguments that change an answer, as JSON has them."""
     given = dict(options.arguments())
-    given |= {name: True for name in ("raw", "ids") if getattr(options, name)}
+    given |= {"raw": True} if options.raw else {}
     engine = (*GenerationConfig.fields(MACHINE), "seed", "top_candidates")
     result: dict[str, Any] = json.loads(
         json.dumps({k: v for k, v in given.items() if k not in engine}, default=str)

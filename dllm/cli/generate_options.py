@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from .options import DRAFTING, JSON, RAW, TRACE, Generation, Prompted, option
+from .options import DRAFTING, JSON, RAW, TRACE, Generation, option
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answers(Generation, Prompted):
+class Answers(Generation):
     """Options of ``dllm generate``."""
 
     PARAMETERS = Generation.PARAMETERS | {"top_candidates"}

@@ -10,12 +10,12 @@ import typer
 
 from .bundled import warn_of_unknown_words
 from .inputs import read_text
-from .options import JSON, TRACE, Decoding, Prompted, takes
-from .output import as_json, note, save_traces, text_of, trace_files, waiting
+from .options import JSON, TRACE, Decoding, takes
+from .output import as_json, note, save_traces, trace_files, waiting
 
 
 @dataclass(frozen=True, kw_only=True)
-class Filling(Decoding, Prompted):
+class Filling(Decoding):
     """Options of ``dllm infill``."""
 
     json: bool = JSON()
@@ -35,7 +35,7 @@ def infill(
         str | None,
         typer.Argument(
             help="Text with holes: [[8]] is one of 8 tokens, [[4..16]] of some between, [[*]] of "
-            "any length, -1 among --ids one of one.  '-' or nothing reads standard input."
+            "any length.  '-' or nothing reads standard input."
         ),
     ] = None,
     file: Annotated[
@@ -55,12 +55,11 @@ def infill(
 
     with waiting("filling in"):
         result = api_infill(
-            model, options.prompt(content), trace=options.trace is not None, **options.parts(),
+            model, content, trace=options.trace is not None, **options.parts(),
             **options.arguments(),
         )  # fmt: skip
     save_traces([result], files)
-    print(as_json(result, model) if options.json else text_of(result, model), flush=True)
+    print(as_json(result, model) if options.json else result.text, flush=True)
     if not options.json:
         note(result.footer())
-    if not options.ids:
-        warn_of_unknown_words(model, [content])
+    warn_of_unknown_words(model, [content])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from ..core.errors import PromptError, short
+from ..core.errors import PromptError
 from ..core.json_lines import read_json_lines
 
 STDIN = "-"
@@ -51,17 +51,6 @@ def read_prompts(prompt: str | None, file: Path | None) -> list[str]:
             )
         result.append(_checked(text, where))
     return result
-
-
-def read_ids(text: str) -> list[int]:
-    """Token ids: whole numbers, apart by blanks or commas."""
-    words = text.strip().removeprefix("[").removesuffix("]").replace(",", " ").split()
-    try:
-        return [int(word) for word in words]
-    except ValueError:
-        raise PromptError(
-            f"--ids takes whole numbers such as '5 17 9', not {short(text)}"
-        ) from None
 
 
 def read_lines(file: Path) -> list[str]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, asdict
+from dataclasses import MISSING
 from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +14,6 @@ from rich.console import Console
 from rich.text import Text
 
 from ..core.errors import ConfigError, UnknownNameError
-from . import completion
 
 if TYPE_CHECKING:
     from ..core.spec import Info
@@ -36,15 +34,12 @@ DECIDES = {
 SAMPLER_EXAMPLE = "dllm generate PROMPT --sampler 'threshold(tau=0.8)+whole'"
 CACHE_EXAMPLE = "dllm generate PROMPT --cache 'dual(refresh_every=4)'"
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print a JSON list.")]
-
 
 def samplers(
     name: Annotated[
         str | None,
-        typer.Argument(help="One of them, with all it takes.", autocompletion=completion.samplers),
+        typer.Argument(help="One of them, with all it takes."),
     ] = None,
-    as_json: AsJson = False,
 ) -> None:
     """List the parts samplers are made of, or explain one.
 
@@ -54,33 +49,32 @@ def samplers(
     from ..samplers import available
 
     infos = _named(name, available(), "sampler", "caches", CACHES)
-    if name is None and not as_json:
+    if name is None:
         for role, group in groupby(infos, attrgetter("role")):
             _print(Text(f"{role}: {DECIDES.get(role, '')}", style="italic"))
             _lines(group)
             print()
         _print(Text(f"dllm samplers NAME explains one; e.g. {SAMPLER_EXAMPLE}", style="dim"))
     else:
-        _show(infos, as_json)
+        _explain(infos[0])
 
 
 def caches(
     name: Annotated[
         str | None,
-        typer.Argument(help="One of them, with all it takes.", autocompletion=completion.caches),
+        typer.Argument(help="One of them, with all it takes."),
     ] = None,
-    as_json: AsJson = False,
 ) -> None:
     """List the caches, or explain one."""
     from ..cache import available
     from ..samplers import SAMPLERS
 
     infos = _named(name, available(), "cache", "samplers", SAMPLERS)
-    if name is None and not as_json:
+    if name is None:
         _lines(infos)
         _print(Text(f"\ndllm caches NAME explains one; e.g. {CACHE_EXAMPLE}", style="dim"))
     else:
-        _show(infos, as_json)
+        _explain(infos[0])
 
 
 def _named(
@@ -92,13 +86,6 @@ def _named(
     if name in others:
         raise ConfigError(f"{name} is in the other list: dllm {elsewhere} {name}")
     raise UnknownNameError(kind, name, known)
-
-
-def _show(infos: Sequence[Info], as_json: bool) -> None:
-    if as_json:
-        print(json.dumps([_plain(asdict(info)) for info in infos], ensure_ascii=False))
-    else:
-        _explain(infos[0])
 
 
 def _lines(infos: Iterable[Info]) -> None:
@@ -145,14 +132,3 @@ def _print(text: Text) -> None:
 
 def _console() -> Console:
     return Console(highlight=False)
-
-
-def _plain(value: Any) -> Any:
-    """``value`` as JSON can hold it: strict JSON has no infinity and no objects."""
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items() if item is not MISSING}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and abs(value) == float("inf"):
-        return str(value)
-    return value if isinstance(value, str | int | float | None) else str(value)

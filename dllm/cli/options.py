@@ -20,8 +20,6 @@ from typer.models import OptionInfo
 from ..core.config import GenerationConfig
 from ..core.declared import HOLES, MACHINE, Declared, about_of
 from ..core.errors import ConfigError
-from . import completion
-from .inputs import read_ids
 from .output import remember_debug, waiting
 
 if TYPE_CHECKING:
@@ -35,9 +33,6 @@ SAMPLER, CACHE = "threshold", "none"
 OPTION = "option"  # key in the metadata of a field
 LETTERS = {"cache": "-c", "caches": "-c", "examples": "-n", "model": "-m", "output": "-o",
            "sampler": "-s", "tasks": "-t", "watch": "-w"}  # fmt: skip
-COMPLETED = {
-    "cache": completion.caches, "model": completion.models, "sampler": completion.samplers
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -55,7 +50,6 @@ class Opt:
         names = [*(self.names or [f"--{field.replace('_', '-')}"])]
         names += [LETTERS[field]] if field in LETTERS else []
         return typer.Option(*names, rich_help_panel=self.panel, help=self.text,
-                            autocompletion=COMPLETED.get(field),
                             **{"show_default": False, **self.more})  # fmt: skip
 
 
@@ -175,22 +169,6 @@ class Loaded(Loading):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prompted:
-    """How prompts are written."""
-
-    ids: bool = option(False, "Read the prompt as token ids, e.g. '5 17 9'.", DECODING)
-
-    def prompt(self, text: str) -> str | list[int]:
-        """What ``text`` stands for."""
-        return read_ids(text) if self.ids else text
-
-    def check(self, raw: bool = False) -> None:
-        """Raise `ConfigError` for what ids have no use for."""
-        if self.ids and raw:
-            raise ConfigError("--raw is for texts: token ids are never put into a template")
-
-
-@dataclass(frozen=True, kw_only=True)
 class Ways(Loaded):
     """Several ways of decoding: every sampler with every cache."""
 
@@ -289,11 +267,6 @@ class Generation(Decoding):
 
     PARAMETERS: ClassVar = EVERY
     watch: bool = option(False, "Show the canvas while it is decoded.", OUTPUT)
-    delay: float = option(0.0, "Seconds to pause per step with --watch.", OUTPUT, min=0)
-
-    def __post_init__(self) -> None:
-        if self.delay and not self.watch:
-            raise ConfigError("--delay is a pause per watched step: add --watch, or drop it")
 
 
 def _constraint(text: str) -> tuple[int, str]:

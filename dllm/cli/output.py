@@ -118,11 +118,6 @@ def versions() -> dict[str, str | None]:
     return {"dllm": __version__, "python": platform.python_version(), **result}
 
 
-def text_of(result: Result, model: DiffusionModel) -> str:
-    """The answer; its ids where the model came without a tokenizer."""
-    return " ".join(map(str, result.tokens)) if model.tokenizer is None else result.text
-
-
 def as_json(result: Result, model: DiffusionModel, about: Mapping[str, Any] | None = None) -> str:
     """One line of JSON: ``about`` what was asked, text, figures, and what determined them."""
     payload: dict[str, Any] = dict(about or {})

@@ -75,9 +75,6 @@ class Deer(Reported):
     stage1_steps: int = setting(400, "Steps of stage 1.", TRAINING, min=1)
     stage2_steps: int = setting(200, "Steps of stage 2.", TRAINING, min=1)
     window: int = setting(16, "Masks of a drafting window.", TRAINING, min=1)
-    marker_position: str = setting(
-        "after_masks", "Where the end marker stands: after_masks or before_masks.", TRAINING
-    )
     seed: int = setting(0, "Random seed.", TRAINING, min=0)
     output: Path = setting(Path("runs/deer"), "Folder of the run.", OUTPUT)
 
@@ -92,7 +89,7 @@ def deer(*, options: Deer) -> None:
     o = options
     recipe = Alignment(
         stage1_steps=o.stage1_steps, stage2_steps=o.stage2_steps, window=o.window, far=o.window,
-        marker_position=o.marker_position, seed=o.seed,
+        seed=o.seed,
     )  # fmt: skip
     own = [question.prompt for question in task_questions(o.examples, o.seed)]
     asked: list[str] = own if o.prompts is None else read_lines(o.prompts)

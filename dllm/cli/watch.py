@@ -40,13 +40,8 @@ class View(Protocol):
     def show(self, frame: Frame) -> None: ...
 
 
-def watch(
-    events: Iterable[Event], model: DiffusionModel, rows: int, delay: float = 0.0
-) -> list[Result]:
-    """Show ``events`` until every row has its result.
-
-    ``delay``: seconds to pause after each step; results do not count them.
-    """
+def watch(events: Iterable[Event], model: DiffusionModel, rows: int) -> list[Result]:
+    """Show ``events`` until every row has its result."""
     assert model.tokenizer is not None
     speller = Speller(model.tokenizer, model.facts.stop_token_ids)
     results: dict[int, Result] = {}
@@ -55,8 +50,6 @@ def watch(
             if event.result is not None:
                 results[event.row] = event.result
             view.show(frame(event, speller))
-            if delay:
-                time.sleep(delay / max(1, rows - len(results)))
     return [results[row] for row in range(rows)]
 
 

@@ -26,14 +26,15 @@ from ..kernels.statistics import (
     Biased,
     Head,
     Shaped,
-    ToHost,
     TokenStatistics,
     full_logits,
     logprobs_of,
     token_statistics,
 )
+from ..kernels.transfer import ToHost
 from ..models import DiffusionModel
 from ..samplers import Prediction
+from ..samplers.ddim import held
 from ..structured.format import Question, complete
 from ..structured.judged import Judged
 from .graphs import Static, check_static
@@ -247,7 +248,7 @@ class Forward:
         if options.conditional:
             up["banned"] = self._banned_rows(jobs, options)
         if options.signal is not None:
-            up["held"] = np.concatenate([self._held(job) for job in jobs])
+            up["held"] = np.concatenate([held(job.canvas, job.asked, self.uniform) for job in jobs])
         return up
 
     def _share(
@@ -361,11 +362,6 @@ class Forward:
                 at += len(job.asked)
                 job.soft = Soft(job.targets, result.soft[here])
         return result
-
-    def _held(self, job: Job) -> IntArray:
-        """The ids that a job fed at the positions that it asks about."""
-        ids = job.canvas.tokens[job.asked]
-        return np.where(ids < 0, job.canvas.random_ids(job.asked, self.uniform), ids)
 
     def _embeddings(self, low: int, high: int) -> torch.Tensor:
         """Rows of the embedding, not scaled."""

@@ -23,7 +23,6 @@ from ..core.capabilities import (
     REORDERING,
     REPEATED_MASKS,
     SLIDING_BRANCHES,
-    UNCONDITIONAL,
     UNIFORM_NOISE,
     Capability,
 )
@@ -32,7 +31,7 @@ from ..core.errors import ConfigError, PromptError
 from ..kernels.statistics import Filters, TokenClasses
 from ..models import DiffusionModel, Facts
 from ..samplers import NOTHING, Sampler
-from ..samplers.base import Transform
+from ..samplers.base import Draws, Transform
 from ..samplers.compose import check_needs
 from ..structured.format import Format
 from ..structured.judged import TOP, Judged
@@ -205,13 +204,12 @@ class RowOptions:
         for name, fact in facts.items():
             object.__setattr__(self, name, fact)
 
-    def at(self, heat: float | None, signal: float | None) -> RowOptions:
-        """Those of a step that reads, and draws from, the distribution at a temperature, or what is
-        left of it without what the positions hold."""
-        if heat is None and signal is None:
-            return self
-        drawn = self.filters._replace(temperature=1.0)
-        return replace(self, filters=drawn, scale=1 / (heat or 1.0), signal=signal)
+    def at(self, drawn: Draws) -> RowOptions:
+        """Those of a step that reads and draws in a way of its own."""
+        filters = self.filters._replace(temperature=1.0)
+        return replace(
+            self, filters=filters, scale=1 / (drawn.temperature or 1.0), signal=drawn.signal
+        )
 
     @classmethod
     def of(cls, recipe: MaskedRecipe, model: DiffusionModel) -> RowOptions:
@@ -284,7 +282,7 @@ def offers_of(facts: Facts) -> frozenset[Capability]:
         offered |= {BLOCK_CAUSAL} if facts.uniform else {BLOCK_CAUSAL, LEFT_TO_RIGHT}
     if facts.uniform:  # nothing that is fed says that a position is undecided
         return frozenset(offered - {REPEATED_MASKS} | {OWN_PREDICTIONS, UNIFORM_NOISE})
-    return frozenset(offered | {MASK_EMBEDDING, OWN_PREDICTIONS, UNCONDITIONAL})
+    return frozenset(offered | {MASK_EMBEDDING, OWN_PREDICTIONS})
 
 
 def check_pair(sampler: Sampler, cache: Cache) -> None:
@@ -335,7 +333,7 @@ def check_recipe(recipe: MaskedRecipe, cache: Cache, model: DiffusionModel) -> N
     if config.temperature > 0:
         name = f"temperature={config.temperature}"
         check_needs(sampler.parts, "a temperature", name, frozenset())
-    asked = [Setting(f"cfg_scale={config.cfg_scale}", UNCONDITIONAL)] if config.cfg_scale else []
+    asked = [Setting(f"cfg_scale={config.cfg_scale}", MASK_EMBEDDING)] if config.cfg_scale else []
     check_needs([*sampler.parts, cache, *asked], "a model", model.name, offers_of(model.facts))
     kept = {"decided_first": REORDERING, "causal_prefix": PREFIX}.get(model.facts.mask_kind)
     if kept is not None:

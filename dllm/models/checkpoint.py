@@ -59,7 +59,9 @@ def open_checkpoint(model: str | os.PathLike[str], revision: str | None = None) 
     """
     name = _named(model)
     folder, hub = find(model, revision)
-    config = _config(folder)
+    config = read_json(folder / "config.json")
+    if config is None:
+        raise CheckpointError(f"{folder} has no config.json; copy it from the original checkpoint")
     check_config(config)
     generation = read_json(folder / "generation_config.json") or {}
     check_generation(generation)
@@ -121,13 +123,6 @@ def snapshot(repo: str, revision: str | None, patterns: tuple[str, ...]) -> Path
             f"fetching it from the Hugging Face hub failed ({type(error).__name__}); check the "
             "name, the connection and your access rights, or pass the path of a local copy"
         ) from error
-
-
-def _config(folder: Path) -> Mapping[str, Any]:
-    config = read_json(folder / "config.json")
-    if config is None:
-        raise CheckpointError(f"{folder} has no config.json; copy it from the original checkpoint")
-    return config
 
 
 def read_json(file: Path) -> dict[str, Any] | None:

@@ -9,20 +9,14 @@ from transformers import PreTrainedModel
 
 from ..kernels.cpu import layers, library
 from ..kernels.quantised import QuantisedLinear, together
-from .forwards import replace_forwards
+from .forwards import classes, replace_forwards
 
-LAYERS = (  # by name: a network that nobody loads is not imported
-    "transformers.models.llama.modeling_llama.LlamaMLP",
-    "transformers.models.mistral.modeling_mistral.MistralMLP",
-    "transformers.models.qwen2.modeling_qwen2.Qwen2MLP",
-    "transformers.models.qwen3.modeling_qwen3.Qwen3MLP",
-)
 SILU = ("SiLU", "SiLUActivation")
 
 
 def round_once(hf: PreTrainedModel) -> None:
     """Let the feed-forward layers of ``hf`` round their input once.  Changes them in place."""
-    replace_forwards(hf, LAYERS, _forward)
+    replace_forwards(hf, classes("MLP"), _forward)
 
 
 def _forward(module: Any, x: torch.Tensor) -> torch.Tensor:

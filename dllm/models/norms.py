@@ -9,14 +9,7 @@ import torch.nn.functional as F
 from transformers import PreTrainedModel
 
 from ..kernels.cpu import layers, library
-from .forwards import replace_forwards
-
-LAYERS = (  # by name: a network that nobody loads is not imported
-    "transformers.models.llama.modeling_llama.LlamaRMSNorm",
-    "transformers.models.mistral.modeling_mistral.MistralRMSNorm",
-    "transformers.models.qwen2.modeling_qwen2.Qwen2RMSNorm",
-    "transformers.models.qwen3.modeling_qwen3.Qwen3RMSNorm",
-)
+from .forwards import classes, replace_forwards
 
 
 def shorten_norms(hf: PreTrainedModel) -> None:
@@ -24,7 +17,7 @@ def shorten_norms(hf: PreTrainedModel) -> None:
 
     Changes them in place.
     """
-    replace_forwards(hf, LAYERS, _forward)
+    replace_forwards(hf, classes("RMSNorm"), _forward)
 
 
 def _forward(module: Any, x: torch.Tensor) -> torch.Tensor:

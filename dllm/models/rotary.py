@@ -15,17 +15,12 @@ from transformers import PreTrainedModel
 
 from ..kernels.quantised import QuantisedLinear, together
 from .attention import FUNCTIONS
-from .forwards import replace_forwards
-
-LAYERS = (  # by name: a network that nobody loads is not imported
-    "transformers.models.llama.modeling_llama.LlamaAttention",
-    "transformers.models.qwen2.modeling_qwen2.Qwen2Attention",
-)
+from .forwards import classes, replace_forwards
 
 
 def rotate_in_cache(hf: PreTrainedModel) -> None:
     """Let the attention layers of ``hf`` use ``rotate_scatter``.  Changes them in place."""
-    replace_forwards(hf, LAYERS, _forward)
+    replace_forwards(hf, classes("Attention", ("llama", "qwen2")), _forward)
 
 
 def _forward(
@@ -33,7 +28,7 @@ def _forward(
     position_embeddings: tuple[torch.Tensor, torch.Tensor],
     attention_mask: torch.Tensor | None = None, past_key_values: Any = None, **rest: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
-    """The forward of a layer in `LAYERS`: ``hidden_states`` (B, Q, D) to the same shape."""
+    """The forward of such a layer: ``hidden_states`` (B, Q, D) to the same shape."""
     if not hasattr(past_key_values, "rotate_scatter"):
         result: tuple[torch.Tensor, torch.Tensor | None] = type(module).forward(
             module, hidden_states, position_embeddings, attention_mask, past_key_values, **rest

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from huggingface_hub import save_torch_state_dict
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..core.errors import ConfigError, UnknownNameError
-from .family import Facts, Family
 from .quantisation import of_config
 
 IDS = ("mask_token_id", "eos_token_id", "pad_token_id", "bos_token_id", "expand_token_id")
@@ -22,27 +19,8 @@ LAYOUTS = ("native", "official")
 DTYPE_NAMES = ("torch_dtype", "dtype")  # old and new spelling in config.json
 
 
-class Model(Protocol):
-    """What is written of a `dllm.models.DiffusionModel`."""
-
-    @property
-    def hf(self) -> PreTrainedModel: ...
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase | None: ...
-    @property
-    def family(self) -> Family: ...
-    @property
-    def facts(self) -> Facts: ...
-    @property
-    def dtype(self) -> torch.dtype: ...
-    @property
-    def generation_defaults(self) -> Mapping[str, Any]: ...
-    @property
-    def official_config(self) -> Mapping[str, Any]: ...
-
-
 def save(
-    model: Model, folder: str | os.PathLike[str], layout: str, max_shard_size: int | str
+    model: Any, folder: str | os.PathLike[str], layout: str, max_shard_size: int | str
 ) -> None:
     """See `DiffusionModel.save_pretrained`."""
     if layout not in LAYOUTS:
@@ -70,7 +48,7 @@ def save(
         model.tokenizer.save_pretrained(path)
 
 
-def _weights(model: Model) -> dict[str, torch.Tensor]:
+def _weights(model: Any) -> dict[str, torch.Tensor]:
     hf: Any = model.hf
     stored = getattr(hf.config, "quantization_config", None)
     if getattr(hf, "hf_quantizer", None) is not None and of_config(stored) is None:
@@ -94,7 +72,7 @@ def _weights(model: Model) -> dict[str, torch.Tensor]:
     return weights
 
 
-def _native_config(model: Model) -> dict[str, Any]:
+def _native_config(model: Any) -> dict[str, Any]:
     facts = asdict(model.facts)
     section = {name: facts[name] for name in (
         *IDS, "stop_token_ids", "logit_shift", "context_length", "score_source", "block_length",
@@ -111,7 +89,7 @@ def _native_config(model: Model) -> dict[str, Any]:
     }
 
 
-def _official_config(model: Model) -> dict[str, Any]:
+def _official_config(model: Any) -> dict[str, Any]:
     """The original fields, with those replaced that have changed since."""
     family, original = model.family, dict(model.official_config)
     assert family.to_official is not None and family.to_native is not None
@@ -131,7 +109,7 @@ def _first(value: Any) -> Any:
     return value[0] if isinstance(value, list) else value
 
 
-def _dtype(model: Model) -> str:
+def _dtype(model: Any) -> str:
     return str(model.dtype).removeprefix("torch.")
 
 

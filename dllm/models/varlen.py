@@ -12,13 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from inspect import signature
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
 Kernel = Callable[..., Any]
+GATHERED = -1  # in the place of where keys begin that are no range
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,53 +41,40 @@ class Borders:
     ) -> Borders | None:
         """Of `attention.Segment`s over ``slots`` keys; None where their queries leave gaps.
         ``offsets``: whether the kernel takes offsets and used lengths."""
-        if offsets and all(isinstance(segment.keys, slice) for segment in segments):
-            return cls._in_place(segments, slots, device)
-        queries, keys, index, at, contiguous = [0], [0], [], 0, True
-        for segment in segments:
-            first, last = segment.queries.start, segment.queries.stop
-            if first != at or segment.mask is not None:
-                return None
-            at = last
-            for row in range(segment.rows):
-                moved = row * segment.key_stride
-                if isinstance(segment.keys, slice):
-                    low, high, _ = segment.keys.indices(slots)
-                    own = torch.arange(low + moved, high + moved, device=device)
-                    contiguous &= low + moved == keys[-1]
-                else:
-                    own, contiguous = segment.keys + moved, False
-                index.append(own)
-                queries.append(queries[-1] + (last - first) // segment.rows)
-                keys.append(keys[-1] + len(own))
-        whole = contiguous and keys[-1] == slots
-        return cls(
-            torch.tensor(queries, dtype=torch.int32, device=device),
-            torch.tensor(keys, dtype=torch.int32, device=device),
-            max(b - a for a, b in pairwise(queries)),
-            max(b - a for a, b in pairwise(keys)),
-            None if whole else torch.cat(index),
-        )  # fmt: skip
-
-    @classmethod
-    def _in_place(cls, segments: Sequence[Any], slots: int, device: torch.device) -> Borders | None:
-        """Of segments whose keys are ranges."""
-        queries, starts, used, at = [0], [], [], 0
+        queries, starts, used, at = [0], list[int](), list[int](), 0
         for segment in segments:
             if segment.queries.start != at or segment.mask is not None:
                 return None
             count, at = (segment.queries.stop - at) // segment.rows, segment.queries.stop
-            low, high, _ = segment.keys.indices(slots)
+            ranged = isinstance(segment.keys, slice)
+            low, high = segment.keys.indices(slots)[:2] if ranged else (0, len(segment.keys))
             for row in range(segment.rows):
                 queries.append(queries[-1] + count)
-                starts.append(low + row * segment.key_stride)
+                starts.append(low + row * segment.key_stride if ranged else GATHERED)
                 used.append(high - low)
+        keys, index, in_place = [0, *accumulate(used)], None, offsets and GATHERED not in starts
+        if in_place:
+            keys = [*starts, slots]
+        elif starts != keys[:-1] or keys[-1] != slots:
+            index = torch.cat([
+                own + row * segment.key_stride
+                for segment in segments
+                for own in [_indices(segment.keys, slots, device)]
+                for row in range(segment.rows)
+            ])  # fmt: skip
         return cls(
             torch.tensor(queries, dtype=torch.int32, device=device),
-            torch.tensor([*starts, slots], dtype=torch.int32, device=device),
-            max(b - a for a, b in pairwise(queries)), max(used),
-            used=torch.tensor(used, dtype=torch.int32, device=device),
+            torch.tensor(keys, dtype=torch.int32, device=device),
+            max(b - a for a, b in pairwise(queries)), max(used), index,
+            torch.tensor(used, dtype=torch.int32, device=device) if in_place else None,
         )  # fmt: skip
+
+
+def _indices(keys: slice | Tensor, slots: int, device: torch.device) -> Tensor:
+    """``keys`` as (n,) int64."""
+    if isinstance(keys, Tensor):
+        return keys
+    return torch.arange(*keys.indices(slots)[:2], device=device)
 
 
 class Varlen:

@@ -10,11 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 import dllm
 from dllm.cli import batch, chat, dflash, distill, evaluate, generate, infill, serve
-from dllm.cli.app import COMMANDS, app, command_of
+from dllm.cli.app import COMMANDS, command_of
 
 from .conftest import Run
 
@@ -121,25 +120,3 @@ def test_streams_that_the_shell_has_closed(command: str, code: int, stderr: str)
     )  # fmt: skip
     assert done.returncode == code and done.stderr.startswith(stderr)
     assert "Traceback" not in done.stderr + done.stdout
-
-
-def test_the_shell_completes_names() -> None:
-    def offered(typed: str) -> str:
-        asked = {"_DLLM_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": f"dllm {typed}"}
-        return CliRunner(env=asked).invoke(app, [], prog_name="dllm").stdout
-
-    assert "localleap" in offered("samplers local") and "hierarchical" not in offered("samplers l")
-    assert '"adablock+localleap"' in offered("generate -s adablock+loc")
-
-
-def test_completion_imports_neither_torch_nor_transformers() -> None:
-    heavy = "{'torch', 'transformers'} & set(sys.modules)"
-    code = (
-        "import sys; from dllm.cli import completion as c; "
-        "assert 'adablock+localleap' in dict(c.samplers('adablock+loc')); "
-        "assert list(dict(c.samplers('lopa(thresh'))) == ['lopa(threshold']; "
-        "assert 'dual' in dict(c.caches('')) and list(dict(c.models('nano-'))) == ['nano-ar']; "
-        f"sys.exit(str({heavy} or '') or 0)"
-    )
-    done = python("-c", code)
-    assert done.returncode == 0, done.stderr

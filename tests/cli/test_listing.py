@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import math
-from dataclasses import MISSING
 from typing import Any
 
 import pytest
 
 import dllm.cache
 import dllm.samplers
-from dllm.cli.listing import CACHE_EXAMPLE, DECIDES, SAMPLER_EXAMPLE, _plain
+from dllm.cli.listing import CACHE_EXAMPLE, DECIDES, SAMPLER_EXAMPLE
 from dllm.samplers.compose import ROLES
 
 from .conftest import Run
-
-
-def strict(text: str) -> list[dict[str, object]]:
-    """JSON without the extensions that only Python reads."""
-    result: list[dict[str, object]] = json.loads(text, parse_constant=pytest.fail)
-    return result
-
 
 LISTS = pytest.mark.parametrize(
     ("command", "package"), [("samplers", dllm.samplers), ("caches", dllm.cache)]
@@ -31,8 +21,6 @@ LISTS = pytest.mark.parametrize(
 @LISTS
 def test_everything_registered_has_one_whole_line(cli: Run, command: str, package: Any) -> None:
     lines = cli(command).stdout.splitlines()
-    listed = strict(cli(command, "--json").stdout)
-    assert [entry["name"] for entry in listed] == [info.name for info in package.available()]
     for info in package.available():
         (line,) = [line for line in lines if line.split(" ")[0] == info.name]
         assert line.endswith(info.summary.replace("``", ""))
@@ -48,14 +36,9 @@ def test_one_is_explained(cli: Run, command: str, package: Any) -> None:
         for name in info.defaults:
             assert name in shown.split("defaults", 1)[1]
         assert "()" not in shown.replace("f()", "")
-        assert strict(cli(command, info.name, "--json").stdout)[0]["about"] == info.about
 
 
 def test_what_a_sampler_says_of_itself(cli: Run) -> None:
-    (threshold,) = strict(cli("samplers", "threshold", "--json").stdout)
-    assert (threshold["role"], threshold["arxiv"]) == ("selector", "2505.22618")
-    assert threshold["defaults"] == {"tau": 0.9, "n": 1}
-    assert threshold["needs"] == ["probability scores"]
     shown = cli("samplers", "threshold").stdout
     assert "defaults  tau=0.9, n=1" in shown and "needs     probability scores" in shown
     assert "steps (open)" in cli("samplers", "llada").stdout
@@ -83,11 +66,3 @@ def test_every_role_has_a_question() -> None:
 def test_the_examples_are_valid() -> None:
     dllm.samplers.compose(SAMPLER_EXAMPLE.split("'")[1])
     dllm.cache.compose(CACHE_EXAMPLE.split("'")[1])
-
-
-def test_defaults_that_json_lacks() -> None:
-    assert _plain({"a": math.inf, "b": (1, None), "c": MISSING, "d": int}) == {
-        "a": "inf",
-        "b": [1, None],
-        "d": "<class 'int'>",
-    }

@@ -59,12 +59,6 @@ def test_the_last_frame_spells_the_answer(tiny: dllm.DiffusionModel) -> None:
         assert "".join(span.text for span in last.spans) == whole
 
 
-def test_pauses_do_not_count(tiny: dllm.DiffusionModel) -> None:
-    events = dllm.stream(tiny, PROMPT, max_new_tokens=6, block_length=6, sampler="llada", steps=6)
-    (result,) = watch(events, tiny, 1, delay=0.2)
-    assert result.nfe == 6 and 0 < result.seconds < 0.6
-
-
 def event_of(
     tiny: dllm.DiffusionModel, texts: list[str | None], window: int, **facts: object
 ) -> Event:

@@ -16,18 +16,18 @@ VALUES = ["", " ", "0", "1", "-1", "3", "0.5", "1e39", "nan", "inf", "None", "x"
 COMMON = ["--sampler", "--cache", "--steps", "--block-length", "--temperature", "--top-p",
           "--top-k", "--cfg-scale", "--eos-policy", "--seed", "--max-batch-tokens",
           "--device", "--dtype", "--top-candidates", "--cuda-graphs", "--compile", "--json",
-          "--ids", "--nonsense"]  # fmt: skip
+          "--nonsense"]  # fmt: skip
 MORE = {
     "generate": [*COMMON, "--max-new-tokens", "--min-new-tokens", "--stop", "--constraint",
                  "--watch", "--raw", "--file", "--rule", "--max-batch-size"],
     "chat": [*COMMON, "--system", "--max-new-tokens", "--stop"],
     "infill": COMMON,
     "compare": ["--sampler", "--cache", "--temperature", "--seed", "--block-length", "--json"],
-    "samplers": ["--json", "--nonsense"],
-    "caches": ["--json", "--nonsense"],
+    "samplers": ["--nonsense"],
+    "caches": ["--nonsense"],
     "bench": ["--sampler", "--tasks", "--examples", "--preset", "--rows"],
 }  # fmt: skip
-FLAGS = {"--json", "--watch", "--raw", "--cuda-graphs", "--compile", "--ids"}
+FLAGS = {"--json", "--watch", "--raw", "--cuda-graphs", "--compile"}
 TEXTS = ["Tom", "Reverse this list: Tom, Anna", "a[[2]]b", "", "[[1]]\udc80", "Tom\n\nAnna"]
 
 

@@ -15,7 +15,7 @@ from .seeds import case_of
 
 LOOKUPS = ("prompt_lookup(k=3, n=2)", "prompt_lookup", "suffix", "suffix(tree=False)",
            "cacheback", "aded", "first_of(prompt_lookup+cacheback)", None)  # fmt: skip
-CONTROLLERS = ("fixed(k=1)", "fixed(k=6)", "full", "adl", "confidence", "confidence_extend",
+CONTROLLERS = ("fixed(k=1)", "fixed(k=6)", "full", "adl", "confidence_extend",
                "threshold", "adaptive")  # fmt: skip
 SEARCHES = (None, "argmax", "cps")
 LOSSLESS = ("match", "point", "ratio", "block")  # in distribution

@@ -11,12 +11,13 @@ import torch
 from torch import nn
 
 from dllm.kernels.quantised import QuantisedLinear, together
-from dllm.models.mlp import LAYERS, round_once
+from dllm.models.forwards import classes
+from dllm.models.mlp import round_once
 
 WAYS = ("plain", "int8", "int4", "int8 and plain")
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", classes("MLP"))
 @pytest.mark.parametrize("way", WAYS)
 def test_the_same_bits_with_one_rounding(name: str, way: str) -> None:
     module, kind = name.rsplit(".", 1)

@@ -22,28 +22,24 @@ from dllm.train.recipes.deer import (
 from dllm.train.trajectories import task_questions
 
 from ..drafting.conftest import make_verifier
-from ..thin import some
 
 MASK, MARKER, END = 90, 91, 0
 PAIR: Pair = ([50, 51, 52], [*range(1, 30), END])
 
 
-@pytest.mark.parametrize("before", [False, True])
 @pytest.mark.parametrize("make", [stage1_example, stage2_example])
-def test_examples_are_text_and_masks_with_the_marker(make: object, before: bool) -> None:
-    where = "before_masks" if before else "after_masks"
-    recipe, rng = Alignment(window=8, far=12, marker_position=where), random.Random(0)
+def test_examples_are_text_and_masks_with_the_marker(make: object) -> None:
+    recipe, rng = Alignment(window=8, far=12), random.Random(0)
     text, beyond = PAIR[0] + PAIR[1], 0
     for _ in range(200):
         example = make(PAIR, recipe, rng, MASK, MARKER)  # type: ignore[operator]
         masks = example.ids.count(MASK)
         seen = len(example.ids) - masks - 1
         learnt = text[seen : seen + masks]
-        marks = [MARKER] * before, [MARKER] * (not before)
-        assert example.ids == text[:seen] + marks[0] + [MASK] * masks + marks[1]
+        assert example.ids == [*text[:seen], *[MASK] * masks, MARKER]
         assert 3 <= seen < len(text)
-        front, behind = seen + before, masks - len(learnt) + (not before)
-        assert example.targets == [-100] * front + learnt + [-100] * behind
+        behind = masks - len(learnt) + 1
+        assert example.targets == [-100] * seen + learnt + [-100] * behind
         assert all((w > 0) == (t >= 0) for w, t in zip(example.weights, example.targets,
                                                        strict=True))  # fmt: skip
         assert sum(example.weights) == pytest.approx(1.0)
@@ -71,8 +67,7 @@ def test_the_answers_are_the_verifiers() -> None:
         assert result[tuple(asked)] == plain.tokens
 
 
-@pytest.mark.parametrize("where", some(["after_masks", "before_masks"], 1))
-def test_alignment_raises_acceptance(tiny: dllm.DiffusionModel, tmp_path: Path, where: str) -> None:
+def test_alignment_raises_acceptance(tiny: dllm.DiffusionModel, tmp_path: Path) -> None:
     """On a text that is always the same, a few steps are enough to draft all of it."""
     torch.manual_seed(0)
     pairs: list[Pair] = [([5, 6, 7], [20, 30, 40, 21, 31, 41, 22, 32])]
@@ -84,14 +79,13 @@ def test_alignment_raises_acceptance(tiny: dllm.DiffusionModel, tmp_path: Path, 
         rows=8,
         window=4,
         far=4,
-        marker_position=where,
     )
     before = tiny.hf.state_dict()["lm_head.weight"].clone()
     *_, model = align(tiny, pairs, recipe, tmp_path / "run")
     assert torch.equal(before, tiny.hf.state_dict()["lm_head.weight"])
     save_aligned(model, recipe, tmp_path / "aligned")
     drafter = dllm.DiffusionDrafter(tmp_path / "aligned", search="argmax", window=4)
-    assert (drafter.end_marker, drafter.marker_position) == (recipe.marker_for(tiny), where)
+    assert drafter.end_marker == recipe.marker_for(tiny)
     from dllm.drafting.base import Budget, DraftRequest
 
     drafting = drafter.open(DraftRequest(np.array([5, 6, 7]), tiny.facts.vocab_size, (), 60))
@@ -99,7 +93,3 @@ def test_alignment_raises_acceptance(tiny: dllm.DiffusionModel, tmp_path: Path, 
     assert draft.tokens.tolist() == [30, 40, 21, 31]
     draft = drafting.propose(np.array([5, 6, 7, 20, 30, 40]), Budget(2, 2))  # reuses the first four
     assert draft.tokens.tolist() == [21, 31]
-    with pytest.raises(dllm.DllmError, match="unknown marker position 'between'"):
-        dllm.DiffusionDrafter(tiny, marker_position="between")
-    with pytest.raises(dllm.ConfigError, match="of no use without a marker: pass end_marker"):
-        dllm.DiffusionDrafter(tiny, marker_position=where)

@@ -1,7 +1,7 @@
 """A masked diffusion model as a drafter.
 
 Every round its canvas is the committed text, ``window`` masks and, if it was trained with one, an
-end marker, behind or before the masks.  One forward (or ``steps``) gives a distribution for every
+end marker.  One forward (or ``steps``) gives a distribution for every
 mask; a search makes a draft of them.  The distributions are marginals: each averages over what
 might stand at the other positions.
 """
@@ -21,7 +21,7 @@ from ... import cache as caches
 from ... import samplers
 from ...cache.base import Cache, Plan, Slots, full_plan
 from ...core.canvas import Canvas, IntArray
-from ...core.errors import ConfigError, UnknownNameError
+from ...core.errors import ConfigError
 from ...engine import Engine, MaskedRecipe
 from ...engine.rows import Row
 from ...models import load
@@ -39,10 +39,9 @@ from ..base import (
 )
 from ..search.chains import SEARCHES, Search, SearchContext
 from ..search.marginals import Marginals
-from ..search.proxies import PROXIES, NGram, Proxy
+from ..search.proxies import NGram
 
 WINDOW = 32  # masks that a drafter sees at least, unless told otherwise
-MARKER_POSITIONS = ("after_masks", "before_masks")
 
 
 @dataclass(slots=True)
@@ -78,16 +77,16 @@ class DiffusionDrafter(Drafter):
     """Any diffusion model of this library.
 
     ``model``: what `dllm.load` takes.  ``search``: how marginals become a draft (default "cps" at
-    temperature 0, "coupled" above).  ``proxy``: the causal model that helps the search (default
-    "ngram", learning from the prompt and from what the verifier accepts).  ``window``: masks the
+    temperature 0, "coupled" above).  ``proxy``: the n-gram model that helps the search, learning
+    from the prompt and from what the verifier accepts.  ``window``: masks the
     model sees, a hyperparameter of its own that changes every marginal, independent of how many
     tokens are sent to the verifier (default 32, more where a longer draft is asked for).
     ``steps`` forwards per round: before the last one, ``sampler`` commits tokens (default
     ``llada(steps)``).  ``cache``: "reuse" keeps keys and values of the committed text across
     rounds and recomputes them every ``refresh_rounds`` rounds (never for WeDLM's models, for which
     they stay right, nor with None); "none" recomputes everything.
-    ``end_marker``: id that stood beside the masks in training ("do not end here"), and
-    ``marker_position`` where: "after_masks" or "before_masks"; defaults what the checkpoint says.
+    ``end_marker``: id that stood behind the masks in training ("do not end here"), by default what
+    the checkpoint says.
     ``banned`` ids are never drafted; ``known_as`` gives the drafter's id of every verifier id where
     they differ (-1: none).
     """
@@ -101,7 +100,6 @@ class DiffusionDrafter(Drafter):
     cache: str = "reuse"
     refresh_rounds: int | None = 8
     end_marker: int | None = None
-    marker_position: str | None = None
     banned: tuple[int, ...] = ()
     known_as: IntArray | None = None
 
@@ -126,21 +124,9 @@ class DiffusionDrafter(Drafter):
             )
         if self.search is not None:
             self.search = single(self.search, SEARCHES, Search)
-        if self.proxy is None:
-            self.proxy = NGram(vocab_size=self.model.facts.vocab_size)
-        self.proxy = single(self.proxy, PROXIES, Proxy)
+        self.proxy = self.proxy or NGram(vocab_size=self.model.facts.vocab_size)
         if self.end_marker is None:
             self.end_marker = self.model.generation_defaults.get("end_marker")
-        where = self.marker_position or self.model.generation_defaults.get("marker_position")
-        if where is not None and where not in MARKER_POSITIONS:
-            raise UnknownNameError("marker position", where, MARKER_POSITIONS)
-        if self.marker_position is not None and self.end_marker is None:
-            raise ConfigError(
-                f"marker_position={where!r} is of no use without a marker: pass end_marker, or a "
-                "drafter that was aligned with one"
-            )
-        if self.end_marker is not None:
-            self.marker_position = where or MARKER_POSITIONS[0]
         if self.steps > 1 and self._search(0.0).distribution is not Distribution.POINT:
             raise ConfigError(
                 "with steps > 1 tokens are not drawn from marginals: use search='cps'"
@@ -323,11 +309,8 @@ class DiffusionDrafting(Drafting):
 
     def _lay_out(self, prefix: IntArray, window: int) -> None:
         """A new canvas; slots whose token changed, or that held a mask, are stale."""
-        marker, given = self.part.end_marker, prefix
-        if marker is not None and self.part.marker_position == "before_masks":
-            marker, given = None, np.concatenate([prefix, np.array([marker])])
-        self.first = len(given)
-        canvas = Canvas.for_prompt(given, window + (marker is not None), **self.canvas_facts)
+        marker, self.first = self.part.end_marker, len(prefix)
+        canvas = Canvas.for_prompt(prefix, window + (marker is not None), **self.canvas_facts)
         if marker is not None:
             canvas.tokens[-1] = marker
             canvas.masked[-1], canvas.given[-1] = False, True

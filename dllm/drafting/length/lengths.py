@@ -73,22 +73,6 @@ class AdaptiveDraftLength(LengthController):
         self._k = int(np.clip(grown, self.k_min, self.k_max))
 
 
-@register("confidence")
-@dataclass
-class Confidence(LengthController):
-    """As far as the drafter's probabilities stay at or above ``tau``, at most ``k_max`` tokens."""
-
-    tau: float = 0.5
-    k_max: int = 32
-
-    def next(self, room: int, context: int) -> Budget:
-        return Budget(min(self.k_max, room), room, self._refine)
-
-    def _refine(self, confidence: Array) -> int:
-        low = np.flatnonzero(confidence[: self.k_max] < self.tau)
-        return int(low[0]) if low.size else min(self.k_max, len(confidence))
-
-
 @register("confidence_extend", paper="Fail Fast, or Win Big: Rethinking the Drafting Strategy in "
           "Speculative Decoding via Diffusion LLMs", arxiv="2512.20573")  # fmt: skip
 @dataclass

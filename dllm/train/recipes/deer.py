@@ -6,9 +6,8 @@ answer that was cut at a random place and appends an end marker, which tells a b
 that the text goes on.  Stage 2 masks the last R tokens only and weighs those next to the visible
 text most.
 
-Reconstructed, because the paper leaves it open: the marker stands behind the masks (or before
-them: ``marker_position="before_masks"``); windows may reach beyond the end of an answer, as they do
-when drafting, and nothing is learnt from there.
+Reconstructed, because the paper leaves it open: the marker stands behind the masks; windows may
+reach beyond the end of an answer, as they do when drafting, and nothing is learnt from there.
 """
 
 from __future__ import annotations
@@ -25,9 +24,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import Dataset
 
-from ...core.errors import ConfigError, UnknownNameError
+from ...core.errors import ConfigError
 from ...drafting.api import speculate
-from ...drafting.drafters.diffusion import MARKER_POSITIONS
 from ...models import DiffusionModel
 from ..loop import SILENT, Report, Schedule, loop, resume, same_recipe
 from ..network import Network
@@ -50,14 +48,11 @@ class Alignment:
     far: int = 16
     alpha: float = 1.01
     end_marker: int | None = None  # default: a spare row of the vocabulary, else the last token
-    marker_position: str = MARKER_POSITIONS[0]
     seed: int = 0
 
     def __post_init__(self) -> None:
         if min(self.rows, self.window, self.far) < 1 or self.alpha < 1:
             raise ConfigError("rows, window, far and alpha must be at least 1")
-        if self.marker_position not in MARKER_POSITIONS:
-            raise UnknownNameError("marker position", self.marker_position, MARKER_POSITIONS)
 
     def marker_for(self, model: DiffusionModel) -> int:
         """The id of the end marker: one that no text contains."""
@@ -92,7 +87,7 @@ def stage1_example(
     """The answer cut at a random place, a random share of its tail masked."""
     cut, least = _cut(pair, recipe.window, rng)
     masked = rng.randint(least, min(cut, 2 * recipe.window))
-    return _example(pair, cut, [1.0] * masked, recipe, mask, marker)
+    return _example(pair, cut, [1.0] * masked, mask, marker)
 
 
 def stage2_example(
@@ -102,7 +97,7 @@ def stage2_example(
     cut, least = _cut(pair, recipe.far, rng)
     masked = rng.randint(least, min(cut, recipe.far))
     weights = [recipe.alpha ** (masked - i) for i in range(1, masked + 1)]
-    return _example(pair, cut, weights, recipe, mask, marker)
+    return _example(pair, cut, weights, mask, marker)
 
 
 def _cut(pair: Pair, reach: int, rng: random.Random) -> tuple[int, int]:
@@ -113,9 +108,7 @@ def _cut(pair: Pair, reach: int, rng: random.Random) -> tuple[int, int]:
     return cut, max(1, cut - len(answer) + 1)
 
 
-def _example(
-    pair: Pair, cut: int, weights: list[float], recipe: Alignment, mask: int, marker: int
-) -> Example:
+def _example(pair: Pair, cut: int, weights: list[float], mask: int, marker: int) -> Example:
     """Nothing is learnt from what follows the end of the answer: no draft gets that far."""
     prompt, answer = pair
     seen, masked = len(prompt) + cut - len(weights), len(weights)
@@ -124,15 +117,9 @@ def _example(
     total = sum(weights)
     text = [*prompt, *answer][: seen + masked]
     targets = [*text[seen:], *[-100] * (seen + masked - len(text))]
-    at = seen if recipe.marker_position == "before_masks" else seen + masked
-    ids = [*text[:seen], *[mask] * masked]
-    result = [*[-100] * seen, *targets]
-    share = [*[0.0] * seen, *(w / total for w in weights)]
-    return Example(
-        [*ids[:at], marker, *ids[at:]],
-        [*result[:at], -100, *result[at:]],
-        [*share[:at], 0.0, *share[at:]],
-    )
+    ids = [*text[:seen], *[mask] * masked, marker]
+    result = [*[-100] * seen, *targets, -100]
+    return Example(ids, result, [*[0.0] * seen, *(w / total for w in weights), 0.0])
 
 
 def align(
@@ -148,8 +135,7 @@ def align(
         )
     same_recipe(folder, recipe)
     network = Network(drafter)
-    where = {"end_marker": marker, "marker_position": recipe.marker_position}
-    defaults = {**drafter.generation_defaults, **where}
+    defaults = {**drafter.generation_defaults, "end_marker": marker}
     aligned = replace(network.snapshot(), generation_defaults=defaults)
     stages = ((recipe.stage1_steps, recipe.stage1_lr, stage1_example),
               (recipe.stage2_steps, recipe.stage2_lr, stage2_example))  # fmt: skip

@@ -27,8 +27,7 @@ from dllm.drafting.base import (
 from dllm.drafting.base import chain as chain_of
 from dllm.drafting.drafters.aded import ADED
 from dllm.drafting.drafters.history import BORDER
-from dllm.drafting.search.chains import SEARCHES, SearchContext
-from dllm.drafting.search.marginals import Marginals
+from dllm.drafting.drafters.suffix import SuffixDecoding
 from dllm.kernels.statistics.filters import Filters
 
 from ...thin import covering
@@ -135,12 +134,6 @@ def test_aded_learns_pairs_from_the_rows_of_a_forward() -> None:
     assert {k: list(v) for k, v in part.table.items()} == {(2, 3): [4], (2, 8): [5]}
     drafting.observe(Feedback(Draft(np.array([])), [], [6], np.array([4]), scores[:1]))
     assert list(part.table[3, 4]) == [3]  # the token in front of the anchor is known by now
-
-
-def test_presets_are_trees_of_their_shape() -> None:
-    log_q = torch.randn(8, 30).log_softmax(-1)
-    wide = SEARCHES["dyspec"]().find(Marginals(log_q, 0), 8, SearchContext(np.arange(3)))
-    assert len(wide) == 64
 
 
 def hesitant(own: list[int], hesitates: list[int], size: int = 8) -> torch.Tensor:
@@ -261,3 +254,12 @@ def test_adl_counts_the_raw_draft() -> None:
     tell(adl, 12, 12)  # the search made a chain of 12 out of 30
     other.step(30, 12)
     assert adl.next(100, 10).length == other.next(100, 10).length
+
+
+@pytest.mark.parametrize(("requests", "text"), [(4, []), (0, [1, 2, 3])])
+def test_suffix_keeps_nothing_of_empty_outputs_and_none_for_no_requests(
+    requests: int, text: list[int]
+) -> None:
+    part = SuffixDecoding(requests=requests)
+    part.remember(text)
+    assert part.shared.size == 0 and not part.ends

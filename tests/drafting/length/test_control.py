@@ -76,8 +76,6 @@ def test_adl_is_a_constant_for_any_real_drafter(alpha: float) -> None:
 @pytest.mark.parametrize(
     ("spec", "confidence", "expected"),
     [
-        ("confidence(tau=0.5)", [0.9, 0.8, 0.4, 0.9], 2),
-        ("confidence(tau=0.1)", [0.9, 0.8, 0.4, 0.9], 4),
         ("confidence_extend", [0.9] * 25, 25),
         ("confidence_extend", [0.9] * 12 + [0.1] + [0.9] * 50, 20),
         ("confidence_extend", [0.1] + [0.9] * 50, 10),
@@ -258,8 +256,8 @@ def test_what_cannot_work_is_refused(
 
 def test_every_part_is_listed_with_a_sentence() -> None:
     listed = available()
-    assert {"diffusion", "cps", "ngram", "adaptive", "keyed"} <= {part.name for part in listed}
+    assert {"diffusion", "cps", "adaptive", "keyed"} <= {part.name for part in listed}
     assert all(part.summary for part in listed)
     assert {part.role for part in listed} == {
-        "drafter", "search", "proxy", "length controller", "accept rule",
+        "drafter", "search", "length controller", "accept rule",
     }  # fmt: skip
