@@ -73,7 +73,9 @@ class Stream:
                 yield self.reply.encode(chunk)
             while any(shown.choice is None for shown in self.shown):
                 try:
-                    index, item = await asyncio.wait_for(queue.get(), HEARTBEAT)
+                    # Not `wait_for`: before Python 3.12 it may lose a cancellation.
+                    async with asyncio.timeout(HEARTBEAT):
+                        index, item = await queue.get()
                 except TimeoutError:
                     yield PING
                     continue
