@@ -419,7 +419,7 @@ EVIDENCE = (
      "drafting_counts.json"),
     ("requests per second", "serving", "python benchmarks/serving.py", "serving.json"),
     ("a server under mixed load", "serving", "python benchmarks/soak.py", "soak.json"),
-    ("structured output", "../structured-output", "python benchmarks/structured.py",
+    ("structured output", "cpu", "python benchmarks/structured.py",
      "structured.json"),
 )  # fmt: skip
 
@@ -450,14 +450,14 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     },
     "docs/results/index.md": {"evidence": evidence},
     "docs/results/cpu.md": {"official": official, "llama": llama, "eight": eight,
-                            "quantised": quantised},
+                            "quantised": quantised, "cost": structures,
+                            "libraries": schema_libraries},
     "docs/results/drafting.md": {
         "counts": lambda: drafter.counts(load("drafting_counts")),
         "times": lambda: drafter.times(load("drafting_times")),
     },
     "docs/results/serving.md": {"nano": partial(served, "serving"),
                                 "135m": partial(served, "serving_135m_engine")},
-    "docs/structured-output.md": {"cost": structures, "libraries": schema_libraries},
     "docs/kernels.md": {"heads": heads, "steps": steps, "compiled": compiled},
 }  # fmt: skip
 
