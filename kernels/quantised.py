@@ -37,7 +37,7 @@ from .mapped import release
 GROUPS = (32, 64, 128)  # inputs that share a scale, of 4-bit weights
 EVEN = 32  # inputs are a multiple of this: kernels read that many at once
 BLOCK = 16  # outputs of a 4-bit weight are a multiple of this
-MOST_INPUTS = (2**31 - 1) // (255 * 127)  # whose products of 8-bit numbers 32 bits can sum
+MOST_INPUTS = (2**31 - 1) // (255 * 128)  # whose products of 8-bit numbers 32 bits can sum
 CUT = 2**20  # numbers that are rounded at a time
 _LOCK = threading.Lock()
 

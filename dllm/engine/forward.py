@@ -26,12 +26,12 @@ from ..kernels.statistics import (
     Biased,
     Head,
     Shaped,
-    ToHost,
     TokenStatistics,
     full_logits,
     logprobs_of,
     token_statistics,
 )
+from ..kernels.transfer import ToHost
 from ..models import DiffusionModel
 from ..samplers import Prediction
 from ..samplers.ddim import held

@@ -118,11 +118,17 @@ class KVBuffer(Cache):
 
         ``cos``, ``sin`` (1, Q, dh).  Returns the rotated queries and the layer's whole buffer.
         """
-        keys, values, slots = self._keys[layer_idx], self._values[layer_idx], self.slots
-        if keys is None or values is None or slots is None or slots.device != keys.device:
-            keys, values, slots = self._layer(layer_idx, v)
+        keys, values, slots = self.place(layer_idx) or self._layer(layer_idx, v)
         q = rotate_scatter(q[0], k[0], v[0], cos[0], sin[0], slots, keys[0], values[0])
         return q[None], keys, values
+
+    def place(self, layer_idx: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
+        """Keys and values of a layer and `slots`, for who writes there; None before the first
+        write, and where the slots are on another device."""
+        keys, values, slots = self._keys[layer_idx], self._values[layer_idx], self.slots
+        if keys is None or values is None or slots is None or slots.device != keys.device:
+            return None
+        return keys, values, slots
 
     def _layer(
         self, layer_idx: int, states: torch.Tensor

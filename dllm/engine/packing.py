@@ -17,10 +17,11 @@ import torch
 from numpy.typing import NDArray
 
 from ..core.canvas import PROPOSAL, PURPOSES, Canvas, FloatArray, IntArray
+from ..kernels.transfer import upload
 from ..models.segments import Segment
 from .kv import KVBuffer
 from .rows import Job, Layout
-from .visibility import Piece, Visibility, upload
+from .visibility import Piece, Visibility
 
 BIDIRECTIONAL = Visibility()
 

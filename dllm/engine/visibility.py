@@ -21,15 +21,13 @@ its ancestors.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from ..core.canvas import BoolArray, Canvas, IntArray
 from ..models import Facts
@@ -215,31 +213,3 @@ def tensor(array: IntArray, device: torch.device) -> torch.Tensor:
     """``array`` on ``device``; no copy on CPU."""
     result = torch.from_numpy(np.ascontiguousarray(array))
     return result if device.type == "cpu" else result.to(device, non_blocking=True)
-
-
-def upload(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[torch.Tensor]:
-    """``arrays`` of any shape and dtype on ``device``, by one copy that is cut there; from pinned
-    memory where that is a GPU, so that the host does not wait for it.  No copy on a CPU."""
-    there = [torch.from_numpy(np.ascontiguousarray(array)) for array in arrays]
-    if device.type == "cpu":  # they may stay where they are
-        return there
-    return cut(joined(there, device.type == "cuda").to(device, non_blocking=True), there)
-
-
-def joined(tensors: Sequence[torch.Tensor], pinned: bool) -> torch.Tensor:
-    """The bytes of tensors, each from a multiple of 8 on."""
-    size = sum(-(-x.nbytes // 8) * 8 for x in tensors)
-    flat, at = torch.empty(size, dtype=torch.uint8, pin_memory=pinned), 0
-    for x in tensors:
-        flat[at : at + x.nbytes].view(x.dtype).view(x.shape).copy_(x)
-        at += -(-x.nbytes // 8) * 8
-    return flat
-
-
-def cut(flat: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Undo `joined`, given tensors of the same shapes and dtypes."""
-    result, at = list[torch.Tensor](), 0
-    for x in like:
-        result.append(flat[at : at + x.nbytes].view(x.dtype).view(x.shape))
-        at += -(-x.nbytes // 8) * 8
-    return result

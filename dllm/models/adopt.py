@@ -12,6 +12,7 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 
 from ..core.errors import ConfigError
 from .attention import set_attention, use_attention
+from .decoder import join_parts
 from .facts import generation_defaults, read_facts
 from .family import Family, get_family
 from .fields import own_section
@@ -66,6 +67,7 @@ def prepare(
     shorten_norms(hf)
     rotate_in_cache(hf)
     round_once(hf)
+    join_parts(hf)
     if family.mask_kind == "causal":  # runs as it is: some networks mask only what they know
         if attn_implementation is not None:
             use_attention(hf, attn_implementation)

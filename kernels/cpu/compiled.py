@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from ...core.errors import ConfigError
 
@@ -26,20 +27,23 @@ CPUINFO = Path("/proc/cpuinfo")
 _A, _N, _I = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int  # an address, a size, a small number
 SIGNATURES = {
     "dllm_block": (),
-    "dllm_attention": (*[_A] * 6, *[_N] * 5, ctypes.c_double, _I, _I),
+    "dllm_attention": (*[_A] * 6, *[_N] * 5, ctypes.c_double, _I, _I, _I),
     "dllm_lay_out": (_A, _A, _N, _N, _I),
     "dllm_product": (_A, _A, _I, _A, _A, _N, _N, _N, _I, _I),
     "dllm_product8": (_A, _A, _A, _A, _A, _A, _N, _N, _N, _I, _I),
     "dllm_product4": (_A, _A, _A, _A, _A, _A, _A, _N, _N, _N, _N, _I, _I),
+    "dllm_layer_begin": (*[_A] * 10, *[_N] * 3, _I, _I),
+    "dllm_layer_end": (*[_A] * 5, _N, _I, _I),
     "dllm_reduce": (_A, _A, _A, _A, _A, _A, _N, _N, _N, _I, _I),
     "dllm_rms_norm": (_A, _A, _A, _N, _N, ctypes.c_double, _I, _I),
     "dllm_rotate_scatter": (*[_A] * 10, *[_N] * 5, _I, _I),
     "dllm_silu_times": (_A, _A, _A, _N, _I, _I),
     "dllm_round": (_A, _A, _A, _A, _N, _N, _N, _I, _I, _I),
 }
-
-
-CHECKED = {"dllm_block", "dllm_rotate_scatter"}  # the latter returns 1 where it refuses
+ANSWERS = {  # what returns a number: 0, 1 where it refuses, 2 where there is no memory
+    "dllm_block", "dllm_attention", "dllm_product", "dllm_product8", "dllm_rotate_scatter",
+    "dllm_layer_begin", "dllm_layer_end",
+}  # fmt: skip
 
 
 @cache
@@ -134,8 +138,16 @@ def library() -> ctypes.CDLL | None:
         return None
     for name, arguments in SIGNATURES.items():
         function = getattr(loaded, name)
-        function.argtypes, function.restype = arguments, _I if name in CHECKED else None
+        function.argtypes, function.restype = arguments, _I if name in ANSWERS else None
+        if name in ANSWERS - {"dllm_block"}:
+            function.errcheck = _answer
     return loaded
+
+
+def _answer(result: int, function: Any, _: Any) -> int:
+    if result == 2:
+        raise MemoryError(f"no memory is left for {function.__name__}")
+    return result
 
 
 def loaded() -> ctypes.CDLL:

@@ -1,10 +1,14 @@
-// What layers do to each number or row on its own, in one pass, rounded where PyTorch rounds.
+// What layers do to each number or row on its own, in one pass, rounded where PyTorch rounds; and a
+// decoder layer, but for its attention, in two calls.
 
-#include "vector.h"
+#include "tiles.h"
+
+extern "C" int dllm_product(const void *x, const void *weight, int plain, const void *bias,
+                            void *y, int64_t m, int64_t n, int64_t d, int half, int threads);
 
 namespace {
 
-constexpr int64_t MANY = 1 << 15;  // numbers from which on threads bring more than they cost
+constexpr int64_t ENOUGH = 1 << 15;  // numbers from which on threads bring more than they cost
 
 // Rows of 2 * half numbers whose first half turns against the second.
 struct Turn {
@@ -31,14 +35,36 @@ struct Turn {
   }
 };
 
+struct Linear {  // as in layers.py
+  const void *weight, *bias;
+  int64_t outputs, inputs, plain;
+  void multiply(const void *x, void *y, int64_t m, int half, int threads) const {
+    if (dllm_product(x, weight, int(plain), bias, y, m, outputs, inputs, half, threads))
+      throw std::bad_alloc();
+  }
+};
+
+// y = x + other, n numbers.
+void add(const void *x, const void *other, void *y, int64_t n, int half, int threads) {
+#pragma omp parallel for num_threads(threads) if (threads > 1 && n > ENOUGH) schedule(static)
+  for (int64_t k = 0; k < n; k += WIDE)
+    write(y, half, k, n - k, read_or(x, half, k, n - k, 0) + read_or(other, half, k, n - k, 0));
+}
+
 }  // namespace
 
 extern "C" {
 
+struct Layer {  // as in layers.py
+  Linear q, k, v, o, gate, up, down;
+  const void *norm, *second_norm;
+  double eps, second_eps;
+};
+
 // y (m, d) = x / sqrt(mean(x x) + eps), rounded, times weight (d), all float32 or bfloat16.
 void dllm_rms_norm(const void *x, const void *weight, void *y, int64_t m, int64_t d, double eps,
                    int half, int threads) {
-#pragma omp parallel for num_threads(threads) if (threads > 1 && m * d > MANY) schedule(static)
+#pragma omp parallel for num_threads(threads) if (threads > 1 && m * d > ENOUGH) schedule(static)
   for (int64_t r = 0; r < m; r++) {
     Floats sums[4] = {};
     for (int64_t k = 0; k < d; k += WIDE) {
@@ -57,7 +83,7 @@ void dllm_rms_norm(const void *x, const void *weight, void *y, int64_t m, int64_
 
 // y = x / (1 + exp(-x)), rounded, times other: n numbers of float32 or bfloat16.
 void dllm_silu_times(const void *x, const void *other, void *y, int64_t n, int half, int threads) {
-#pragma omp parallel for num_threads(threads) if (threads > 1 && n > MANY) schedule(static)
+#pragma omp parallel for num_threads(threads) if (threads > 1 && n > ENOUGH) schedule(static)
   for (int64_t k = 0; k < n; k += WIDE) {
     const Floats value = read_or(x, half, k, n - k, 0);
     const Floats down = larger(all(-87.0f), smaller(all(88.0f), -value));
@@ -80,7 +106,7 @@ int dllm_rotate_scatter(const void *q, const void *k, const void *v, const void 
     if (slots[p] < 0 || slots[p] >= room) return 1;
   const Turn turn{cosine, sine, d / 2, bool(halves & 2), bool(halves & 1), bool(halves & 4)};
   const int64_t all = heads + shared;
-#pragma omp parallel for num_threads(threads) if (threads > 1 && all * count * d > MANY) \
+#pragma omp parallel for num_threads(threads) if (threads > 1 && all * count * d > ENOUGH) \
     schedule(static)
   for (int64_t i = 0; i < all * count; i++) {
     const int64_t head = i / count, p = i % count;
@@ -102,6 +128,47 @@ int dllm_rotate_scatter(const void *q, const void *k, const void *v, const void 
             read_or(v, turn.half_input, from + n, d - n, 0));
   }
   return 0;
+}
+
+// What a layer does to rows x (m, width) before its attention: norm, products, rotation, as
+// `dllm_rotate_scatter` does it with the same arguments, `strides` those of keys and values.
+// `work` holds m rows of the width and of what q, k and v put out.
+int dllm_layer_begin(const Layer *layer, const void *x, char *work, const void *cosine,
+                     const void *sine, const int64_t *slots, void *turned, void *keys, void *values,
+                     const int64_t *strides, int64_t m, int64_t d, int64_t room, int halves,
+                     int threads) {
+  const int half = halves & 1;
+  const int64_t size = m * (half ? 2 : 4), own = layer->q.outputs, shared = layer->k.outputs;
+  char *q = work + size * layer->q.inputs, *k = q + size * own, *v = k + size * shared;
+  dllm_rms_norm(x, layer->norm, work, m, layer->q.inputs, layer->eps, half, threads);
+  const int full = with_memory([=] {
+    layer->q.multiply(work, q, m, half, threads);
+    layer->k.multiply(work, k, m, half, threads);
+    layer->v.multiply(work, v, m, half, threads);
+  });
+  if (full) return full;
+  const int64_t all[] = {d, own,        d,          shared,     d,
+                         shared, strides[0], strides[1], strides[2], strides[3]};
+  return dllm_rotate_scatter(q, k, v, cosine, sine, slots, turned, keys, values, all, own / d,
+                             shared / d, m, d, room, halves, threads);
+}
+
+// And after it: y (m, width) from x and what was `attended`.  `work` holds m rows of the width and
+// of what gate and up put out.
+int dllm_layer_end(const Layer *layer, const void *x, const void *attended, char *work, void *y,
+                   int64_t m, int half, int threads) {
+  const int64_t size = m * (half ? 2 : 4), width = layer->o.outputs, wide = layer->gate.outputs;
+  char *gate = work + size * width, *up = gate + size * wide;
+  return with_memory([=] {
+    layer->o.multiply(attended, work, m, half, threads);
+    add(x, work, y, m * width, half, threads);
+    dllm_rms_norm(y, layer->second_norm, work, m, width, layer->second_eps, half, threads);
+    layer->gate.multiply(work, gate, m, half, threads);
+    layer->up.multiply(work, up, m, half, threads);
+    dllm_silu_times(gate, up, gate, m * wide, half, threads);
+    layer->down.multiply(gate, work, m, half, threads);
+    add(y, work, y, m * width, half, threads);
+  });
 }
 
 }  // extern "C"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 
 import torch
 
 from .compiled import library, loaded
+from .products import Weight
 
 DTYPES = (torch.float32, torch.bfloat16)
 _Strides = ctypes.c_int64 * 11
@@ -79,14 +81,13 @@ def rotate_scatter(
 
 
 def attends(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> bool:
-    """Whether `attention` can take its arguments.  In float32 SDPA is as fast."""
+    """Whether `attention` can take its arguments."""
     given = (q, k, v) if mask is None else (q, k, v, mask)
     return (
-        q.dtype == torch.bfloat16
-        and suits(*given)
+        suits(*given)
         and all(x.stride(-1) == 1 for x in given)
         and q.shape[-1] % 2 == 0
-        and k.stride(2) % 2 == 0  # pairs are read as one
+        and k.stride(2) % 2 == 0  # in bfloat16 pairs are read as one
         and v.shape[-1] == q.shape[-1]
         and k.shape[2] > 0
     )
@@ -109,6 +110,86 @@ def attention(
     loaded().dllm_attention(
         q.data_ptr(), k.data_ptr(), v.data_ptr(), None if mask is None else mask.data_ptr(),
         result.data_ptr(), _Strides(*strides), rows, heads, count, k.shape[2], size, scale, exact,
-        torch.get_num_threads(),
+        q.dtype == torch.bfloat16, torch.get_num_threads(),
     )  # fmt: skip
     return result
+
+
+class _Linear(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("weight", "bias")),
+        *((name, ctypes.c_int64) for name in ("outputs", "inputs", "plain")),
+    )
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = (
+        *((name, _Linear) for name in ("q", "k", "v", "o", "gate", "up", "down")),
+        *((name, ctypes.c_void_p) for name in ("norm", "second_norm")),
+        *((name, ctypes.c_double) for name in ("eps", "second_eps")),
+    )
+
+
+class Layer:
+    """A decoder layer but for its attention, in two calls, with the bits of its parts.
+
+    ``weights`` (q, k, v, o, gate, up, down), ``biases`` of the same, and ``norms``: both weights
+    (d,) and ``eps`` of each; all of one dtype, float32 or bfloat16.
+    """
+
+    def __init__(
+        self, weights: Sequence[Weight], biases: Sequence[torch.Tensor | None],
+        norms: Sequence[torch.Tensor], eps: Sequence[float],
+    ) -> None:  # fmt: skip
+        self.weights, self.places = list(weights), _places(biases, norms)
+        linears = [
+            _Linear(weight.blocks.data_ptr(), bias, *weight.shape, not weight.copy)
+            for weight, bias in zip(weights, self.places, strict=False)
+        ]
+        self.layer = _Layer(*linears, *self.places[len(linears) :], *eps)
+        self.address = ctypes.addressof(self.layer)
+        (self.queries, self.width), self.shared = weights[0].shape, weights[1].shape[0]
+        self.wide = weights[4].shape[0]
+
+    def holds(
+        self, weights: Sequence[Weight], biases: Sequence[torch.Tensor | None],
+        norms: Sequence[torch.Tensor],
+    ) -> bool:  # fmt: skip
+        """Whether it was made of these, and they lie where they did."""
+        same = all(a is b for a, b in zip(weights, self.weights, strict=True))
+        return same and self.places == _places(biases, norms)
+
+    def begin(
+        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, slots: torch.Tensor,
+        keys: torch.Tensor, values: torch.Tensor,
+    ) -> torch.Tensor:  # fmt: skip
+        """Norm, products and `rotate_scatter` of rows ``x`` (m, d): the queries (H, m, dh)."""
+        count, size = len(x), keys.shape[2]
+        work = x.new_empty(count, self.width + self.queries + 2 * self.shared)
+        turned = keys.new_empty(self.queries // size, count, size)
+        strides = _Strides(*keys.stride()[:2], *values.stride()[:2])
+        halves = sum((each.dtype == torch.bfloat16) << i for i, each in enumerate((x, cos, keys)))
+        refused = loaded().dllm_layer_begin(
+            self.address, x.data_ptr(), work.data_ptr(), cos.data_ptr(), sin.data_ptr(),
+            slots.data_ptr(), turned.data_ptr(), keys.data_ptr(), values.data_ptr(), strides, count,
+            size, keys.shape[1], halves, torch.get_num_threads(),
+        )  # fmt: skip
+        if refused:
+            raise IndexError(f"slots go from 0 to {keys.shape[1] - 1} here")
+        return turned
+
+    def end(self, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        """The rows (m, d) after the layer, from those before it and what was attended (m, ...)."""
+        work, result = x.new_empty(len(x), self.width + 2 * self.wide), torch.empty_like(x)
+        loaded().dllm_layer_end(
+            self.address, x.data_ptr(), attended.data_ptr(), work.data_ptr(), result.data_ptr(),
+            len(x), x.dtype == torch.bfloat16, torch.get_num_threads(),
+        )  # fmt: skip
+        return result
+
+
+def _places(
+    biases: Sequence[torch.Tensor | None], norms: Sequence[torch.Tensor]
+) -> list[int | None]:
+    """Where they lie in memory."""
+    return [None if each is None else each.data_ptr() for each in (*biases, *norms)]

@@ -6,8 +6,6 @@
 // block is summed in registers, group after group, so a row's sums do not depend on the other rows
 // or on the number of threads.
 
-#include <memory>
-
 #include "tiles.h"
 
 namespace {
@@ -31,20 +29,21 @@ void product(const typename T::In *x, const void *weight, bool plain, int64_t m,
   const int64_t blocks = (n + BLOCK - 1) / BLOCK, groups = d / T::GROUP;
   const int64_t size = groups * GROUP_BYTES;    // bytes of a block
   const int64_t stride = groups * T::PARTS * 4;  // of a row
-  std::unique_ptr<Row[]> made(READY ? nullptr : new Row[std::min(MANY, m) * d]);
+  const int64_t chunk = plain ? std::min(CHUNK, groups) * GROUP_BYTES : 0;
+  const Scratch made(READY ? 0 : std::min(MANY, m) * d * sizeof(Row), 1);
+  const Scratch scratch(std::min(MANY, m) * GROUP_BYTES + chunk, threads);
+  Row *const laid = (Row *)made.own();
   for (int64_t first = 0; first < m; first += MANY) {
     const int64_t rows = std::min(MANY, m - first), tiles = (rows + ROWS - 1) / ROWS;
-    const char *ready = READY ? (const char *)(x + first * d) : (const char *)made.get();
+    const char *ready = READY ? (const char *)(x + first * d) : (const char *)laid;
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
       if constexpr (!READY) {
 #pragma omp for schedule(static)
-        for (int64_t r = 0; r < rows; r++) T::row(x + (first + r) * d, d, made.get() + r * d);
+        for (int64_t r = 0; r < rows; r++) T::row(x + (first + r) * d, d, laid + r * d);
       }
       const int64_t own = rows * GROUP_BYTES;
-      const int64_t chunk = plain ? std::min(CHUNK, groups) * GROUP_BYTES : 0;
-      std::unique_ptr<char[]> memory(new char[own + chunk + 64]);
-      auto *sums = (typename T::Sum *)(((uintptr_t)memory.get() + 63) & ~uintptr_t(63));
+      auto *sums = (typename T::Sum *)scratch.own();
 #pragma omp for schedule(static)
       for (int64_t b = 0; b < blocks; b++) {
         const char *w = (const char *)weight + b * size;
@@ -101,26 +100,30 @@ int dllm_block() { return BLOCK; }
 
 // y (m, n) = x (m, d) times the weight, plus bias (n) or nullptr; all float32 or, where `half`,
 // bfloat16.  `plain`: the weight is (n, d) as it is, to be laid out for this product.
-void dllm_product(const void *x, const void *weight, int plain, const void *bias, void *y,
+int dllm_product(const void *x, const void *weight, int plain, const void *bias, void *y,
                   int64_t m, int64_t n, int64_t d, int half, int threads) {
   const Output output{y, n, bool(half)};
-  half ? with_bias<Bfloat16>(x, weight, plain, bias, output, m, d, threads)
-       : with_bias<Float32>(x, weight, plain, bias, output, m, d, threads);
+  return with_memory([=] {
+    half ? with_bias<Bfloat16>(x, weight, plain, bias, output, m, d, threads)
+         : with_bias<Float32>(x, weight, plain, bias, output, m, d, threads);
+  });
 }
 
 // y (m, n) = bytes x (m, d), 128 for zero, times a packed weight of 8 bits, times the scales of
-// the outputs (n) and then of the rows (m).  `total` (n): the sum of each output's numbers.
-void dllm_product8(const uint8_t *x, const float *row_scale, const void *weight, const float *scale,
+// the outputs (n) and then of the rows (m).  `total` (n): the sum of each output's numbers.  Sums are
+// of 32 bits: d is at most 65,793, (2^31 - 1) / (255 x 128).
+int dllm_product8(const uint8_t *x, const float *row_scale, const void *weight, const float *scale,
                    const int32_t *total, void *y, int64_t m, int64_t n, int64_t d, int half,
                    int threads) {
   const Output output{y, n, bool(half)};
-  product<Eights>(x, weight, false, m, n, d, threads, [=](int64_t row, int64_t column, Ints sum) {
+  const auto done = [=](int64_t row, int64_t column, Ints sum) {
     const int64_t left = std::min<int64_t>(WIDE, n - column);
     Ints moved = {};
     if (Eights::ZERO) std::memcpy(&moved, total + column, left * 4);
     const Floats own = read_or(scale, false, column, left, 0);
     output.put(row, column, as<Floats>(sum - moved * Eights::ZERO) * own * row_scale[row]);
-  });
+  };
+  return with_memory([=] { product<Eights>(x, weight, false, m, n, d, threads, done); });
 }
 
 }  // extern "C"

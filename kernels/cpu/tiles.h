@@ -2,11 +2,39 @@
 
 #pragma once
 
+#include <omp.h>
+
+#include <memory>
+#include <new>
 #include <type_traits>
 
 #include "vector.h"
 
 namespace {
+
+// Memory of each thread, taken before they start: what is thrown among threads ends the process.
+class Scratch {
+  const int64_t each;
+  const std::unique_ptr<char[]> memory;
+
+ public:
+  Scratch(int64_t bytes, int threads)
+      : each((bytes + 63) / 64 * 64), memory(new char[each * threads + 64]) {}
+  char *own() const {
+    return (char *)(((uintptr_t)memory.get() + 63) & ~uintptr_t(63)) + omp_get_thread_num() * each;
+  }
+};
+
+// 0, or 2 where there is no memory: exceptions end at a function that others call.
+template <class Work>
+int with_memory(Work work) {
+  try {
+    work();
+    return 0;
+  } catch (const std::bad_alloc &) {
+    return 2;
+  }
+}
 
 // Sums of a tile fill most of the registers: 32 with AVX-512 and NEON, 16 with AVX2.
 constexpr int VECTORS = WIDE == 8 ? 2 : 4, BLOCK = WIDE * VECTORS, ROWS = 6;

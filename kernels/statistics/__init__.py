@@ -28,7 +28,7 @@ from .asked import logprobs_of
 from .classes import TokenClasses
 from .filters import PLAIN, Filters
 from .heads import Biased, Head, Shaped, full_logits
-from .result import COLDEST, OPTIONAL, Inputs, Options, ToHost, TokenStatistics, check_keys, to_host
+from .result import COLDEST, OPTIONAL, Inputs, Options, TokenStatistics, check_keys
 
 __all__ = [
     "COLDEST",
@@ -37,13 +37,11 @@ __all__ = [
     "Filters",
     "Head",
     "Shaped",
-    "ToHost",
     "TokenClasses",
     "TokenStatistics",
     "full_logits",
     "logits_statistics",
     "logprobs_of",
-    "to_host",
     "token_statistics",
 ]
 

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import torch
 
 from ...core.errors import ConfigError
+from ..transfer import to_host
 from .classes import TokenClasses
 from .filters import PLAIN, Filters
 
@@ -98,51 +99,6 @@ def mended(
     return TokenStatistics(
         **{f: a.index_copy(0, which, b) for f, (a, b) in columns.items() if a is not None}
     )
-
-
-class ToHost:
-    """Tensors of one device on their way to the host, in one copy that is waited for when they are
-    read; on a CPU they are there."""
-
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        self._tensors, self._bytes = tensors, torch.empty(0)
-        self._done: torch.cuda.Event | None = None
-        if tensors and tensors[0].device.type != "cpu":
-            packed = pack(tensors)
-            if packed.device.type == "cuda":  # of memory that the device can write to by itself
-                self._bytes = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
-                self._bytes.copy_(packed, non_blocking=True)
-                self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-                self._done.record()
-            else:
-                self._bytes = packed.cpu()
-
-    def arrays(self) -> list[Any]:
-        """As NumPy arrays."""
-        if self._done is not None:
-            self._done.synchronize()
-        tensors = self._tensors
-        if self._bytes.numel():
-            tensors = unpack(self._bytes, [(t.shape, t.dtype) for t in tensors])
-        return list(map(torch.Tensor.numpy, tensors))
-
-
-def to_host(tensors: Sequence[torch.Tensor]) -> list[Any]:
-    """Tensors of one device as NumPy arrays: views on the CPU, else one copy for all of them."""
-    return ToHost(tensors).arrays()
-
-
-def pack(tensors: Any) -> torch.Tensor:
-    """Float32 and int64 tensors as the bytes of one: what travels to the host in a single copy."""
-    return torch.cat([t.contiguous().view(-1).view(torch.uint8) for t in tensors])
-
-
-def unpack(packed: torch.Tensor, shapes: list[tuple[torch.Size, torch.dtype]]) -> list[Any]:
-    """Undo `pack`, given the shapes and dtypes of what went in."""
-    sizes = [shape.numel() * dtype.itemsize for shape, dtype in shapes]
-    parts = torch.split_with_sizes(packed, sizes)
-    # a slice may start at an address its dtype cannot be viewed at: clone aligns it
-    return [p.clone().view(d).view(s) for p, (s, d) in zip(parts, shapes, strict=True)]
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ import dllm
 from dllm import cache as caches
 from dllm.core.canvas import Canvas
 from dllm.core.config import GenerationConfig
-from dllm.engine import Engine, MaskedRecipe, forward, packing, visibility
+from dllm.engine import Engine, MaskedRecipe, forward, packing
+from dllm.kernels import transfer
 from dllm.kernels.noise import uniform
 from dllm.samplers import compose
 
@@ -131,7 +132,7 @@ def test_rows_of_unlike_options_share_both_copies(tiny: dllm.DiffusionModel, cac
 
     def counted_tensor(array: Any) -> Any:
         caller = sys._getframe(1).f_globals["__name__"]
-        if caller.startswith("dllm.engine") and caller != visibility.__name__:
+        if caller.startswith("dllm.engine"):
             made.append(1)
         return from_numpy(array)
 
@@ -154,8 +155,8 @@ def test_what_goes_up_together_is_cut_apart() -> None:
         np.arange(3), np.arange(8).reshape(2, 4), np.arange(0), np.arange(5)[::-1],
         np.ones((3, 5), np.bool_), np.float32([[1.5], [2.5], [-0.0]]), np.arange(2),
     ]  # fmt: skip
-    cpu = visibility.upload(arrays, torch.device("cpu"))
-    elsewhere = visibility.cut(visibility.joined(cpu, False), cpu)  # as on any other device
+    cpu = transfer.upload(arrays, torch.device("cpu"))
+    elsewhere = transfer.cut(transfer.joined(cpu), cpu)  # as on any other device
     for array, one, other in zip(arrays, cpu, elsewhere, strict=True):
         assert (one.numpy() == array).all() and one.shape == array.shape
         assert other.dtype == one.dtype and torch.equal(one, other)

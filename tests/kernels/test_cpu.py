@@ -12,7 +12,8 @@ import torch
 from dllm.core.errors import ConfigError
 from dllm.kernels import cpu, linear, quantised
 from dllm.kernels.cpu import compiled as of
-from dllm.kernels.cpu.products import Weight, Weight4, Weight8
+from dllm.kernels.cpu import layers
+from dllm.kernels.cpu.products import Rounded, Weight, Weight4, Weight8
 from dllm.kernels.statistics import reduce
 from dllm.kernels.statistics.result import Options
 
@@ -177,3 +178,30 @@ def test_a_file_that_is_no_library_is_passed_over(
     file.write_bytes(b"torn")
     cpu.library.cache_clear()
     assert cpu.built() == file and cpu.library() is None
+
+
+@pytest.mark.usefixtures("compiled", "two_threads")
+def test_memory_that_is_missing_is_said() -> None:
+    """Before threads start, where what they throw would end the process."""
+    torch.set_num_threads(2)
+    huge = 2**50
+    q = torch.zeros(1, 1, 1, 2)
+    one = torch.zeros(16).data_ptr()
+    with torch.inference_mode():
+        for dtype in (torch.float32, torch.bfloat16):
+            own = q.to(dtype)
+            keys = own.expand(1, 1, huge, 2)
+            with pytest.raises(MemoryError, match="dllm_attention"):
+                layers.attention(own, keys, keys, None, 1.0)
+    with pytest.raises(MemoryError, match="dllm_product"):
+        of.loaded().dllm_product(one, one, False, None, one, 240, 16, huge, True, 2)
+    assert torch.equal(layers.silu_times(q, q), q)  # the process goes on
+
+
+@pytest.mark.usefixtures("compiled")
+def test_8_bits_at_the_limit_of_their_sums() -> None:
+    inputs = quantised.MOST_INPUTS // 4 * 4
+    weight = Weight8(torch.full((3, inputs), -128, dtype=torch.int8), torch.ones(3, 1))
+    rows = Rounded(torch.full((1, inputs), 255, dtype=torch.uint8), torch.ones(1, 1))
+    result = weight.multiply_rounded(rows, torch.float32)
+    assert torch.equal(result, torch.full((1, 3), -128.0 * 127 * inputs))

@@ -83,9 +83,9 @@ def test_weight_only_products_are_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_sums_of_more_inputs_than_32_bits_hold_are_not_of_whole_numbers() -> None:
-    """At the limit of 66,311 inputs the largest sum is below 2^31; beyond it floats are summed."""
+    """At the limit of 65,793 inputs the largest sum is below 2^31; beyond it floats are summed."""
     most = quantised.MOST_INPUTS
-    assert most * 255 * 127 < 2**31 <= (most + 1) * 255 * 127
+    assert most * 255 * 128 < 2**31 <= (most + 1) * 255 * 128
     inputs = most + quantised.EVEN - most % quantised.EVEN
     plain = nn.Linear(inputs, 16, bias=False).requires_grad_(False)
     plain.weight.fill_(1.0)

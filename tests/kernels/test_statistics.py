@@ -21,7 +21,8 @@ from dllm.kernels.statistics import (
     TokenStatistics,
 )
 from dllm.kernels.statistics import torch as fast
-from dllm.kernels.statistics.result import FIELDS, pack, unpack
+from dllm.kernels.statistics.result import FIELDS
+from dllm.kernels.transfer import cut, joined
 
 from .filtered import logits_statistics, token_statistics
 
@@ -333,7 +334,7 @@ def test_numpy() -> None:
 
 def test_one_copy_carries_all_fields() -> None:
     tensors = [torch.randn(3), torch.tensor([2**40, 1, -1]), torch.randn(3, 2)[:, :1]]
-    got = unpack(pack(tensors), [(t.shape, t.dtype) for t in tensors])
+    got = cut(joined(tensors), tensors)
     assert all(torch.equal(a, b) for a, b in zip(tensors, got, strict=True))
 
 

@@ -1,0 +1,158 @@
+"""A decoder layer in two calls has the bits of its parts; one that is changed is left alone."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+import dllm
+from dllm.engine.kv import KVBuffer
+from dllm.kernels.cpu import layers
+from dllm.models import DiffusionModel, Segment, decoder
+
+pytestmark = pytest.mark.usefixtures("compiled")
+LENGTH = 40
+SIZES = {
+    "vocab_size": 300, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2,
+    "num_attention_heads": 6, "num_key_value_heads": 2,
+}  # fmt: skip
+
+
+def network(family: str, dtype: torch.dtype) -> DiffusionModel:
+    torch.manual_seed(0)
+    hf: Any
+    if family == "llada":
+        hf = LlamaForCausalLM(LlamaConfig(**SIZES))
+    else:
+        hf = Qwen2ForCausalLM(Qwen2Config(**SIZES))  # type: ignore[arg-type]
+        for layer in hf.model.layers:
+            torch.nn.init.normal_(layer.self_attn.q_proj.bias)
+    torch.nn.init.normal_(hf.model.layers[1].input_layernorm.weight)
+    model: DiffusionModel = dllm.load(
+        hf.to(dtype), family=family, mask_token_id=299, eos_token_id=0
+    )
+    return model
+
+
+def run(model: DiffusionModel, positions: list[int] | None = None) -> list[torch.Tensor]:
+    """Hidden states of a whole pass, of a second and of one over ``positions``; keys and values."""
+    ids = torch.randint(0, 250, (LENGTH,), generator=torch.Generator().manual_seed(0))
+    buffer, everything, result = KVBuffer(2, LENGTH), torch.arange(LENGTH), []
+    for at in (everything, everything, torch.tensor(positions or [3, 9, 10, 11, 30])):
+        buffer.slots = at
+        with torch.inference_mode():
+            result.append(model.backbone(
+                ids[at][None], position_ids=at[None], attention_mask=torch.empty(1, 1, 1, 1),
+                past_key_values=buffer, use_cache=False,
+                segments=[Segment(slice(0, len(at)), slice(0, LENGTH))],
+            ).last_hidden_state)  # fmt: skip
+    return [*result, *(x for x in (*buffer._keys, *buffer._values) if x is not None)]
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A number for every layer that ran in two calls."""
+    made, end = list[int](), layers.Layer.end
+
+    def counted(layer: layers.Layer, *args: Any) -> torch.Tensor:
+        made.append(len(made))
+        return end(layer, *args)
+
+    monkeypatch.setattr(layers.Layer, "end", counted)
+    return made
+
+
+def parts(model: DiffusionModel) -> list[torch.Tensor]:
+    """`run` with layers that call their parts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decoder, "_made", lambda *_: None)
+        return run(model)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("family", ["llada", "dream"])
+def test_the_bits_of_its_parts(family: str, dtype: torch.dtype, calls: list[int]) -> None:
+    model = network(family, dtype)
+    before = parts(model)
+    assert not calls
+    assert all(torch.equal(a, b) for a, b in zip(run(model), before, strict=True))
+    assert len(calls) == 4  # the first pass makes the buffer
+
+
+def test_a_row_does_not_know_its_company_or_the_threads() -> None:
+    model = network("dream", torch.bfloat16)
+    alone, few = (run(model, positions)[2] for positions in ([9], [3, 9, 10, 11, 30]))
+    torch.set_num_threads(2)
+    try:
+        assert torch.equal(run(model)[2], few)
+    finally:
+        torch.set_num_threads(1)
+    assert torch.equal(alone[0, 0], few[0, 1])
+
+
+def changed_weight(layer: Any) -> None:
+    with torch.no_grad():
+        layer.mlp.up_proj.weight.mul_(2)
+
+
+def moved_norm(layer: Any) -> None:
+    layer.input_layernorm.weight.data = layer.input_layernorm.weight.data * 2
+
+
+def hooked(layer: Any) -> None:
+    layer.self_attn.o_proj.register_forward_hook(lambda module, args, output: output * 2)
+
+
+def wrapped(layer: Any) -> None:
+    own = layer.mlp.forward
+    layer.mlp.forward = lambda x: own(x) * 2
+
+
+def adapted(layer: Any) -> None:
+    layer.self_attn.v_proj = torch.nn.Sequential(layer.self_attn.v_proj, torch.nn.Tanh())
+
+
+@pytest.mark.parametrize(
+    ("change", "count"),
+    [(changed_weight, 4), (moved_norm, 4), (hooked, 2), (wrapped, 2), (adapted, 2)],
+)
+def test_what_somebody_changed_counts(
+    change: Callable[[Any], None], count: int, calls: list[int]
+) -> None:
+    model = network("llada", torch.float32)
+    before = run(model)
+    calls.clear()
+    change(model.hf.model.layers[1])
+    after = run(model)
+    assert len(calls) == count and not torch.equal(before[0], after[0])
+    assert all(torch.equal(a, b) for a, b in zip(after, parts(model), strict=True))
+
+
+def test_a_copy_has_weights_of_its_own(calls: list[int]) -> None:
+    model = network("llada", torch.float32)
+    before = run(model)
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        twin.hf.model.layers[0].mlp.up_proj.weight.zero_()
+    calls.clear()
+    assert not torch.equal(run(twin)[1], before[1]) and len(calls) == 4
+    assert torch.equal(run(model)[1], before[1])
+
+
+def test_slots_outside_the_buffer_are_refused() -> None:
+    model = network("llada", torch.float32)
+    buffer = KVBuffer(2, 4)
+    at = torch.arange(4)
+    how = {"attention_mask": torch.empty(1, 1, 1, 1), "past_key_values": buffer,
+           "use_cache": False, "segments": [Segment(slice(0, 4), slice(0, 4))]}  # fmt: skip
+    with torch.inference_mode():
+        buffer.slots = at
+        model.backbone(at[None], position_ids=at[None], **how)
+        buffer.slots = at + 1
+        with pytest.raises(IndexError, match="0 to 3"):
+            model.backbone(at[None], position_ids=at[None], **how)
