@@ -158,10 +158,14 @@ class Stream:
             delta["reasoning_content"] = said.reasoning[len(before.reasoning) :]
         if len(said.content) > len(before.content):
             delta["content"] = said.content[len(before.content) :]
-        first = len(before.calls)
-        if said.calls[first:]:
-            calls = enumerate(said.calls[first:], first)
-            delta["tool_calls"] = [{"index": at, **call.body()} for at, call in calls]
+        calls: list[dict[str, Any]] = []
+        for at, call in enumerate(said.calls):
+            if at >= len(before.calls):
+                calls.append({"index": at, **call.body()})
+            elif piece := call.arguments[len(before.calls[at].arguments) :]:
+                calls.append({"index": at, "function": {"arguments": piece}})
+        if calls:
+            delta["tool_calls"] = calls
         if not delta and shown.choice is not None and not shown.began:
             return {"content": ""}
         return delta
