@@ -379,6 +379,32 @@ def served(name: str) -> str:
     )
 
 
+def structures() -> str:
+    """What a step costs with each structure."""
+    found = load("structured")
+    rows = [
+        [name, f"{case['states']:,}", f"{case['compile_seconds']:.2f} s",
+         f"{case['likeliest_ms']:.1f} ms"]
+        for name, case in found["structures"].items()
+    ]  # fmt: skip
+    for name, case in found["judged"].items():
+        rows.append([f"{name}, judged", "", "", f"{case['p50_ms']:.1f} ms"])
+    return markdown(["structure", "states", "compile", "step"], rows)
+
+
+def schema_libraries() -> str:
+    """Schemas that each library takes."""
+    rows = [
+        [name, f"{case['compile']} of {case['schemas']}", f"{case['p50_s']:.3f} s",
+         f"{case['p90_s']:.2f} s", f"{case['max_s']:.2f} s",
+         *(case[kind] if not case[kind].endswith(" of 0") else "–"
+           for kind in ("invalid_accepted", "valid_refused"))]
+        for name, case in load("structured")["schemas"].items()
+    ]  # fmt: skip
+    head = ["library", "compile", "median", "p90", "slowest", "invalid taken", "valid refused"]
+    return markdown(head, rows)
+
+
 # What was measured, its page, the command, and the file that the command wrote.
 EVIDENCE = (
     ("accuracy and forward passes of samplers", "samplers", "dllm bench --preset readme",
@@ -393,6 +419,8 @@ EVIDENCE = (
      "drafting_counts.json"),
     ("requests per second", "serving", "python benchmarks/serving.py", "serving.json"),
     ("a server under mixed load", "serving", "python benchmarks/soak.py", "soak.json"),
+    ("structured output", "cpu", "python benchmarks/structured.py",
+     "structured.json"),
 )  # fmt: skip
 
 
@@ -422,7 +450,8 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     },
     "docs/results/index.md": {"evidence": evidence},
     "docs/results/cpu.md": {"official": official, "llama": llama, "eight": eight,
-                            "quantised": quantised},
+                            "quantised": quantised, "cost": structures,
+                            "libraries": schema_libraries},
     "docs/results/drafting.md": {
         "counts": lambda: drafter.counts(load("drafting_counts")),
         "times": lambda: drafter.times(load("drafting_times")),

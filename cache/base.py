@@ -97,16 +97,14 @@ class Slots:
         they depend on.  Whole blocks; 0 for bidirectional attention."""
         if self.prefix >= 0:
             return min(self.prefix, canvas.length)
-        block, live = self.block_length, slice(canvas.length)
-        if not (block or self.decided_first):
+        if not (self.block_length or self.decided_first):
             return 0
-        latest = np.maximum.accumulate(canvas.commit_step[live])
-        if block:
-            ends = np.arange(block - 1, canvas.length + block - 1, block)
-            latest = np.repeat(latest[np.minimum(ends, canvas.length - 1)], block)[live]
+        block = self.block_length or 1
+        live = slice(canvas.length // block * block)
+        latest = np.maximum.accumulate(canvas.commit_step[live])[block - 1 :: block].repeat(block)
         final = (self.age[live] > latest) & ~self.pending[live] & ~canvas.masked[live]
-        count = canvas.length if final.all() else int(final.argmin())
-        return count - count % (block or 1)
+        count = live.stop if final.all() else int(final.argmin())
+        return count - count % block
 
     def computed(self, positions: IntArray, step: int) -> None:
         self.age[positions] = step

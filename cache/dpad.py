@@ -76,8 +76,8 @@ class DPadCache(Refreshing):
         if suffix.window != (canvas.block, high):
             suffix.window, due = (canvas.block, high), True
             masked = canvas.masked[high : canvas.length]
-            kept = self.kept(canvas, masked.nonzero()[0] + high)
-            suffix.positions = np.union1d(kept, (~masked).nonzero()[0] + high)
+            kept = self.kept(canvas, np.flatnonzero(masked) + high)
+            suffix.positions = np.union1d(kept, np.flatnonzero(~masked) + high)
         ahead = suffix.positions
         ahead = ahead[(ahead >= high) & (ahead < canvas.length)]
         read = np.concatenate([np.arange(high), ahead])

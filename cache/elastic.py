@@ -18,7 +18,8 @@ NEVER = 2**31
 
 @dataclass(slots=True)
 class Watch:
-    """The masks that compete in this step, and the first layer that it refreshes: -1 for all."""
+    """The masks that compete in this step, and the layer whose attention has turned, above which
+    it refreshes; -1 where the step computes everything in any case."""
 
     active: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
     start: int = NEVER
@@ -67,7 +68,7 @@ class ElasticCache(Refreshing):
         if computed is not None and before is not None and token in computed:
             now = layer.attention(np.array([token]))[0]
             if _cosine(now, before) < self.gamma:
-                slots.state(Watch).start = layer.index + 1
+                slots.state(Watch).start = layer.index
         self._watch(canvas, slots, layer, computed)
 
     def _watch(self, canvas: Canvas, slots: Slots, layer: Layer, computed: Any) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -126,6 +126,17 @@ class Reads:
 
 
 NOTHING_MORE = Reads()
+
+
+class Draws(NamedTuple):
+    """The ``temperature`` of the distribution that a step reads and draws from; ``signal``: the
+    share of positions that are not noise, where it reads each of them without what it holds
+    (leave-one-out), and draws from that with noise for the rest."""
+
+    temperature: float = 1.0
+    signal: float | None = None
+
+
 # (canvas, positions) -> (n,) bool: where an id may not be proposed in this step.
 Ban = Callable[[Canvas, IntArray], BoolArray]
 
@@ -166,14 +177,8 @@ class Part:
         not offer is left out."""
         return ()
 
-    def heat(self, canvas: Canvas) -> float | None:
-        """The temperature of the distribution that this step reads and draws from, where the part
-        has one of its own."""
-        return None
-
-    def signal(self, canvas: Canvas) -> float | None:
-        """The share of positions that are not noise, where this step reads each position without
-        what it holds (leave-one-out), and draws from that with noise for the rest."""
+    def draws(self, canvas: Canvas) -> Draws | None:
+        """How this step reads and draws, where the part says it; None: as the call does."""
         return None
 
     def begin_block(self, canvas: Canvas) -> None:

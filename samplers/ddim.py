@@ -9,7 +9,7 @@ import numpy as np
 from ..core.canvas import SELECTION, Canvas, FloatArray, IntArray
 from ..core.capabilities import UNIFORM_NOISE
 from ..core.limits import COUNT, NOT_NEGATIVE, POSITIVE, bounds, one_of
-from .base import Prediction, top
+from .base import Draws, Prediction, top
 from .compose import register
 from .entropy_bound import Settled
 from .turn import THE_ROW, Feed, Reviser, Turn
@@ -79,9 +79,9 @@ class DDIM(Reviser):
     def feeds(self, canvas: Canvas) -> Feed:
         return Feed(soft=False) if self._place(canvas)[1] else THE_ROW
 
-    def signal(self, canvas: Canvas) -> float | None:
+    def draws(self, canvas: Canvas) -> Draws | None:
         k, sweep = self._place(canvas)
-        return (k + 1) / self._steps if sweep else None
+        return Draws(signal=(k + 1) / self._steps) if sweep else None
 
     def decide(self, turn: Turn) -> None:
         canvas, p = turn.canvas, turn.view.prediction

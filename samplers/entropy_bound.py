@@ -10,7 +10,7 @@ import numpy as np
 from ..core.canvas import Canvas, FloatArray, IntArray
 from ..core.capabilities import OWN_TEMPERATURE, UNIFORM_NOISE
 from ..core.limits import COUNT, NOT_NEGATIVE, POSITIVE, bounds
-from .base import Prediction
+from .base import Draws, Prediction
 from .compose import register
 from .turn import Reviser
 
@@ -65,10 +65,10 @@ class EntropyBound(Reviser):
     def begin_block(self, canvas: Canvas) -> None:
         canvas.states[Settled] = Settled()
 
-    def heat(self, canvas: Canvas) -> float:
+    def draws(self, canvas: Canvas) -> Draws:
         low = 0.4 if self.t_min is None else self.t_min
         high = 0.8 if self.t_max is None else self.t_max
-        return low + (high - low) * (self._steps - canvas.block_step) / self._steps
+        return Draws(low + (high - low) * (self._steps - canvas.block_step) / self._steps)
 
     def decide(self, turn: Any) -> None:
         canvas, p = turn.canvas, turn.view.prediction

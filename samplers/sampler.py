@@ -76,14 +76,9 @@ class Sampler(Selection):
         return self._overriding("reads")
 
     @cached_property
-    def heaters(self) -> tuple[Part, ...]:
-        """The parts that say at which temperature a step reads."""
-        return self._overriding("heat")
-
-    @cached_property
-    def correctors(self) -> tuple[Part, ...]:
-        """The parts that leave out what positions hold in some steps."""
-        return self._overriding("signal")
+    def drawers(self) -> tuple[Part, ...]:
+        """The parts that say how a step reads and draws."""
+        return self._overriding("draws")
 
     def _overriding(self, name: str) -> tuple[Part, ...]:
         return tuple(p for p in self.parts if getattr(type(p), name) is not getattr(Part, name))
@@ -148,14 +143,6 @@ class Sampler(Selection):
             if own.ids is not None:
                 ids[part.name] = own.ids
         return np.unique(np.concatenate([masks, *wanted])) if wanted else masks, ids
-
-    def signal(self, canvas: Canvas) -> float | None:
-        """The signal at which this step leaves out what positions hold, where a part does."""
-        return self.correctors[0].signal(canvas) if self.correctors else None
-
-    def heat(self, canvas: Canvas) -> float | None:
-        """The temperature that this step reads at, where a part has one of its own."""
-        return self.heaters[0].heat(canvas) if self.heaters else None
 
     @cached_property
     def conditional(self) -> Mapping[int, tuple[Ban, ...]]:

@@ -203,12 +203,15 @@ def _sizes(checkpoint: Checkpoint, needs: Footprint) -> Iterator[Finding]:
 def _tokens(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Its tokenizer, and whether its special ids make sense."""
     from ..models.facts import read_facts
+    from ..models.probe import probe
     from ..models.reading import family_of, native_config
-    from ..models.tokenizer import load_tokenizer
+    from ..models.tokenizer import load_tokenizer, loader_of
 
     family = family_of(checkpoint)
     config, _ = native_config(checkpoint, family)
     try:
+        if not checkpoint.bundled:
+            probe(checkpoint.folder, loader_of(family))
         tokenizer = load_tokenizer(checkpoint.folder, family)
         facts = read_facts(
             family, config, tokenizer, raw=checkpoint.config, generation=checkpoint.generation,

@@ -85,6 +85,7 @@ def serve(
     settings = options.settings()
     options.log()
     options.warn_open()
+    try_tokenizer(model, options.tokenizer)
     if replicas := options.replicas:
         from ..serve.cluster import serve_replicas
 
@@ -96,6 +97,20 @@ def serve(
         from ..serve.service import Service
 
         _here(Service(options.load_model(model), settings), options)
+
+
+def try_tokenizer(model: str, given: str | None) -> None:
+    """Find tokenizers and chat templates that would hold the server before it starts."""
+    from ..models.checkpoint import BUNDLED, find, open_checkpoint
+    from ..models.gguf import SUFFIX
+    from ..models.probe import probe
+    from ..models.reading import family_of
+    from ..models.tokenizer import loader_of
+
+    source, native = given or model, not model.endswith(SUFFIX)
+    if source not in BUNDLED and not source.endswith(SUFFIX):
+        family = family_of(open_checkpoint(model)) if native else None
+        probe(find(source)[0], loader_of(family) if family else "AutoTokenizer")
 
 
 def check_parts(settings: Settings) -> None:

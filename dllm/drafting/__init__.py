@@ -48,10 +48,9 @@ def available() -> list[Info]:
     from . import base
     from .length import control
     from .search import chains as search
-    from .search import proxies
 
     registries: tuple[Any, ...] = (
-        base.DRAFTERS, search.SEARCHES, proxies.PROXIES, control.CONTROLLERS, base.RULES,
+        base.DRAFTERS, search.SEARCHES, control.CONTROLLERS, base.RULES,
     )  # fmt: skip
     return [info(kinds[name], kinds.kind) for kinds in registries for name in sorted(kinds)]
 

@@ -53,7 +53,7 @@ def speculate(
       above) give the same tokens as ``drafter=None``; "match", "point", "ratio" and
       "block" give the same distribution.  "fly" and "apd" are LOSSY.
     - ``controller``: how many tokens to draft, e.g. "adaptive" (default) or "fixed(k=8)".
-    - for a diffusion drafter ``search`` (e.g. "cps"), ``proxy``, ``window`` (masks it sees),
+    - for a diffusion drafter ``search`` (e.g. "cps"), ``window`` (masks it sees),
       ``steps``, ``sampler``, ``cache``, ``refresh_rounds``, ``end_marker``;
       see `DiffusionDrafter`; for a block drafter ``head``, ``nodes`` and ``ngram_candidates``; see
       `BlockDrafter`.

@@ -25,7 +25,7 @@ from .naming import fit, load_verifier, make_drafter
 
 ARGUMENTS = GenerationConfig.fields(VERIFIER)
 SETTINGS = ("rule", "controller", "repetition_penalty", "logits_processor")
-DRAFTING = ("search", "proxy", "window", "steps", "sampler", "cache", "refresh_rounds",
+DRAFTING = ("search", "window", "steps", "sampler", "cache", "refresh_rounds",
             "end_marker", "head", "nodes",
             "ngram_candidates")  # fmt: skip
 OTHERS = (*DRAFTING, "exact", "chat", "tokenizer", "vocabulary")

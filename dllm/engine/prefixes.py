@@ -122,7 +122,5 @@ def weights_of(hf: Any, salt: str | None = None) -> object:
                 )
             )
     for parameter in hf.parameters():
-        changes.append(
-            (parameter.data_ptr(), 0 if parameter.is_inference() else parameter._version)
-        )
+        changes.append((parameter.data_ptr(), parameter.is_inference() or parameter._version))
     return salt, tuple(adapters), hash(tuple(changes))

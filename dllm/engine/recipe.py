@@ -31,7 +31,7 @@ from ..core.errors import ConfigError, PromptError
 from ..kernels.statistics import Filters, TokenClasses
 from ..models import DiffusionModel, Facts
 from ..samplers import NOTHING, Sampler
-from ..samplers.base import Transform
+from ..samplers.base import Draws, Transform
 from ..samplers.compose import check_needs
 from ..structured.format import Format
 from ..structured.judged import TOP, Judged
@@ -204,13 +204,12 @@ class RowOptions:
         for name, fact in facts.items():
             object.__setattr__(self, name, fact)
 
-    def at(self, heat: float | None, signal: float | None) -> RowOptions:
-        """Those of a step that reads, and draws from, the distribution at a temperature, or what is
-        left of it without what the positions hold."""
-        if heat is None and signal is None:
-            return self
-        drawn = self.filters._replace(temperature=1.0)
-        return replace(self, filters=drawn, scale=1 / (heat or 1.0), signal=signal)
+    def at(self, drawn: Draws) -> RowOptions:
+        """Those of a step that reads and draws in a way of its own."""
+        filters = self.filters._replace(temperature=1.0)
+        return replace(
+            self, filters=filters, scale=1 / (drawn.temperature or 1.0), signal=drawn.signal
+        )
 
     @classmethod
     def of(cls, recipe: MaskedRecipe, model: DiffusionModel) -> RowOptions:

@@ -175,9 +175,9 @@ class Job:
         self.size = len(self.plan.compute) * self.lanes + len(self.masks)
         self.extent, sampler = (self.canvas.length, self.canvas.window), self.row.recipe.sampler
         self.options = self.row.options
-        if sampler.heaters or sampler.correctors:
-            canvas = self.canvas
-            self.options = self.options.at(sampler.heat(canvas), sampler.signal(canvas))
+        drawn = sampler.drawers[0].draws(self.canvas) if sampler.drawers else None
+        if drawn is not None:
+            self.options = self.options.at(drawn)
         asks = self.masks.size or self.ids or self.verifies
         self.own = bool(asks) or self.options.own
 

@@ -91,9 +91,8 @@ def _native_config(model: Any) -> dict[str, Any]:
 
 def _official_config(model: Any) -> dict[str, Any]:
     """The original fields, with those replaced that have changed since."""
-    family, original = model.family, dict(model.official_config)
-    assert family.to_official is not None and family.to_native is not None
-    current = family.to_official(model.hf.config)
+    family, original = model.family, dict[str, Any](model.official_config)
+    current: dict[str, Any] = family.to_official(model.hf.config)
     if original:
         before = family.to_official(family.to_native(original))
         current = {name: value for name, value in current.items() if value != before[name]}

@@ -18,6 +18,11 @@ THINKING = "enable_thinking"  # a switch in the templates of Qwen3
 FILES = ("tokenizer.json", "vocab.json", "tokenizer.model")
 
 
+def loader_of(family: Family) -> str:
+    """The class of transformers that reads its tokenizers."""
+    return "AutoTokenizer" if family.model_class is None else family.tokenizer_class
+
+
 def load_tokenizer(folder: Path, family: Family) -> PreTrainedTokenizerBase | None:
     """The tokenizer in ``folder``, None when there is none.
 
@@ -26,8 +31,7 @@ def load_tokenizer(folder: Path, family: Family) -> PreTrainedTokenizerBase | No
     """
     if not any((folder / name).exists() for name in FILES):
         return None
-    auto = family.model_class is None
-    loader: Any = getattr(transformers, "AutoTokenizer" if auto else family.tokenizer_class)
+    loader: Any = getattr(transformers, loader_of(family))
     try:
         tokenizer: PreTrainedTokenizerBase = loader.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # the backends raise many types, all of them about the files

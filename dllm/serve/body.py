@@ -3,7 +3,6 @@ what it must be, and suggest the one that was meant."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Collection
 from contextlib import suppress
@@ -137,8 +136,16 @@ def _is_among(value: Any, harmless: Collection[Any]) -> bool:
 
 def is_unicode(value: Any) -> bool:
     """Whether all texts in a JSON value can be encoded."""
+    todo, texts = [[value]], list[str]()
+    while todo:
+        here: Any = todo.pop()
+        if isinstance(here, dict):
+            texts += here
+            here = here.values()
+        texts += [one for one in here if isinstance(one, str)]
+        todo += [one for one in here if isinstance(one, (dict, list))]
     try:
-        json.dumps(value, ensure_ascii=False).encode()
+        "".join(texts).encode()
     except UnicodeEncodeError:
         return False
     return True

@@ -39,6 +39,7 @@ CHAT = "use /v1/chat/completions"
 UNKEPT = "answers are not kept: send the whole conversation as input"
 
 
+ARGUMENTS = "response.function_call_arguments"
 LIKELY = "message.output_text.logprobs"
 Included = Literal["reasoning.encrypted_content", "message.output_text.logprobs"]
 
@@ -257,15 +258,15 @@ class ResponseReply(Reply):
             events.append(self._inside(f"response.{part}.delta", delta=text, **LOGPROBS[part]))
         for call in delta.get("tool_calls", ()):
             function = call["function"]
-            events += self._close()
-            item = {"type": "function_call", "id": _name("fc"), "call_id": call["id"],
-                    "name": function["name"], "arguments": "", "status": "in_progress"}  # fmt: skip
-            events.append(self._added(item))
-            item["arguments"] = text = function["arguments"]
-            kind = "response.function_call_arguments"
-            events.append(self._inside(f"{kind}.delta", delta=text))
-            events.append(self._inside(f"{kind}.done", arguments=text, name=function["name"]))
-            events += self._close()
+            if "id" in call:
+                events += self._close()
+                item = {"type": "function_call", "id": _name("fc"), "call_id": call["id"],
+                        "name": function["name"], "arguments": "",
+                        "status": "in_progress"}  # fmt: skip
+                events.append(self._added(item))
+            self.items[-1]["arguments"] += function["arguments"]
+            if function["arguments"]:
+                events.append(self._inside(f"{ARGUMENTS}.delta", delta=function["arguments"]))
         return events
 
     def last(self, index: int, choice: Choice) -> list[dict[str, Any]]:
@@ -310,6 +311,9 @@ class ResponseReply(Reply):
             likely = {name: part[name] for name in LOGPROBS[kind]}
             events.append(self._inside(f"response.{kind}.done", text=text, **likely))
             events.append(self._inside("response.content_part.done", part=part))
+        if "arguments" in item:
+            told = {"arguments": item["arguments"], "name": item["name"]}
+            events.append(self._inside(f"{ARGUMENTS}.done", **told))
         item["status"] = status
         place = {"output_index": len(self.items) - 1, "item": dict(item)}
         return [*events, self._event("response.output_item.done", **place)]

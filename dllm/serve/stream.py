@@ -73,7 +73,9 @@ class Stream:
                 yield self.reply.encode(chunk)
             while any(shown.choice is None for shown in self.shown):
                 try:
-                    index, item = await asyncio.wait_for(queue.get(), HEARTBEAT)
+                    # Not `wait_for`: before Python 3.12 it may lose a cancellation.
+                    async with asyncio.timeout(HEARTBEAT):
+                        index, item = await queue.get()
                 except TimeoutError:
                     yield PING
                     continue
@@ -120,7 +122,7 @@ class Stream:
         if ask.drafts:
             chunks += self._frames(index, happened)
         text = self._final(shown, happened)
-        delta = self._delta(shown, happened, text)
+        delta = self._delta(shown, text)
         if delta:
             if not self.written:
                 self.written = True
@@ -138,7 +140,7 @@ class Stream:
             chunks = [chunk | {"usage": counted} for chunk in chunks]
         return chunks
 
-    def _delta(self, shown: Shown, happened: Event, text: str | None) -> dict[str, Any]:
+    def _delta(self, shown: Shown, text: str | None) -> dict[str, Any]:
         """What the client gets of ``text``, of a chat calls and thoughts apart; {} for nothing."""
         if self.ask.kind != "chat":
             return {} if text is None else {"text": text}
@@ -156,10 +158,14 @@ class Stream:
             delta["reasoning_content"] = said.reasoning[len(before.reasoning) :]
         if len(said.content) > len(before.content):
             delta["content"] = said.content[len(before.content) :]
-        first = len(before.calls)
-        if said.calls[first:]:
-            calls = enumerate(said.calls[first:], first)
-            delta["tool_calls"] = [{"index": at, **call.body()} for at, call in calls]
+        calls: list[dict[str, Any]] = []
+        for at, call in enumerate(said.calls):
+            if at >= len(before.calls):
+                calls.append({"index": at, **call.body()})
+            elif piece := call.arguments[len(before.calls[at].arguments) :]:
+                calls.append({"index": at, "function": {"arguments": piece}})
+        if calls:
+            delta["tool_calls"] = calls
         if not delta and shown.choice is not None and not shown.began:
             return {"content": ""}
         return delta

@@ -12,7 +12,7 @@ import re
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..core.errors import UnknownNameError
@@ -155,6 +155,62 @@ class Bare(Parser):
     def end(self) -> None:
         if not self.said.content and not self.take(self.text):
             self.said.content = self.text
+
+
+class Forced(Parser):
+    """Calls that a schema has written, without tags: their arguments are there as they come."""
+
+    HEAD = re.compile(
+        r'[\s\[,]*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*'
+        r'"(?:arguments|parameters)"\s*:\s*(?=\S)'
+    )
+    STRING = re.compile(r'(?:[^"\\]|\\.)*("?)', re.DOTALL)
+    SIGN = re.compile(r'[][{}"]')
+
+    def __init__(self, names: Collection[str], most: int) -> None:
+        super().__init__(names, most)
+        self.rest, self.depth, self.quoted = "", 0, False  # brackets and quotes that are open
+
+    def feed(self, piece: str) -> None:
+        self.rest += piece
+        while self._advance():
+            pass
+
+    def _advance(self) -> bool:
+        """Go on to the next bracket, quote or call; False where it is not there yet."""
+        if not self.depth:
+            head = self.HEAD.match(self.rest)
+            if head is None or len(self.said.calls) == self.most:
+                return False
+            self.said.calls.append(Call(json.loads(head[1]), ""))
+            self.rest, self.depth = self.rest[head.end() :], 1
+            return True
+        if self.quoted:
+            found = self.STRING.match(self.rest)
+            assert found is not None  # of an empty text, too
+            self.quoted = not found[1]
+            self._write(found.end())
+            return not self.quoted
+        sign = self.SIGN.search(self.rest)
+        if sign is None:
+            self._write(len(self.rest))
+            return False
+        self.quoted = sign[0] == '"'
+        self.depth += {'"': 0, "[": 1, "{": 1}.get(sign[0], -1)
+        self._write(sign.end() if self.depth else sign.start())
+        self.rest = self.rest if self.depth else self.rest[1:]
+        return True
+
+    def _write(self, count: int) -> None:
+        call = self.said.calls[-1]
+        more, self.rest = self.rest[:count], self.rest[count:]
+        self.said.calls[-1] = replace(call, arguments=call.arguments + more)
+
+    def end(self) -> None:
+        if not self.said.calls:
+            self.said.content = self.rest
+        elif self.depth:
+            self._write(len(self.rest))
 
 
 def calls_in(text: str, names: Collection[str]) -> list[Call]:

@@ -24,7 +24,7 @@ from starlette.responses import Response
 from ..core.canvas import IntArray
 from ..core.errors import ConfigError, PromptError, one_line
 from ..drafting.base import Draft
-from ..drafting.outside import Outside
+from ..drafting.device import Outside
 from ..drafting.vocabulary import fingerprint
 from ..request.prompts import check_ids
 from ..runtime.events import Event

@@ -17,16 +17,22 @@ from typing import Any, NamedTuple, NoReturn
 from ..core.errors import ConfigError, one_line, short
 from .parts import (
     EMPTY,
+    EVERYTHING,
     SURROGATES,
     TOP,
+    Budget,
     Bytes,
     Either,
+    Leaf,
     Letters,
     Part,
     Ranges,
     Repeat,
     Row,
+    automaton_of,
     both,
+    combined,
+    erased,
     inverse,
     union,
 )
@@ -48,8 +54,9 @@ CHARACTERS = Repeat(CHARACTER, 0, None)
 BEYOND = {
     "ASSERT": "look-around", "ASSERT_NOT": "look-around", "FAILURE": "look-around",
     "GROUPREF": "a back reference", "GROUPREF_EXISTS": "a back reference",
-    "ATOMIC_GROUP": "an atomic group", "POSSESSIVE_REPEAT": "a possessive quantifier",
 }  # fmt: skip
+SINGLE = {"LITERAL", "NOT_LITERAL", "ANY", "IN"}  # of one character
+MARKS = range(0xF8, 0x100)  # bytes of no text, which stand for a moment behind what is possessive
 BEGINS, ENDS = ("AT_BEGINNING", "AT_BEGINNING_STRING"), ("AT_END", "AT_END_STRING")
 PROPERTY = re.compile(r"\\(?:[pP]\{\^?(\w+)\}|[pP](\w)|.)", re.DOTALL)
 FIRST_PROPERTY = 0x10F000  # characters for private use that stand for properties
@@ -68,8 +75,8 @@ def regex_part(regex: str) -> Part:
 
     Raises `ConfigError` for one that is not well formed, and for what no automaton has.
     """
-    found = Expression(regex, f"regex {short(regex)}", in_string=False).variants()
-    return Either(tuple(variant.part for variant in found))
+    expression = Expression(regex, f"regex {short(regex)}", in_string=False)
+    return expression.kept(Either(tuple(variant.part for variant in expression.variants())))
 
 
 def pattern_part(pattern: str, what: str, exact: bool = False) -> Part:
@@ -79,11 +86,11 @@ def pattern_part(pattern: str, what: str, exact: bool = False) -> Part:
     Quotes, backslashes and line breaks are written as escapes.
     """
     what = f"{what} has the pattern {short(pattern)}, which"
-    found = Expression(pattern, what, True, exact).variants()
-    return Either(tuple(
+    expression = Expression(pattern, what, True, exact)
+    return expression.kept(Either(tuple(
         Row((EMPTY if v.begins else CHARACTERS, v.part, EMPTY if v.ends else CHARACTERS))
-        for v in found
-    ))  # fmt: skip
+        for v in expression.variants()
+    )))  # fmt: skip
 
 
 def string_bytes(text: str) -> bytes:
@@ -98,6 +105,7 @@ class Expression:
     def __init__(self, pattern: str, what: str, in_string: bool, exact: bool = False) -> None:
         self.what, self.in_string, self.exact = what, in_string, exact
         self.properties: list[Ranges] = []
+        self.possessive: dict[str, Part] = {}  # what does not follow a mark, in their order
         if not isinstance(pattern, str):
             raise ConfigError(f"{what} is no text")
         try:
@@ -203,11 +211,48 @@ class Expression:
             least, most, items = value
             return Repeat(self._row(items, flags), int(least),
                           None if most is PARSER.MAXREPEAT else int(most))  # fmt: skip
+        if name == "POSSESSIVE_REPEAT":
+            return self._possessive(value, flags)
+        if name == "ATOMIC_GROUP":
+            if all(str(kind) in SINGLE for kind, _ in value):
+                return self._row(value, flags)
+            if len(value) == 1 and str(value[0][0]) in ("MAX_REPEAT", "POSSESSIVE_REPEAT"):
+                return self._possessive(value[0][1], flags)
+            self._refuse("an atomic group of more than one repeated character")
         if name == "AT":
             if str(value) not in BEGINS + ENDS:
                 self._refuse("a word boundary")
             self._refuse_ends()
         self._refuse(BEYOND.get(name, name.lower()))
+
+    def _possessive(self, value: Any, flags: re.RegexFlag) -> Part:
+        """A character as often as it can be: a mark says that no further one follows."""
+        least, most, items = value
+        if len(items) != 1 or str(items[0][0]) not in SINGLE:
+            self._refuse("a possessive quantifier of more than one character")
+        part = self.possessive.setdefault(f"{items} {flags}", self._row(items, flags))
+        if len(self.possessive) > len(MARKS):
+            self._refuse(f"possessive quantifiers of more than {len(MARKS)} kinds of characters")
+        end = Bytes(bytes([MARKS[[*self.possessive.values()].index(part)]]))
+        if most is PARSER.MAXREPEAT:
+            return Row((Repeat(part, int(least), None), end))
+        full = Repeat(part, int(most), int(most))
+        fewer = Row((Repeat(part, int(least), int(most) - 1), end)) if least < most else full
+        return Either((fewer, full))
+
+    def kept(self, part: Part) -> Part:
+        """What of a part agrees with its marks, without them."""
+        if not self.possessive:
+            return part
+        budget = Budget()
+        marks = Either(tuple(Bytes(bytes([MARKS[i]])) for i in range(len(self.possessive))))
+        result, anything = automaton_of(part, budget), Leaf(EVERYTHING)
+        for mark, one in zip(marks.parts, self.possessive.values(), strict=True):
+            broken = Row((anything, mark, Repeat(marks, 0, None), one, anything))
+            result = combined(result, automaton_of(broken, budget), budget, without=True)
+        for _, byte in zip(self.possessive, MARKS, strict=False):
+            result = erased(result, byte, budget)
+        return Leaf(result)
 
     def _set(self, items: Any, flags: re.RegexFlag) -> Ranges:
         ranges: list[tuple[int, int]] = []
@@ -250,8 +295,8 @@ class Expression:
 
     def _refuse(self, has: str) -> NoReturn:
         raise ConfigError(
-            f"{self.what} has {has}: look-around, back references, boundaries, atomic groups and "
-            "possessive quantifiers are not available"
+            f"{self.what} has {has}: look-around, back references, boundaries, and atomic groups "
+            "and possessive quantifiers of more than a character are not available"
         )
 
 

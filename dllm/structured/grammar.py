@@ -16,8 +16,8 @@ from ..core.errors import ConfigError, short
 from .expressions import regex_part
 from .parts import (
     EMPTY,
+    EVERYTHING,
     Budget,
-    ByteAutomaton,
     Bytes,
     Either,
     Leaf,
@@ -96,7 +96,7 @@ class Grammar:
             if not self.ignored:
                 return self._rule(start)
             joined = automaton_of(self._rule(start), self.budget)
-            joint, word, anything = Bytes(bytes([JOINT])), regex_part(r"\w"), Leaf(_everything())
+            joint, word, anything = Bytes(bytes([JOINT])), regex_part(r"\w"), Leaf(EVERYTHING)
             ends = automaton_of(maybe(Row((anything, joint))), self.budget)
             several = Repeat(joint, 1, None)
             clash = automaton_of(Row((anything, word, several, word, anything)), self.budget)
@@ -373,11 +373,6 @@ class Grammar:
 
 def _is_terminal(name: str) -> bool:
     return name.lstrip("_")[:1].isupper()
-
-
-def _everything() -> ByteAutomaton:
-    """Any bytes."""
-    return ByteAutomaton([[(0, 255, 0)]], [True], 0)
 
 
 def read(source: str, budget: Budget, depth: int) -> tuple[Part, bool]:

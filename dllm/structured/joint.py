@@ -129,9 +129,9 @@ class Lattice:
         best, mass, scaled, visits = (
             x[row, first:] for x in (self.best, self.mass, self.scaled, self._visits)
         )
-        follow = self.automaton.next[:, path].T
-        at, state = np.nonzero((follow >= 0) & (visits[:-1] > 0))
-        follow = follow[at, state]
+        at, state = np.nonzero(visits[:-1])
+        follow = self.automaton.next[state, path[at]]
+        at, state, follow = at[follow >= 0], state[follow >= 0], follow[follow >= 0]
         share = np.exp(chain.law[at, path[at]] + best[at + 1, follow] - best[at, state])
         share *= scaled[at + 1, follow] * visits[at, state] / mass[at, state]
         return np.asarray(np.log(np.bincount(at, share, len(path)).clip(LEAST, 1.0)))
@@ -180,30 +180,30 @@ class Pruned(Lattice):
         arcs, chain = self.automaton.arcs, self.chain
         ahead = self._leading()
         later = np.append(chain.weight.max(1)[::-1].cumsum()[::-1], 0.0)
-        states, scores = np.array([chain.start]), np.zeros(1)
+        states, scores = np.array([chain.start]), np.zeros(len(ahead[0]))
         for i, weight in enumerate(chain.weight):
             here = arcs.leaving(states)
-            here = here[ahead[i + 1][arcs.target[here]]]
-            sets, which = np.unique(arcs.label[here], return_inverse=True)
-            labels, first, of = arcs.members(sets)
+            target = arcs.target[here]
+            here, target = here[ahead[i + 1][target]], target[ahead[i + 1][target]]
+            used = np.zeros(len(arcs.sets), np.bool_)
+            used[arcs.label[here]] = True
+            labels, first, of = arcs.members(used.nonzero()[0])
             largest = np.maximum.reduceat(weight[labels], first) if labels.size else np.zeros(0)
+            which = (used.cumsum() - 1)[arcs.label[here]]
             best = largest[which]
-            total = scores[np.searchsorted(states, arcs.source[here])] + best
-            target, into = np.unique(arcs.target[here], return_inverse=True)
-            reached = np.full(len(target), -np.inf)
-            np.maximum.at(reached, into, total)
-            order = np.argsort(-reached, kind="stable")
-            order = order[reached[order] > -np.inf]
-            if len(order) > self.kept:
-                self.bound = max(self.bound, reached[order[self.kept]] + later[i + 1])
-                order = order[: self.kept]
-            order.sort()
-            inside = np.isin(into, order) & (best > -np.inf)
+            reached = np.full(len(scores), -np.inf)
+            np.maximum.at(reached, target, scores[arcs.source[here]] + best)
+            states, scores = np.flatnonzero(reached > -np.inf), reached
+            if len(states) > self.kept:
+                order = np.argsort(-scores[states], kind="stable")
+                self.bound = max(self.bound, scores[states[order[self.kept]]] + later[i + 1])
+                scores[states[order[self.kept :]]] = -np.inf
+                states = np.sort(states[order[: self.kept]])
+            inside = (scores[target] > -np.inf) & (best > -np.inf)
             finite = np.where(largest == -np.inf, 0.0, largest)
             ways = np.exp(chain.law[i][labels] - finite[of])
             ways = np.add.reduceat(ways, first) if labels.size else np.zeros(0)
             self._steps.append(Step(here[inside], best[inside], ways[which][inside]))
-            states, scores = target[order], reached[order]
 
     def _leading(self) -> list[BoolArray]:
         """(S,) per position: from where the end can be reached."""
@@ -234,9 +234,10 @@ class Pruned(Lattice):
             if not here.size:
                 self._terms.append(np.zeros(0))
                 continue
-            sources, first, run = np.unique(
-                arcs.source[here], return_index=True, return_inverse=True
-            )
+            source = arcs.source[here]  # ascending
+            heads = np.append(True, source[1:] != source[:-1])
+            first, run = heads.nonzero()[0], heads.cumsum() - 1
+            sources = source[first]
             x = largest + self.best[0, i + 1, arcs.target[here]]
             best = np.maximum.reduceat(x, first)
             x = np.exp(np.maximum(x - np.where(best == -np.inf, 0.0, best)[run], LOWEST))

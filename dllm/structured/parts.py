@@ -573,6 +573,7 @@ def both(a: Sequence[tuple[int, int]], b: Sequence[tuple[int, int]]) -> Ranges:
 
 
 EMPTY = Bytes(b"")
+EVERYTHING = ByteAutomaton([[(0, 255, 0)]], [True], 0)
 
 
 def maybe(part: Part) -> Part:

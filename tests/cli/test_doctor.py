@@ -15,7 +15,7 @@ import dllm
 from dllm.cli import doctor as module
 from dllm.cli.doctor import BAD, GOOD, examine, fit
 from dllm.kernels import cpu
-from dllm.models import precision
+from dllm.models import precision, probe
 from dllm.models.checkpoint import open_checkpoint
 from dllm.models.footprint import Footprint, footprint
 
@@ -31,6 +31,12 @@ LLADA_8B: dict[str, Any] = {
     "activation_type": "silu", "weight_tying": False, "include_bias": False,
     "include_qkv_bias": False, "mask_token_id": 126336, "eos_token_id": 126081,
 }  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the process that tries tokenizers (tests/models/test_probe.py): it takes seconds."""
+    monkeypatch.setattr(probe, "probe", lambda *_: None)
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -199,22 +198,6 @@ def test_sigterm_ends_with_a_sentence(cli: Run, tiny_folder: Path, tmp_path: Pat
         ended.set()
         thread.join()
     check_terminated(done.exit_code, done.stderr)
-
-
-@pytest.mark.slow
-def test_sigterm_ends_a_process_with_a_sentence(tmp_path: Path) -> None:
-    arguments, out = many_prompts(tmp_path)
-    run = subprocess.Popen(
-        [sys.executable, "-m", "dllm", *arguments], stderr=subprocess.PIPE, text=True
-    )
-    try:
-        wait_for_answers(out, lambda: run.poll() is None)
-        run.send_signal(signal.SIGTERM)
-        said = run.communicate(timeout=60)[1]
-    finally:
-        run.kill()
-        run.wait()
-    check_terminated(run.returncode, said)
 
 
 def check_terminated(code: int, said: str) -> None:

@@ -251,33 +251,6 @@ def test_a_row_that_raises_spares_the_others(
     assert dllm.speculate(verifier, drafter, several[0], max_new_tokens=NEW, **how).tokens
 
 
-def test_a_row_that_raises_spares_the_others_of_a_server(
-    verifier: dllm.DiffusionModel, faulty: Any
-) -> None:
-    expected = dllm.speculate(verifier, None, [5, 6, 8, 9], max_new_tokens=NEW).tokens
-    served = serve(verifier, name="ar", max_batch_size=4)
-    faulty("verifier")
-    answers: dict[int, Any] = {}
-
-    def ask(i: int, prompt: list[int]) -> None:
-        body = {"prompt": prompt, "max_tokens": NEW, "return_token_ids": True}
-        answers[i] = served.post("/v1/completions", body)
-
-    asked = [[5, 6, 8, 9], BAD] * 3
-    threads = [threading.Thread(target=ask, args=(i, one)) for i, one in enumerate(asked)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    for i, one in enumerate(asked):
-        assert answers[i].status_code == (500 if one == BAD else 200)
-        if one != BAD:
-            assert answers[i].json()["choices"][0]["token_ids"] == expected
-    assert served.service.sessions["none"].failure is None
-    assert served.get("/health").status_code == 200
-    served.stop()
-
-
 def test_memory_that_runs_out_gives_room_back(
     verifier: dllm.DiffusionModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -81,19 +81,6 @@ def test_a_stop_at_the_last_token_is_a_stop(verifier: dllm.DiffusionModel, lengt
         assert (result.tokens, result.finish_reason) == (expected.tokens, "stop")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ARCHITECTURES)
-def test_greedy_equality_on_200_prompts(
-    verifiers: dict[str, dllm.DiffusionModel], kind: str
-) -> None:
-    model = verifiers[kind]
-    for i, prompt in enumerate(prompts(200, seed=2)):
-        expected = plain(model, prompt, max_new_tokens=16)
-        drafter = Scripted([*prompt, *expected.tokens], noise=0.3, tree=i % 2 == 1, seed=i)
-        result = dllm.speculate(model, drafter, prompt, controller="full", max_new_tokens=16)
-        assert result.tokens == expected.tokens
-
-
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
 @pytest.mark.parametrize("kind", ARCHITECTURES)
 def test_greedy_equality(
@@ -314,17 +301,6 @@ def test_every_purpose_and_row_has_noise_of_its_own() -> None:
     assert len(keys) == 6 and len(numbers) == 18
     streams = {stream for _, stream in keys}
     assert not streams & {row * PURPOSES + p for row in range(3) for p in (ACCEPT, RESIDUAL)}
-
-
-@pytest.mark.parametrize("length", [1, 2, 5, 6, 7])
-def test_never_beyond_the_length(verifier: dllm.DiffusionModel, length: int) -> None:
-    (prompt,) = prompts(1)
-    text = text_for(verifier, prompt)
-    result = dllm.speculate(
-        verifier, Scripted(text, k=5), prompt, controller="full", max_new_tokens=length
-    )
-    assert result.tokens == text[len(prompt) : len(prompt) + length]
-    assert result.finish_reason == "length"
 
 
 def test_history_processors_see_the_history_of_their_row(verifier: dllm.DiffusionModel) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 import dllm
 from dllm.core.canvas import Canvas, Hole
 from dllm.request.holes import Measured
-from dllm.samplers.dreamon import DreamOn
+from dllm.samplers.dreamon import DreamOn, Expansions
 
 from ..golden.conftest import goldens_dir
 
@@ -165,3 +166,14 @@ def test_a_hole_that_is_full_is_so_for_itself() -> None:
     assert np.flatnonzero(part._full(canvas, at)).tolist() == [1, 2, 3]
     assert np.flatnonzero(part._fixed(canvas, at)).tolist() == [1, 2, 3]
     assert part._room(canvas) == 12  # as often as positions there may be
+
+
+def test_the_last_place_of_a_hole_is_given_once() -> None:
+    """Two positions ask for room in one step, of which there is one place."""
+    canvas = Canvas.for_prompt(np.arange(0), 6, mask_id=31, pad_id=30)
+    canvas.holes = (Hole(1, 4, 0, 4),)
+    canvas.tokens[1:3] = 2
+    view: Any = SimpleNamespace(canvas=canvas)
+    edits = DreamOn(expand_token_id=2).resize(view, np.array([1, 2]))
+    assert [(edit.at, edit.removed, edit.added) for edit in edits] == [(2, 1, 1), (1, 1, 2)]
+    assert canvas.state(Expansions).count == 1

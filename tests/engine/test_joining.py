@@ -3,7 +3,6 @@ whatever joins, leaves, waits, fails or runs out of memory meanwhile."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -318,40 +317,6 @@ def test_numbers_that_are_not_finite_are_an_error(tiny_folder: Any) -> None:
 
 
 # -- threads and memory -------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_threads_share_a_model(tiny: dllm.DiffusionModel) -> None:
-    """Eight threads, layerwise caches beside plain ones: the same as one after the other."""
-    calls = [
-        {"cache": cache, "sampler": sampler}
-        for cache in ("sparse", "d2(k=4)", "elastic(beta=4)", "dllm_cache(6, 3)", "dual", "none")
-        for sampler in ("threshold(0.3)",)
-    ]  # fmt: skip
-    prompts = ["Tom has 3 apples.", "Sort 3 1 2.", "x"]
-
-    def tokens(call: dict[str, Any]) -> list[list[int]]:
-        outs = dllm.generate(tiny, prompts, max_new_tokens=12, block_length=4, **call)
-        return [out.tokens for out in outs]
-
-    expected = [tokens(call) for call in calls]
-    results: dict[int, Any] = {}
-    start = threading.Barrier(8)
-
-    def work(number: int) -> None:
-        start.wait()
-        try:
-            results[number] = [tokens(calls[(number + i) % len(calls)]) for i in range(3)]
-        except BaseException as error:
-            results[number] = error
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for number in range(8):
-        assert results[number] == [expected[(number + i) % len(calls)] for i in range(3)]
 
 
 def test_the_shared_network_is_left_as_it_is(tiny: dllm.DiffusionModel) -> None:

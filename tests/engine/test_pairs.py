@@ -151,17 +151,6 @@ MORE = ["localleap", "dcd+localleap", "dsb", "ete",
         "hierarchical", "fixed+certainty_prior"]  # fmt: skip
 
 
-@pytest.mark.parametrize("spec", some([*NANO, *MORE], 2))
-def test_a_batch_is_its_rows_alone(spec: str) -> None:
-    prompts = ["Reverse: Emma, Jack, Mia.", "What is 4 + 5?", "Copy: Olivia, Liam, Noah, Emma."]
-    how = {"sampler": spec, "max_new_tokens": 24}
-    together = dllm.generate("nano", prompts, **how)
-    for prompt, result in zip(prompts, together, strict=True):
-        alone = dllm.generate("nano", prompt, **how)
-        assert (alone.tokens, alone.nfe, alone.order) == (result.tokens, result.nfe, result.order)
-        assert alone.computed == result.computed
-
-
 NOISY = [*(spec for spec in (*NANO, *MORE) if spec.split("(")[0] not in ("freedave",)
            and "credit" not in spec), "lopa", "llada", "dream", "threshold", "factor", "eb",
          "dparallel", "d3llm", "prophet", "fixed", "staged_blocks"]  # fmt: skip

@@ -8,22 +8,14 @@ from typing import Any
 import pytest
 
 import dllm
+from dllm.engine.recipe import RowOptions
+from dllm.kernels.statistics.filters import Filters
 from dllm.runtime.result import Result
 
 from ..golden.conftest import goldens_dir
-from ..settings import OWN_MODELS, SMALL
-from ..thin import covering, slow
 
-SAMPLERS = [
-    "llada", "llada(remasking=random)", "threshold(0.4)", "factor(2)", "eb(gamma=1)",
-    "dparallel(2)", "dream(alg=entropy)", "dream(alg=origin)", "dream(alg=topk_margin)",
-    "dream(alg=maskgit_plus, alg_temp=0.5)",
-    "dream(alg=entropy)+blocks(8)", "threshold(0.4)+whole",
-]  # fmt: skip
 MODELS = ["llada-tiny", "dream-tiny"]
 CACHES = ["none", "prefix", "dual"]
-BIDIRECTIONAL = [spec for name, spec in SMALL.items() if name not in OWN_MODELS]
-ORDERED = "llada(remasking=random)"  # knows what it commits before the forward
 PROMPTS = [[5, 9, 17, 40, 3], [7], [100, 23, 54, 54, 61, 9, 33, 200, 14, 15, 8]]
 
 
@@ -47,44 +39,9 @@ def outcome(result: Result) -> tuple[Any, ...]:
     return result.sequences.tolist(), result.nfe, result.order, commits
 
 
-@pytest.mark.parametrize(
-    ("model", "sampler", "cache"),
-    [*covering(MODELS, SAMPLERS, CACHES), *slow(MODELS, [ORDERED], BIDIRECTIONAL)],
-    indirect=["model"],
-)
-def test_a_batch_equals_its_rows_alone(
-    model: dllm.DiffusionModel, sampler: str, cache: str
-) -> None:
-    """With the traces of each; tests/fuzz draws from more."""
-    together = run(model, PROMPTS, sampler, cache)
-    alone = [run(model, prompt, sampler, cache) for prompt in PROMPTS]
-    assert [outcome(r) for r in together] == [outcome(r) for r in alone]
-
-
-@pytest.mark.parametrize(
-    ("model", "cache", "extra"),
-    covering(MODELS, CACHES, [{"temperature": 0.8}, {"cfg_scale": 1.5},
-                              {"temperature": 1.0, "top_p": 0.9, "top_k": 20}]),
-    indirect=["model"],
-)  # fmt: skip
-def test_a_batch_equals_its_rows_alone_with_noise_and_guidance(
-    model: dllm.DiffusionModel, cache: str, extra: dict[str, Any]
-) -> None:
-    together = run(model, PROMPTS, "threshold(0.4)", cache, seed=3, **extra)
-    alone = [run(model, prompt, "threshold(0.4)", cache, seed=3, **extra) for prompt in PROMPTS]
-    assert [outcome(r) for r in together] == [outcome(r) for r in alone]
-
-
 def test_pd_that_refreshes_each_step_is_prefill(model: dllm.DiffusionModel) -> None:
     pd = run(model, PROMPTS[2], "llada", "dkv_pd(refresh_every=1)")
     assert outcome(pd) == outcome(run(model, PROMPTS[2], "llada", "dkv_prefill"))
-
-
-@pytest.mark.parametrize("cache", CACHES)
-def test_micro_batches_change_nothing(model: dllm.DiffusionModel, cache: str) -> None:
-    whole = run(model, PROMPTS, "threshold(0.4)", cache)
-    split = run(model, PROMPTS, "threshold(0.4)", cache, max_batch_tokens=30)
-    assert [outcome(r) for r in whole] == [outcome(r) for r in split]
 
 
 def test_a_result_says_what_its_cache_held(model: dllm.DiffusionModel) -> None:
@@ -130,3 +87,11 @@ def test_guidance_counts_one_forward_and_both_lanes(model: dllm.DiffusionModel) 
 def test_rows_leave_when_they_finish(model: dllm.DiffusionModel) -> None:
     results = run(model, PROMPTS, "threshold(0.2)", "none")
     assert len({result.nfe for result in results}) > 1
+
+
+def test_a_step_reads_at_a_temperature_or_without_what_is_held() -> None:
+    options = RowOptions((), 0, Filters(), 1, frozenset())
+    assert options.at(None, None) is options
+    hot, apart = options.at(2.0, None), options.at(None, 0.25)
+    assert (hot.scale, hot.signal, hot.filters.temperature) == (0.5, None, 1.0)
+    assert (apart.scale, apart.signal, apart.filters.temperature) == (1.0, 0.25, 1.0)

@@ -22,6 +22,8 @@ ATOMS = [
     "(?#note)", "[\\]\\-a]",
 ]  # fmt: skip
 COUNTS = ["*", "+", "?", "{2}", "{,2}", "{1,}", "{1,3}", "*?", "+?", "??", "{1,2}?"]
+POSSESSIVE = ["(?>{}*)", "(?>{}{{1,2}})", "{}*+", "{}?+", "{}{{1,3}}+", "(?>{})", "{}++"]
+SINGLES = ["a", "b", "[ab]", "[^a]", r"\d", ".", "é"]
 LETTERS = "abcABKk019_ -#\n\t\a\x07éü😀ſß{}[]&~.,\0\u212a"
 
 
@@ -36,6 +38,9 @@ def expression(rng: random.Random, depth: int = 2) -> str:
             part = part.replace("{}", inner)
         elif depth and kind < 0.45:
             part = f"(?:{expression(rng, depth - 1)}|{expression(rng, depth - 1)})"
+        elif kind < 0.5:
+            parts.append(rng.choice(POSSESSIVE).format(rng.choice(SINGLES)))
+            continue
         else:
             part = rng.choice(ATOMS)
         parts.append(part + (rng.choice(COUNTS) if rng.random() < 0.3 else ""))

@@ -21,7 +21,6 @@ from dllm.kernels.statistics import classes
 from dllm.kernels.statistics.result import FIELDS
 
 from .filtered import logits_statistics, token_statistics
-from .test_filters import chi_square
 from .test_statistics import agree, cases, keys
 
 fused = pytest.importorskip("dllm.kernels.statistics.triton")
@@ -173,32 +172,6 @@ def test_the_same_samples_as_torch() -> None:
             for name in ("triton", "torch")
         )
         assert torch.equal(a.token, b.token)
-
-
-@pytest.mark.parametrize("temperature, top_p, top_k", [
-    (1.0, 1.0, 0), (0.6, 1.0, 0), (1.0, 0.8, 0), (1.5, 1.0, 4), (0.9, 0.9, 6),
-])  # fmt: skip
-def test_samples_follow_the_softmax(
-    temperature: float, top_p: float, top_k: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fused, "MOST_ROWS", 4096 if DEVICE == "cpu" else 64)
-    n, size = 4_000, 12
-    x = torch.randn(size, generator=torch.Generator().manual_seed(3)) * 1.5
-    names = torch.zeros(n, 4, dtype=torch.int64)
-    names[:, 0], names[:, 2] = 78, torch.arange(n)
-    options = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
-    got = logits_statistics(
-        x.expand(n, size).contiguous().to(DEVICE), noise_keys=names.to(DEVICE), needs=(),
-        backend="triton", **options,
-    )  # fmt: skip
-    distribution = logits_statistics(
-        x[None], tempered=True, top=size, noise_keys=names[:1], backend="naive", **options
-    )
-    p = torch.zeros(size, dtype=torch.float64)
-    p[distribution.top_token[0]] = distribution.top_logprob[0].double().exp()
-    counts = torch.bincount(got.token.cpu(), minlength=size).double().numpy()
-    assert chi_square(counts, p.numpy()) < 4.5
-    assert chi_square(counts, torch.roll(p + 1e-12, 1).numpy()) > 100  # it has power
 
 
 def test_heads_that_must_be_called_and_strides() -> None:

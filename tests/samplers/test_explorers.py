@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 
 from dllm.core.canvas import Canvas
 from dllm.samplers import Feed, Prediction, Seen, Trial, compose
 from dllm.samplers.base import NO_SCORES, NOTHING
+from dllm.samplers.ete import ETE
 from dllm.samplers.lopa import BranchScores
+from dllm.samplers.multi_blocks import FirstBlock
 
 from ..table import MASK, Table, hashed
 from .test_methods import run
@@ -172,3 +177,21 @@ def test_lopa_keeps_the_most_confident_future(rule: str, kept: int) -> None:
         heard([0.1, 9.9, 0.8, 0.8]),
     ])  # fmt: skip
     assert keeps("", [heard([0.5] * 4)] * 3) == 1  # ties go to a trial
+
+
+@pytest.mark.parametrize(
+    ("order", "tried"),
+    [("entropy", [0, 2, 3, 4]), ("conf", [1, 2, 4, 5]), ("hybrid", [0, 1, 3, 5])],
+)
+def test_what_ete_tries(order: str, tried: list[int]) -> None:
+    """Four of six: the most uncertain above 0.3, the most confident, or two of each."""
+    canvas = canvas_of(6)
+    canvas.state(FirstBlock).end = 6
+    score = np.array([0.4, 0.8, 0.6, 0.5, 0.65, 0.7], np.float32)
+    entropy = np.array([2.0, 0.1, 1.1, 1.5, 1.2, 0.3], np.float32)
+    view: Any = SimpleNamespace(
+        canvas=canvas, positions=np.arange(6), score=score,
+        prediction=SimpleNamespace(entropy=entropy),
+    )  # fmt: skip
+    masks = ETE(k=4, order=order)._tried(view, np.zeros(6, np.bool_))
+    assert [int(mask.argmax()) for mask in masks] == tried

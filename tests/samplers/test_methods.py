@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from dllm.kernels.noise import uniform
 from dllm.samplers import Prediction, Sampler, View, compose
 from dllm.samplers.credit import Credit
 from dllm.samplers.daedal import Daedal, First, end_confidence
+from dllm.samplers.ddim import DDIM
 from dllm.samplers.prophet import Prophet
 from dllm.samplers.wino import LastAccepts
 
@@ -399,3 +401,23 @@ def test_a_fixed_number_of_steps_in_any_window(window: str, steps: int) -> None:
     assert result.nfe == max(steps, 3 if window == "blocks(4)" else 1)
     run(f"certainty_prior+fixed(steps={steps})+{window}", hashed(1), 12)
     assert run("certainty_prior+threshold(0.2)+blocks(4)", hashed(1), 12).nfe <= 12
+
+
+@pytest.mark.parametrize(
+    ("selection", "chosen"),
+    [("lowest_maxprob", 1), ("lowest_current_prob", 0), ("lowest_log_margin", 2)],
+)
+def test_ddims_corrector_draws_the_least_sure_position_again(selection: str, chosen: int) -> None:
+    """Of three positions one is least likely, one is least likely to be what it is, and one most
+    wants to be another token; what stands second in the first says nothing."""
+    part = DDIM(corrector_selection=selection, corrector_selection_tau=1e-6, vocab_size=8)
+    canvas = canvas_of(3, noise=lambda stream, step, at: np.full(len(at), 0.5, np.float32))
+    canvas.tokens[:] = [1, 2, 3]
+    p: Any = SimpleNamespace(
+        positions=np.arange(3), token=np.array([5, 6, 7]),
+        top_token=np.array([[1, 0], [2, 0], [4, 0]]),
+        top_logprob=np.log(np.array([[0.5, 0.001], [0.4, 0.3], [0.9, 0.05]])),
+        asked={"held": np.log(np.array([[0.01], [0.4], [0.02]]))},
+    )  # fmt: skip
+    after = part._redrawn(canvas, p, 1.0)
+    assert np.flatnonzero(after != canvas.tokens).tolist() == [chosen]

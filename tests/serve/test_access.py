@@ -10,7 +10,7 @@ import pytest
 import dllm
 from dllm.core.access import KEY, json_headers
 from dllm.core.errors import DllmError
-from dllm.drafting.bridges.device import write_with
+from dllm.drafting.device import write_with
 from tests.drafting.conftest import make_verifier
 
 from .conftest import Start, raw

@@ -10,6 +10,7 @@ from typing import Any
 
 import jsonschema
 import pydantic
+import pytest
 
 import dllm
 from dllm.serve.requests import read_chat
@@ -155,9 +156,32 @@ def test_an_agent_loop(start: Start) -> None:
     chunks = list(ask(model="nano", messages=messages, tools=[CALCULATOR], max_tokens=64,
                       tool_choice="required", stream=True))  # fmt: skip
     deltas = [c for chunk in chunks for c in chunk.choices[0].delta.tool_calls or []]
-    assert [d.function.arguments for d in deltas if d.function] == [call.function.arguments]
+    pieces = [d.function.arguments for d in deltas if d.function]
+    assert "".join(map(str, pieces)) == call.function.arguments and len(pieces) > 1
+    assert [bool(d.id and d.type and d.function and d.function.name) for d in deltas] == [
+        i == 0 for i in range(len(deltas))
+    ]
+    assert {d.index for d in deltas} == {0}
     result = str(numbers["a"] + numbers["b"])
     messages += [answer.message.model_dump(exclude_none=True),
                  {"role": "tool", "tool_call_id": call.id, "content": result}]  # fmt: skip
     final = ask(model="nano", messages=messages, max_tokens=16).choices[0]
     assert final.message.content is not None and not final.message.tool_calls
+
+
+def test_log_probabilities_of_an_answer_with_a_form(start: Start) -> None:
+    """They are those of the tokens among the valid completions, as in the library."""
+    model = dllm.load("nano")
+    answer = start(model, name="nano").client().chat.completions.create(
+        model="nano", messages=[{"role": "user", "content": "What is 23 + 12?"}], max_tokens=16,
+        logprobs=True, top_logprobs=2, extra_body={"structured_outputs": {"regex": "[0-9]{2}"}},
+    ).choices[0]  # fmt: skip
+    assert answer.logprobs is not None and answer.logprobs.content is not None
+    said = answer.logprobs.content
+    assert "".join(one.token for one in said) == answer.message.content
+    plain = dllm.generate(model, "What is 23 + 12?", regex="[0-9]{2}", max_new_tokens=16)
+    assert plain.text == answer.message.content
+    assert [one.logprob for one in said] == pytest.approx(
+        plain.logprobs[: len(said)].tolist(), abs=1e-6
+    )
+    assert all(len(one.top_logprobs) == 2 for one in said)

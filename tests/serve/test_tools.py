@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dllm.serve.tools import SYNTAXES, Parser, calls_in, shows_tools, syntax_of, thinks
+from dllm.serve.tools import SYNTAXES, Forced, Parser, calls_in, shows_tools, syntax_of, thinks
 from dllm.structured.compiling import byte_automaton
 
 NAMES = ("add", "now")
@@ -86,6 +86,34 @@ LLAMA = [
 @pytest.mark.parametrize(("text", "content", "calls"), LLAMA)
 def test_json_without_tags(text: str, content: str, calls: Any, seed: int | None) -> None:
     assert read(SYNTAXES["llama"].parser(NAMES, 8), text, seed) == (content, "", calls)
+
+
+@pytest.mark.parametrize("seed", [None, 0, 1])
+@pytest.mark.parametrize(("text", "content", "calls"), [
+    ('{"name": "add", "arguments": {"a": "}\\"]{", "b": [{}]}}', "",
+     [("add", {"a": "}\"]{", "b": [{}]})]),
+    ('[{"name":"add","parameters":{"a":1}}, {"name": "now", "parameters": {}}]', "",
+     [("add", {"a": 1}), ("now", {})]),
+    ('{"name": "now", "arguments": 7}', "", [("now", 7)]),
+    ('{"name": "no', '{"name": "no', []),  # cut off
+])  # fmt: skip
+def test_calls_that_a_schema_wrote(text: str, content: str, calls: Any, seed: int | None) -> None:
+    assert read(Forced(NAMES, 8), text, seed) == (content, "", calls)
+
+
+def test_arguments_are_there_as_they_come() -> None:
+    arguments = '{"a": "x\\\\", "b": 2}'
+    parser, shown = Forced(NAMES, 8), list[str]()
+    for character in f'{{"name": "add", "arguments": {arguments}}}':
+        parser.feed(character)
+        shown += [call.arguments for call in parser.said.calls]
+    half = arguments.index("\\") + 1  # of an escape
+    wanted = [arguments[:n] for n in range(1, len(arguments) + 1) if n != half]
+    assert [*dict.fromkeys(shown)] == wanted
+    one = Forced(NAMES, 1)
+    assert read(one, '[{"name": "now", "arguments": {}}, {"name": "now", "arguments": {}}]')[2] == [
+        ("now", {})
+    ]
 
 
 def test_one_call_where_there_may_be_one() -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import dllm
-from dllm.drafting.bridges.device import write_with
+from dllm.drafting.device import write_with
 from dllm.drafting.length.lengths import Fixed
 from dllm.drafting.naming import make_drafter
 from dllm.drafting.vocabulary import fingerprint

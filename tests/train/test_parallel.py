@@ -137,3 +137,11 @@ def test_the_teacher_sees_the_hint_and_teaches_what_stays_masked() -> None:
             taught += 1
         assert loss == pytest.approx(float(total), rel=1e-5)
     assert taught
+
+
+def test_every_step_of_a_trajectory_is_drawn() -> None:
+    """Of eight tokens decided one by one, one to eight are masked."""
+    objective = Parallel(Watched(), ParallelSettings())  # type: ignore[arg-type]
+    order = torch.tensor([[-1] * PROMPT + [*range(LENGTH)]] * 400)
+    masked, _ = objective._state(order, 0.0, torch.Generator().manual_seed(0))
+    assert set(masked.sum(1).tolist()) == {*range(1, LENGTH + 1)}

@@ -19,7 +19,7 @@ register = RULES.register
 SAMPLED = frozenset({Distribution.MARGINALS, Distribution.CONDITIONALS})
 
 
-def walk(rows: Rows, draft: Draft, emit: Callable[[int], int]) -> Outcome:
+def walk(draft: Draft, emit: Callable[[int], int]) -> Outcome:
     """Go down as long as the emitted token is a child: lossless for any tree built in any way."""
     node = ROOT
     path: list[int] = []
@@ -40,7 +40,7 @@ class Greedy(AcceptRule):
     trees = True
 
     def judge(self, rows: Rows, draft: Draft) -> Outcome:
-        return walk(rows, draft, rows.greedy)
+        return walk(draft, rows.greedy)
 
 
 @register(
@@ -58,7 +58,7 @@ class Keyed(AcceptRule):
     trees = True
 
     def judge(self, rows: Rows, draft: Draft) -> Outcome:
-        return walk(rows, draft, rows.keyed)
+        return walk(draft, rows.keyed)
 
 
 @register("match")
@@ -69,7 +69,7 @@ class Match(AcceptRule):
     trees = True
 
     def judge(self, rows: Rows, draft: Draft) -> Outcome:
-        return walk(rows, draft, lambda node: rows.draw(rows.distribution(node), node))
+        return walk(draft, lambda node: rows.draw(rows.distribution(node), node))
 
 
 @register("point", paper="Fast Inference from Transformers via Speculative Decoding",

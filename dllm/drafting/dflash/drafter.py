@@ -32,7 +32,7 @@ from ..drafters.followers import Followers
 from ..drafters.hits import HitRates
 from ..search.chains import SEARCHES, Search, SearchContext
 from ..search.marginals import Marginals
-from ..search.proxies import PROXIES, NGram, Proxy
+from ..search.proxies import NGram
 from .checkpoint import BlockCheckpoint, load_checkpoint
 from .heads import WalkHead, confidence_of, head_of
 from .network import BlockNetwork, TextKeys
@@ -50,7 +50,7 @@ class BlockDrafter(Drafter):
 
     ``model``: folder, hub id or `BlockCheckpoint`.  ``search``: how its marginals become a draft:
     default "argmax" at temperature 0, "coupled" above; others are "cps", "sample" and
-    "best_first_tree".  ``proxy``: the causal model that helps a search (default "ngram").
+    "best_first_tree".
     ``head``: "auto" drafts with the head of the checkpoint (DSpark's Markov head, DFlash 2's
     selector), if it brings one and no search is asked for: a tree of at most ``nodes`` tokens (31)
     where the length controller knows what a node costs (`adaptive`) and rule and verifier take
@@ -61,7 +61,6 @@ class BlockDrafter(Drafter):
 
     model: Any = ""
     search: Any = None
-    proxy: Any = None
     head: str = "auto"
     nodes: int = 31
     ngram_candidates: bool = True
@@ -202,8 +201,7 @@ class BlockDrafting(Drafting):
         self.text = self.bound.network.new_text()
         at = self.request.temperature
         self.search: Search = self.part.search or SEARCHES["coupled" if at > 0 else "argmax"]()
-        proxy = self.part.proxy or NGram(vocab_size=self.request.vocab_size)
-        self.proxy: Proxy = single(proxy, PROXIES, Proxy)
+        self.proxy = NGram(vocab_size=self.request.vocab_size)
         walks = self.part.head != "none" and self.part.search is None
         self.walk: WalkHead | None = self.bound.walk if walks else None
 

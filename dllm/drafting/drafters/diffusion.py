@@ -39,7 +39,7 @@ from ..base import (
 )
 from ..search.chains import SEARCHES, Search, SearchContext
 from ..search.marginals import Marginals
-from ..search.proxies import PROXIES, NGram, Proxy
+from ..search.proxies import NGram
 
 WINDOW = 32  # masks that a drafter sees at least, unless told otherwise
 
@@ -77,8 +77,8 @@ class DiffusionDrafter(Drafter):
     """Any diffusion model of this library.
 
     ``model``: what `dllm.load` takes.  ``search``: how marginals become a draft (default "cps" at
-    temperature 0, "coupled" above).  ``proxy``: the causal model that helps the search (default
-    "ngram", learning from the prompt and from what the verifier accepts).  ``window``: masks the
+    temperature 0, "coupled" above).  ``proxy``: the n-gram model that helps the search, learning
+    from the prompt and from what the verifier accepts.  ``window``: masks the
     model sees, a hyperparameter of its own that changes every marginal, independent of how many
     tokens are sent to the verifier (default 32, more where a longer draft is asked for).
     ``steps`` forwards per round: before the last one, ``sampler`` commits tokens (default
@@ -124,9 +124,7 @@ class DiffusionDrafter(Drafter):
             )
         if self.search is not None:
             self.search = single(self.search, SEARCHES, Search)
-        if self.proxy is None:
-            self.proxy = NGram(vocab_size=self.model.facts.vocab_size)
-        self.proxy = single(self.proxy, PROXIES, Proxy)
+        self.proxy = self.proxy or NGram(vocab_size=self.model.facts.vocab_size)
         if self.end_marker is None:
             self.end_marker = self.model.generation_defaults.get("end_marker")
         if self.steps > 1 and self._search(0.0).distribution is not Distribution.POINT:

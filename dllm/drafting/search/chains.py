@@ -11,7 +11,7 @@ from ...core.canvas import IntArray
 from ...core.registry import Registry
 from ..base import Distribution, Draft, DraftPart
 from .marginals import Marginals
-from .proxies import NGram, Proxy
+from .proxies import NGram
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class SearchContext:
     the number of the round."""
 
     prefix: IntArray
-    proxy: Proxy = field(default_factory=NGram)
+    proxy: NGram = field(default_factory=NGram)
     temperature: float = 0.0
     noise_key: tuple[int, int] = (0, 0)
     draft_key: tuple[int, int] = (0, 3)

@@ -21,12 +21,10 @@ NARROW = 8192  # columns up to which one partition of all rows is faster than lo
 
 
 class Candidate(NamedTuple):
-    """A token of a column.  ``natural`` is False for an end token that is there only because it
-    always is."""
+    """A token of a column."""
 
     token: int
     logp: float
-    natural: bool = True
 
 
 @dataclass(frozen=True)
@@ -175,7 +173,7 @@ class Marginals:
             columns = [log_q.where(ids[:length] == stop, -torch.inf).amax(-1)
                        for stop in self.stop_ids]  # fmt: skip
         values, at = torch.stack(columns, 1).max(-1)
-        return [Candidate(self.stop_ids[j], value, natural=False)
+        return [Candidate(self.stop_ids[j], value)
                 for value, j in zip(values.tolist(), at.tolist(), strict=True)]  # fmt: skip
 
 

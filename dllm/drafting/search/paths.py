@@ -11,7 +11,7 @@ from ...core.errors import ConfigError
 from ..base import Draft
 from .chains import Search, SearchContext, register
 from .marginals import Lattice, Marginals
-from .proxies import Proxy
+from .proxies import NGram
 
 DIFFUSPEC = "DiffuSpec: Unlocking Diffusion Language Models for Speculative Decoding"
 
@@ -31,7 +31,7 @@ ENDED = -1  # in place of a token: the path has ended before
 
 
 def beam_search(
-    lattice: Lattice, prefix: Sequence[int], proxy: Proxy, weight: float, beam: int
+    lattice: Lattice, prefix: Sequence[int], proxy: NGram, weight: float, beam: int
 ) -> Hypothesis:
     """The best path; all paths are compared over the whole depth of the lattice.
 
@@ -59,7 +59,7 @@ def beam_search(
     return hypotheses[0]
 
 
-def _settle(growth: Growth, proxy: Proxy, stop_ids: frozenset[int]) -> Hypothesis:
+def _settle(growth: Growth, proxy: NGram, stop_ids: frozenset[int]) -> Hypothesis:
     """The hypothesis that survived; only now the proxy advances."""
     minus, tokens, token, parent = growth
     if token == ENDED:

@@ -1,7 +1,7 @@
-"""Causal proxies: cheap left-to-right language models that help a search put marginals in order.
+"""A cheap left-to-right language model that helps a search put marginals in order.
 
-A proxy scores the next token given the committed text and the path so far; natural logarithms
-throughout.  It can only change which draft is proposed, never the output.
+It scores the next token given the committed text and the path so far, in natural logarithms.  It
+can only change which draft is proposed, never the output.
 """
 
 from __future__ import annotations
@@ -9,40 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ...core.errors import ConfigError
-from ...core.registry import Registry
-from ..base import DraftPart
 
 
 @dataclass
-class Proxy(DraftPart):
-    """Scores continuations.  States are immutable; ``learn`` may be called between rounds."""
-
-    def start(self, prefix: Sequence[int]) -> Any:
-        """The state after the committed tokens."""
-        raise NotImplementedError
-
-    def logprobs(self, state: Any, tokens: Sequence[int]) -> list[float]:
-        """Conditional log-probability of each of ``tokens`` as the next one."""
-        raise NotImplementedError
-
-    def advance(self, state: Any, token: int) -> Any:
-        """The state after one more token."""
-        raise NotImplementedError
-
-    def learn(self, tokens: Sequence[int], fresh: int) -> None:
-        """The last ``fresh`` of ``tokens`` are new text of the verifier (or of the prompt)."""
-
-
-PROXIES: Registry[Proxy] = Registry("proxy")
-register = PROXIES.register
-
-
-@register("ngram")
-@dataclass
-class NGram(Proxy):
+class NGram:
     """Counts of token ids up to order ``n``, interpolated with lower orders.
 
     p(t | c) = (count(c t) + kappa p(t | shorter c)) / (count(c) + kappa), down to the uniform
@@ -68,6 +40,7 @@ class NGram(Proxy):
         return self
 
     def learn(self, tokens: Sequence[int], fresh: int) -> None:
+        """The last ``fresh`` of ``tokens`` are new text of the verifier (or of the prompt)."""
         self._count(tokens, fresh)
 
     def _count(self, tokens: Sequence[int], fresh: int) -> None:
@@ -80,9 +53,11 @@ class NGram(Proxy):
                 self._totals[context] = self._totals.get(context, 0) + 1
 
     def start(self, prefix: Sequence[int]) -> tuple[int, ...]:
+        """The state after the committed tokens."""
         return tuple(prefix[max(0, len(prefix) - self.n + 1) :])
 
-    def logprobs(self, state: Any, tokens: Sequence[int]) -> list[float]:
+    def logprobs(self, state: tuple[int, ...], tokens: Sequence[int]) -> list[float]:
+        """Conditional log-probability of each of ``tokens`` as the next one."""
         levels = []
         for n in range(len(state) + 1):
             context = state[len(state) - n :]
@@ -98,5 +73,6 @@ class NGram(Proxy):
             result.append(math.log(p))
         return result
 
-    def advance(self, state: Any, token: int) -> tuple[int, ...]:
+    def advance(self, state: tuple[int, ...], token: int) -> tuple[int, ...]:
+        """The state after one more token."""
         return self.start((*state, token))

@@ -7,7 +7,6 @@ drafts at its first token, goes on behind what was right and one more token, as 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,19 +16,6 @@ from .data import Answer, HiddenStates, collate
 from .objective import Trainee
 
 
-@dataclass(frozen=True)
-class Acceptance:
-    """``per_forward``: tokens per forward of the verifier (its first one, which reads the prompt,
-    left out); ``reached`` (K,): how often the k-th draft of a round was accepted; ``right`` (K,):
-    how often it was right, over all places of the answers; ``per_answer``: tokens per forward of
-    each answer.  With a head that looks at the token before these are those of its walk."""
-
-    per_forward: float
-    reached: list[float]
-    right: list[float]
-    per_answer: list[float]
-
-
 @torch.no_grad()
 def acceptance(
     trainee: Trainee,
@@ -37,13 +23,15 @@ def acceptance(
     states: HiddenStates,
     rows: int,
     walking: bool = True,
-) -> Acceptance:
-    """Drafts at every place of ``answers``, ``rows`` answers at a time, and walks through them."""
+) -> tuple[float, list[float]]:
+    """Drafts at every place of ``answers``, ``rows`` answers at a time, and walks through them:
+    tokens per forward of the verifier (its first one, which reads the prompt, left out), and how
+    often the k-th draft of a round was accepted (K,).  With a head that looks at the token before
+    these are those of its walk."""
     device = trainee.head.device
     size = trainee.blocks.drafts
     tokens = rounds = 0
-    reached, right, seen = torch.zeros(size), torch.zeros(size), torch.zeros(size)
-    per_answer = []
+    reached = torch.zeros(size)
     for first in range(0, len(answers), rows):
         part = answers[first : first + rows]
         batch = collate(part, [range(a.start, len(a.ids) - 1) for a in part], states)
@@ -51,30 +39,20 @@ def acceptance(
         read = batch["states"].to(device) if "states" in batch else trainee.reader.read(ids)
         drafts = drafts_at(trainee, ids, read, batch["anchors"].to(device), walking)
         for answer, row in zip(part, drafts.cpu(), strict=True):
-            hits = matches(answer, row)
-            right += (hits > 0).sum(0)
-            seen += (hits >= 0).sum(0)
-            accepted = walk(hits)
+            accepted = walk(matches(answer, row))
             tokens, rounds = tokens + sum(accepted) + len(accepted), rounds + len(accepted)
-            per_answer.append(1 + sum(accepted) / max(1, len(accepted)))
             for count in accepted:
                 reached[:count] += 1
-    return Acceptance(
-        tokens / max(1, rounds), (reached / max(1, rounds)).tolist(), (right / seen).tolist(),
-        per_answer,
-    )  # fmt: skip
+    return tokens / max(1, rounds), (reached / max(1, rounds)).tolist()
 
 
 def measure(trainee: Any, answers: Sequence[Answer], states: HiddenStates) -> dict[str, float]:
     """`acceptance` as the metrics of a run."""
-    got = acceptance(trainee, answers, states, 4)
-    metrics = {"tokens_per_forward": got.per_forward}
+    per_forward, reached = acceptance(trainee, answers, states, 4)
+    metrics = {"tokens_per_forward": per_forward}
     if trainee.walk is not None:
-        alone = acceptance(trainee, answers, states, 4, walking=False)
-        metrics["without_head"] = alone.per_forward
-    for k in range(len(got.reached)):
-        metrics[f"reached_{k + 1}"], metrics[f"right_{k + 1}"] = got.reached[k], got.right[k]
-    return metrics
+        metrics["without_head"], _ = acceptance(trainee, answers, states, 4, walking=False)
+    return metrics | {f"reached_{k}": share for k, share in enumerate(reached, 1)}
 
 
 def drafts_at(
@@ -98,7 +76,7 @@ def drafts_at(
 
 def _best(hidden: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
     """The rows of ``head`` with the largest logits under ``hidden``."""
-    parts = hidden.reshape(-1, hidden.shape[-1]).to(head.dtype).split(512)
+    parts = torch.split(hidden.reshape(-1, hidden.shape[-1]).to(head.dtype), 512)
     return torch.cat([(part @ head.T).max(-1).indices for part in parts]).view(hidden.shape[:-1])
 
 

@@ -87,7 +87,7 @@ def stage1_example(
     """The answer cut at a random place, a random share of its tail masked."""
     cut, least = _cut(pair, recipe.window, rng)
     masked = rng.randint(least, min(cut, 2 * recipe.window))
-    return _example(pair, cut, [1.0] * masked, recipe, mask, marker)
+    return _example(pair, cut, [1.0] * masked, mask, marker)
 
 
 def stage2_example(
@@ -97,7 +97,7 @@ def stage2_example(
     cut, least = _cut(pair, recipe.far, rng)
     masked = rng.randint(least, min(cut, recipe.far))
     weights = [recipe.alpha ** (masked - i) for i in range(1, masked + 1)]
-    return _example(pair, cut, weights, recipe, mask, marker)
+    return _example(pair, cut, weights, mask, marker)
 
 
 def _cut(pair: Pair, reach: int, rng: random.Random) -> tuple[int, int]:
@@ -108,9 +108,7 @@ def _cut(pair: Pair, reach: int, rng: random.Random) -> tuple[int, int]:
     return cut, max(1, cut - len(answer) + 1)
 
 
-def _example(
-    pair: Pair, cut: int, weights: list[float], recipe: Alignment, mask: int, marker: int
-) -> Example:
+def _example(pair: Pair, cut: int, weights: list[float], mask: int, marker: int) -> Example:
     """Nothing is learnt from what follows the end of the answer: no draft gets that far."""
     prompt, answer = pair
     seen, masked = len(prompt) + cut - len(weights), len(weights)

@@ -142,3 +142,31 @@ def test_what_is_gained_may_be_less_than_one_can_hold() -> None:
 
     rows = Nearly(toy.Target(), draft, (), np.random.default_rng(0))
     assert Block().judge(rows, draft) == Outcome([0, 1], 0)
+
+
+class Watched(toy.TableRows):
+    """Keeps the first ``keep`` tokens of a draft, and remembers what is drawn behind them."""
+
+    def __init__(self, keep: int, draft: Draft) -> None:
+        super().__init__(toy.Target(3), draft, (), np.random.default_rng(0))
+        self.keep, self.drawn = keep, list[tuple[list[float], int]]()
+
+    def coin(self, node: int) -> float:
+        return 0.0 if node < self.keep else np.inf
+
+    def draw(self, distribution: np.ndarray, node: int) -> int:
+        self.drawn.append((distribution.tolist(), node))
+        return 0
+
+
+@pytest.mark.parametrize("keep", range(toy.LENGTH + 1))
+@pytest.mark.parametrize("rule", [Point(), Ratio()])
+def test_what_is_drawn_behind_the_kept_tokens(rule: Any, keep: int) -> None:
+    """Its noise is that of the last kept token; behind a whole draft it is the verifier's."""
+    draft = toy.sampled(toy.Target(3), (), np.random.default_rng(1))
+    rows = Watched(keep, draft)
+    assert rule.judge(rows, draft).path == list(range(keep))
+    (drawn, node), = rows.drawn  # fmt: skip
+    assert node == keep - 1
+    if keep == toy.LENGTH:
+        assert drawn == rows.distribution(node).tolist()

@@ -165,7 +165,7 @@ def test_more_steps_decide_before_the_last_forward(
 
 
 def test_what_no_drafter_can_be(tiny: dllm.DiffusionModel) -> None:
-    for how in ({"window": 0}, {"steps": 0}, {"search": "nothing"}, {"proxy": "nothing"},
+    for how in ({"window": 0}, {"steps": 0}, {"search": "nothing"},
                 {"model": "none such"}):  # fmt: skip
         with pytest.raises(dllm.DllmError):
             dllm.DiffusionDrafter(**({"model": tiny} | how))  # type: ignore[arg-type]
@@ -193,3 +193,12 @@ def test_one_forward_drafts_for_all_texts(drafter: Any) -> None:
     if drafter == "nano":
         assert isinstance(part, dllm.DiffusionDrafter)
         assert part._engine is None, "keys and values are given back with the last text"
+
+
+def test_the_end_marker_stands_behind_the_masks(tiny: dllm.DiffusionModel) -> None:
+    drafting = start(tiny, end_marker=7)
+    log_q(drafting, PREFIX)
+    canvas, masks = drafting.row.canvas, len(PREFIX) + np.arange(5)
+    assert canvas.tokens[-1] == 7 and canvas.end == canvas.length - 1 == masks[-1] + 1
+    assert np.flatnonzero(canvas.masked).tolist() == masks.tolist()
+    assert np.flatnonzero(~canvas.given).tolist() == masks.tolist()

@@ -27,6 +27,7 @@ from dllm.drafting.base import (
 from dllm.drafting.base import chain as chain_of
 from dllm.drafting.drafters.aded import ADED
 from dllm.drafting.drafters.history import BORDER
+from dllm.drafting.drafters.suffix import SuffixDecoding
 from dllm.kernels.statistics.filters import Filters
 
 from ...thin import covering
@@ -253,3 +254,12 @@ def test_adl_counts_the_raw_draft() -> None:
     tell(adl, 12, 12)  # the search made a chain of 12 out of 30
     other.step(30, 12)
     assert adl.next(100, 10).length == other.next(100, 10).length
+
+
+@pytest.mark.parametrize(("requests", "text"), [(4, []), (0, [1, 2, 3])])
+def test_suffix_keeps_nothing_of_empty_outputs_and_none_for_no_requests(
+    requests: int, text: list[int]
+) -> None:
+    part = SuffixDecoding(requests=requests)
+    part.remember(text)
+    assert part.shared.size == 0 and not part.ends

@@ -256,8 +256,8 @@ def test_what_cannot_work_is_refused(
 
 def test_every_part_is_listed_with_a_sentence() -> None:
     listed = available()
-    assert {"diffusion", "cps", "ngram", "adaptive", "keyed"} <= {part.name for part in listed}
+    assert {"diffusion", "cps", "adaptive", "keyed"} <= {part.name for part in listed}
     assert all(part.summary for part in listed)
     assert {part.role for part in listed} == {
-        "drafter", "search", "proxy", "length controller", "accept rule",
+        "drafter", "search", "length controller", "accept rule",
     }  # fmt: skip

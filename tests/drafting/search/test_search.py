@@ -17,7 +17,7 @@ from dllm.drafting.search.best_first_tree import BestFirstTree, grow_lattice
 from dllm.drafting.search.chains import SEARCHES, Argmax, Coupled, Sample, Search, SearchContext
 from dllm.drafting.search.marginals import NARROW, Lattice, Marginals, largest
 from dllm.drafting.search.paths import CausalPathSearch, beam_search
-from dllm.drafting.search.proxies import NGram, Proxy
+from dllm.drafting.search.proxies import NGram
 from dllm.kernels.noise import gumbel
 
 END = 4
@@ -37,7 +37,7 @@ def random_marginals(
     return marginals(rows.tolist(), stop)
 
 
-class Uniform(Proxy):
+class Uniform(NGram):
     """No opinion."""
 
     def start(self, prefix: Any) -> Any:
@@ -50,7 +50,7 @@ class Uniform(Proxy):
         return None
 
 
-def context(proxy: Proxy | None = None, **more: object) -> SearchContext:
+def context(proxy: NGram | None = None, **more: object) -> SearchContext:
     return SearchContext(np.array([1, 2, 3]), proxy or Uniform(), **more)  # type: ignore[arg-type]
 
 
@@ -72,7 +72,6 @@ def test_a_column_has_the_fewest_tokens_that_reach_the_mass() -> None:
     m = marginals([[0.5, 0.3, 0.15, 0.04, 0.01], [0.2, 0.2, 0.3, 0.2, 0.1]])
     lattice = m.lattice(2, mass=0.8, cap=15)
     assert [c.token for c in lattice.columns[0]] == [0, 1, END]
-    assert [c.natural for c in lattice.columns[0]] == [True, True, False]
     assert [c.token for c in lattice.columns[1]] == [2, 0, 1, 3, END]  # equals by id
     assert math.isclose(lattice.columns[0][0].logp, math.log(0.5), rel_tol=1e-5)
 
@@ -103,7 +102,7 @@ def test_bans_come_before_the_distribution() -> None:
     assert wider.log_q.exp()[0, 6:].tolist() == [0, 0]
 
 
-def brute_force(lattice: Lattice, proxy: Proxy, weight: float) -> tuple[float, tuple[int, ...]]:
+def brute_force(lattice: Lattice, proxy: NGram, weight: float) -> tuple[float, tuple[int, ...]]:
     """Best score over all paths; after an end token a path adds the columns' end terms."""
     best: tuple[float, tuple[int, ...]] = (-math.inf, ())
     tokens = [[c.token for c in column] for column in lattice.columns]

@@ -1,7 +1,7 @@
 """A device that drafts for a verifier behind HTTP (after SLED, arXiv 2506.09397).
 
 The drafter is at hand, and ``dllm serve VERIFIER`` scores what it proposes, together with the
-drafts of other devices.
+drafts of other devices.  There the drafts of a text come from `Outside`.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ import http.client
 import json
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
 
-from ...core.access import json_headers
-from ...core.canvas import IntArray
-from ...core.errors import ConfigError, DllmError
-from ..base import Budget, DraftRequest
-from ..naming import DrafterLike, make_drafter
-from ..vocabulary import fingerprint
-from .follow import TextFollower
+from ..core.access import json_headers
+from ..core.canvas import IntArray
+from ..core.errors import ConfigError, DllmError
+from .base import EMPTY, ROOT, Budget, Draft, Drafter, Drafting, DraftRequest, Feedback
+from .naming import DrafterLike, make_drafter
+from .vocabulary import fingerprint
 
 PATH = "/v1/verify"
 
@@ -76,6 +76,43 @@ def write_with(
                 verifier.ask("close", {"sid": known["sid"]})
 
 
+@dataclass
+class TextFollower:
+    """A drafter on one sequence; what became of a draft is read off the text that came next.
+
+    The verifier's scores are not known here: `Feedback.scores` is None.
+    """
+
+    drafting: Drafting
+    tokens: IntArray
+    draft: Draft = EMPTY
+
+    def propose(self, tokens: IntArray, budget: Budget) -> Draft:
+        """A draft after ``tokens``, the whole text by now."""
+        self.follow(tokens)
+        self.draft = self.drafting.propose(tokens, budget)
+        return self.draft
+
+    def follow(self, tokens: IntArray) -> None:
+        """Tell the drafter about everything in ``tokens`` that is new."""
+        emitted: list[int] = tokens[len(self.tokens) :].tolist()
+        if not emitted:
+            return
+        path: list[int] = []
+        for token in emitted[:-1]:  # the last one is the verifier's own
+            below = self.draft.children(path[-1] if path else ROOT)
+            same = [node for node in below if self.draft.tokens[node] == token]
+            if not same:
+                break
+            path.append(same[0])
+        fed = np.concatenate([self.tokens[-1:], self.draft.tokens])
+        self.drafting.observe(Feedback(self.draft, path, emitted, fed, None))
+        self.tokens, self.draft = tokens.copy(), EMPTY
+
+    def close(self) -> None:
+        self.drafting.close()
+
+
 class _Verifier:
     """A connection to the verifier."""
 
@@ -102,3 +139,32 @@ class _Verifier:
 
     def close(self) -> None:
         self.connection.close()
+
+
+@dataclass(eq=False)
+class Outside(Drafter):
+    """The drafts of one text, one by one.  The text waits until the next one is offered."""
+
+    outside = True
+
+    offered: Draft | None = field(default=None, repr=False)
+
+    def offer(self, draft: Draft) -> None:
+        """Have ``draft`` verified next; it may be empty."""
+        self.offered = draft
+
+    def open(self, request: DraftRequest) -> Drafting:
+        return _Waiting(self)
+
+
+class _Waiting(Drafting):
+    def __init__(self, part: Outside) -> None:
+        self.part = part
+
+    @property
+    def waits(self) -> bool:
+        return self.part.offered is None
+
+    def propose(self, prefix: IntArray, budget: Budget) -> Draft:
+        draft, self.part.offered = self.part.offered, None
+        return EMPTY if draft is None else draft

@@ -1,1 +1,0 @@
-"""Drafters on a device, for a verifier behind HTTP."""

@@ -1,0 +1,43 @@
+"""A streamed answer whose reader leaves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dllm.serve.stream import Stream
+
+
+@pytest.mark.parametrize("turns", range(8))
+def test_a_reader_may_leave_in_the_moment_in_which_something_happens(turns: int) -> None:
+    """The stream ends, whatever of the two the event loop comes to first."""
+
+    async def leaves() -> None:
+        happens = asyncio.Event()
+
+        class Handle:
+            async def __aiter__(self) -> AsyncIterator[None]:
+                await happens.wait()
+                yield None
+                await asyncio.Event().wait()
+
+            def cancel(self) -> None:
+                pass
+
+        nothing: Any = SimpleNamespace(handles=[Handle()], opening=list)
+        stream = Stream(nothing, nothing, nothing, nothing, 0.0)
+        stream._chunks = lambda index, happened: []  # type: ignore[method-assign]
+        reading = asyncio.ensure_future(anext(aiter(stream)))
+        await asyncio.sleep(0.01)
+        happens.set()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        reading.cancel()
+        await asyncio.wait({reading}, timeout=1.0)
+        assert reading.cancelled()
+
+    asyncio.run(leaves())
