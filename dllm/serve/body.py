@@ -136,9 +136,10 @@ def _is_among(value: Any, harmless: Collection[Any]) -> bool:
 
 def is_unicode(value: Any) -> bool:
     """Whether all texts in a JSON value can be encoded."""
-    todo, texts = [[value]], list[str]()
+    todo: list[Any] = [[value]]
+    texts = list[str]()
     while todo:
-        here: Any = todo.pop()
+        here = todo.pop()
         if isinstance(here, dict):
             texts += here
             here = here.values()
