@@ -136,8 +136,7 @@ def _is_among(value: Any, harmless: Collection[Any]) -> bool:
 
 def is_unicode(value: Any) -> bool:
     """Whether all texts in a JSON value can be encoded."""
-    todo: list[Any] = [[value]]
-    texts = list[str]()
+    todo, texts = list[Any]([[value]]), list[str]()
     while todo:
         here = todo.pop()
         if isinstance(here, dict):
