@@ -101,7 +101,7 @@ def _official_config(model: Any) -> dict[str, Any]:
     spelling = next((name for name in DTYPE_NAMES if name in original), DTYPE_NAMES[0])
     stored: Any = getattr(model.hf.config, "quantization_config", None)
     rounded = {"quantization_config": stored.to_dict()} if of_config(stored) else {}
-    return original | current | changed | rounded | {spelling: _dtype(model)}
+    return {**original, **current, **changed, **rounded, spelling: _dtype(model)}
 
 
 def _first(value: Any) -> Any:
