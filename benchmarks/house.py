@@ -115,7 +115,7 @@ def calls() -> Calls:
     import dllm
     from dllm.engine.forward import Forward
     from dllm.engine.work import Work
-    from dllm.kernels.statistics import ToHost
+    from dllm.kernels.transfer import ToHost
     from dllm.runtime.scheduler import Scheduler
 
     model = dllm.load("nano")

@@ -1,6 +1,7 @@
-"""Which samplers carry over from masks to uniform noise: two small models of one recipe.
+"""Which samplers carry over from masks to uniform noise: one small network, trained twice.
 
-``python benchmarks/uniform.py train FOLDER`` trains both, and goes on where a run stands.
+``python benchmarks/uniform.py train FOLDER`` trains both, and goes on where a run stands.  Network,
+schedule, batches, noised positions and self-conditioning are the same: only what noise is differs.
 ``python benchmarks/uniform.py KIND MODEL [COUNT]`` (KIND: uniform or masked) decodes ``COUNT``
 held-out prompts of each list task with every sampler along its parameter, and writes how many
 answers are right, and the forwards, to ``benchmarks/results/uniform_KIND.json``.
@@ -11,13 +12,13 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import dllm
 from dllm.eval.tasks import TASKS
 from dllm.train.loop import Report
 from dllm.train.recipes.nano import NanoTraining, export, train
+from dllm.train.tokenizer import build_tokenizer
 
 RESULTS = Path(__file__).parent / "results"
 KINDS = ("uniform", "masked")
@@ -39,20 +40,28 @@ MASKED = ("dmax", "wino")
 
 def train_both(folder: str) -> None:
     for kind in KINDS:
-        recipe, run = replace(NanoTraining.of("uniform"), objective=kind), Path(folder) / kind
-        train(recipe, run, accuracy_examples=0, report=Report(print, log_every=50))
+        recipe, run = NanoTraining.of("uniform"), Path(folder) / kind
+        train(
+            recipe, run, accuracy_examples=0, noise_id=noise_id(kind),
+            report=Report(print, log_every=50),
+        )  # fmt: skip
         export(run, run / "model")
+
+
+def noise_id(kind: str) -> int | None:
+    return int(build_tokenizer().mask_token_id) if kind == "masked" else None
 
 
 def measure(kind: str, folder: str, count: int) -> None:
     file = RESULTS / f"uniform_{kind}.json"
     examples = [(TASKS[name], e) for name in NAMES for e in TASKS[name].examples(count, 0)]
-    model, rows = dllm.load(folder, dtype="float32"), dict[str, list[float] | None]()
+    model = dllm.load(folder, dtype="float32", mask_token_id=noise_id(kind))
+    rows = dict[str, list[float] | None]()
     for sampler in (*SHARED, *OWN, *MASKED):
         try:
             answers = dllm.generate(
                 model, [e.prompt for _, e in examples], sampler=sampler, max_batch_size=64,
-                cache="block" if kind == "uniform" else "none", max_new_tokens=64, block_length=32,
+                cache="block", max_new_tokens=64,
             )  # fmt: skip
         except dllm.ConfigError:
             rows[sampler] = None  # refused

@@ -4,8 +4,7 @@
 >>> lm_eval.simple_evaluate("dllm", {"pretrained": "nano", "sampler": "eb"}, tasks=["mine"])
 
 Requests are answered in batches.  Generation honours ``until`` and ``max_gen_toks`` and stops
-early; likelihoods are those of `dllm.score`.  The harness's own rank protocol spreads requests over
-processes: start with ``torchrun``.
+early; likelihoods are those of `dllm.score`.
 """
 
 from __future__ import annotations
@@ -33,7 +32,6 @@ from ..models import load
 from ..request.prompts import chat_openings, encode_chat, encode_text
 from ..request.requests import occurrences
 from ..samplers import compose as compose_sampler
-from .ranks import Ranks
 from .usage import Scored, Usage, whole
 
 LOG = logging.getLogger(__name__)
@@ -42,7 +40,7 @@ SAMPLING = ("temperature", *FILTERS)
 
 
 @register_model("dllm")
-class DLLM(Ranks, TemplateLM):  # type: ignore[misc]
+class DLLM(TemplateLM):  # type: ignore[misc]
     """A model with a sampler and a cache, as the harness wants it.
 
     ``pretrained``: whatever `dllm.load` takes.  ``sampler``, ``cache`` and ``arguments``
@@ -78,7 +76,6 @@ class DLLM(Ranks, TemplateLM):  # type: ignore[misc]
                 own = list(inspect.signature(DLLM).parameters)[:-1]
                 raise UnknownNameError("argument", name, [*own, *known])
         compose_sampler(sampler), compose_cache(cache)  # unknown names are refused before loading
-        self._join()
         if isinstance(batch_size, str) and not batch_size.isdigit():
             raise ConfigError(f"batch_size is a number here, not {batch_size!r}")
         rows = int(batch_size or 32)
@@ -101,13 +98,6 @@ class DLLM(Ranks, TemplateLM):  # type: ignore[misc]
         self.usage = Usage()
         self._rendered: dict[str, list[int]] = {}
         self._openings = chat_openings(self.tokenizer)
-
-    def gathered(self) -> tuple[Usage, list[Scored]] | None:
-        """Usage and scores of all processes, in the first one; None in the others."""
-        result = self.gather_object((self.usage, self.scores))
-        if result is None:
-            return None
-        return sum((usage for usage, _ in result), Usage()), [s for _, each in result for s in each]
 
     # -- text and ids ---------------------------------------------------------------------------
 
@@ -246,7 +236,7 @@ class DLLM(Ranks, TemplateLM):  # type: ignore[misc]
     def _batches(self, requests: list[ScoreRequest], quiet: bool) -> Iterator[list[ScoreRequest]]:
         """Runs of whole questions: choices must meet to be compared."""
         batch: list[ScoreRequest] = []
-        with tqdm(total=len(requests), desc="likelihood", disable=quiet or self.rank > 0) as bar:
+        with tqdm(total=len(requests), desc="likelihood", disable=quiet) as bar:
             for _, members in groupby(requests, key=lambda request: request.group):
                 batch += members
                 if len(batch) >= self.batch_size:
@@ -273,9 +263,7 @@ class DLLM(Ranks, TemplateLM):  # type: ignore[misc]
         kinds: dict[str, list[int]] = {}
         for i, name in enumerate(names):
             kinds.setdefault(name, []).append(i)
-        with tqdm(
-            total=len(requests), desc="generation", disable=disable_tqdm or self.rank > 0
-        ) as (bar):
+        with tqdm(total=len(requests), desc="generation", disable=disable_tqdm) as (bar):
             for indices in kinds.values():
                 indices.sort(key=lambda i: -len(prompts[i]))
                 began = time.perf_counter()

@@ -1,10 +1,10 @@
-"""What an evaluation cost, summed over processes."""
+"""What an evaluation cost."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from ..likelihood.scoring import Score
 from ..runtime.result import Result
@@ -12,8 +12,7 @@ from ..runtime.result import Result
 
 @dataclass
 class Usage:
-    """What the answers of a `DLLM` cost, likelihoods apart from generations; ``seconds`` of
-    several processes are those of the busiest."""
+    """What the answers of a `DLLM` cost, likelihoods apart from generations."""
 
     requests: int = 0
     tokens: int = 0
@@ -31,13 +30,6 @@ class Usage:
         self.tokens += len(answer.tokens)
         self.nfe += answer.nfe
         self.computed += answer.computed
-
-    def __add__(self, other: Usage) -> Usage:
-        """Of two processes together."""
-        mine, others = asdict(self), asdict(other)
-        together = {name: mine[name] + others[name] for name in mine}
-        most = {name: max(mine[name], others[name]) for name in ("seconds", "largest_stderr")}
-        return Usage(**(together | most))
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ def evaluate(
         raise ConfigError(f"there is no folder {folder} for --include-path")
     manager = TaskManager(include_path=None if folder is None else str(folder))
     names = known_tasks(tasks, manager)
-    with waiting(f"loading {options.model}"):  # by name: a process has to know its device first
+    with waiting(f"loading {options.model}"):
         lm = DLLM(
             options.model, dtype=options.dtype, device=options.device, **options.parts(),
             **{name: getattr(options, name) for name in HARNESS}, **options.arguments(),
@@ -92,22 +92,18 @@ def evaluate(
     except Exception as error:  # the harness and its loaders raise many types, mostly about tasks
         what = f"{type(error).__name__}: {error}"
         raise ConfigError(f"the tasks {tasks} cannot be run ({what}); --debug says more") from error
-    used = lm.gathered()
-    if result is None or used is None:  # another process than the first
-        return
-    usage, scores = used
     print(make_table(result))
     if "groups" in result:
         print(make_table(result, "groups"))
-    note(cost(usage))
+    note(cost(lm.usage))
     if options.output is not None:
         about: dict[str, Any] = {
             "how": lm.how,
             "scoring": asdict(lm.scoring),
-            "usage": asdict(usage),
+            "usage": asdict(lm.usage),
         }
         if options.log_samples:
-            about["scores"] = [asdict(score) for score in scores]
+            about["scores"] = [asdict(score) for score in lm.scores]
         record = {**result, "dllm": about | {"model": lm.model.name, "versions": versions()}}
         text = json.dumps(record, indent=1, default=handle_non_serializable, ensure_ascii=False)
         options.output.write_text(text + "\n", encoding="utf-8")

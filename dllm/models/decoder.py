@@ -21,18 +21,14 @@ from ..kernels.cpu.products import Weight
 from ..kernels.linear import packed_of
 from . import mlp, norms, rotary
 from .attention import FUNCTIONS
-from .forwards import replace_forwards
+from .forwards import classes, replace_forwards
 
-LAYERS = (  # by name: a network that nobody loads is not imported
-    "transformers.models.llama.modeling_llama.LlamaDecoderLayer",
-    "transformers.models.qwen2.modeling_qwen2.Qwen2DecoderLayer",
-)
 MADE: WeakKeyDictionary[nn.Module, layers.Layer] = WeakKeyDictionary()
 
 
 def join_parts(hf: PreTrainedModel) -> None:
     """Let the decoder layers of ``hf`` call the kernels themselves.  Changes them in place."""
-    replace_forwards(hf, LAYERS, _forward)
+    replace_forwards(hf, classes("DecoderLayer", ("llama", "qwen2")), _forward)
 
 
 def _forward(
@@ -40,7 +36,7 @@ def _forward(
     position_ids: torch.Tensor | None = None, past_key_values: Any = None, use_cache: bool = False,
     position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None, **rest: Any,
 ) -> torch.Tensor:  # fmt: skip
-    """The forward of a layer in `LAYERS`: ``hidden_states`` (1, Q, D) to the same shape."""
+    """The forward of a decoder layer: ``hidden_states`` (1, Q, D) to the same shape."""
     attention, rest = module.self_attn, rest | {"position_ids": position_ids}
     place = getattr(past_key_values, "place", None)
     written = place(attention.layer_idx) if place and library() else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ def classes(part: str, networks: tuple[str, ...] = NETWORKS) -> list[str]:
     return [f"transformers.models.{n}.modeling_{n}.{n.capitalize()}{part}" for n in networks]
 
 
-def replace_forwards(network: nn.Module, kinds: list[str], forward: Callable[..., Any]) -> None:
+def replace_forwards(network: nn.Module, kinds: Sequence[str], forward: Callable[..., Any]) -> None:
     """Let the layers of the classes in ``kinds`` (module and name) compute ``forward(layer, ...)``.
 
     Changes them in place.  Layers of other classes are left alone, and those whose forward somebody

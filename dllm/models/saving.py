@@ -91,9 +91,8 @@ def _native_config(model: Any) -> dict[str, Any]:
 
 def _official_config(model: Any) -> dict[str, Any]:
     """The original fields, with those replaced that have changed since."""
-    family, original = model.family, dict(model.official_config)
-    assert family.to_official is not None and family.to_native is not None
-    current = family.to_official(model.hf.config)
+    family, original = model.family, dict[str, Any](model.official_config)
+    current: dict[str, Any] = family.to_official(model.hf.config)
     if original:
         before = family.to_official(family.to_native(original))
         current = {name: value for name, value in current.items() if value != before[name]}
@@ -102,7 +101,7 @@ def _official_config(model: Any) -> dict[str, Any]:
     spelling = next((name for name in DTYPE_NAMES if name in original), DTYPE_NAMES[0])
     stored: Any = getattr(model.hf.config, "quantization_config", None)
     rounded = {"quantization_config": stored.to_dict()} if of_config(stored) else {}
-    return original | current | changed | rounded | {spelling: _dtype(model)}
+    return {**original, **current, **changed, **rounded, spelling: _dtype(model)}
 
 
 def _first(value: Any) -> Any:

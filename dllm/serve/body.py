@@ -136,9 +136,9 @@ def _is_among(value: Any, harmless: Collection[Any]) -> bool:
 
 def is_unicode(value: Any) -> bool:
     """Whether all texts in a JSON value can be encoded."""
-    todo, texts = [[value]], list[str]()
+    todo, texts = list[Any]([[value]]), list[str]()
     while todo:
-        here: Any = todo.pop()
+        here = todo.pop()
         if isinstance(here, dict):
             texts += here
             here = here.values()

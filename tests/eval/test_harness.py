@@ -6,8 +6,6 @@ import functools
 import json
 import math
 import os
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -27,7 +25,6 @@ with warnings.catch_warnings():
     from lm_eval.tasks import TaskManager
 
     from dllm.eval.harness import DLLM
-    from dllm.eval.usage import Usage
 
 LISTS = [
     ["Tom", "Anna", "Ben"],
@@ -316,59 +313,3 @@ def test_bad_input(cli: Run, tasks: Path, tmp_path: Path) -> None:
         result = cli("eval", "--tasks", name, "--include-path", str(folder))
         assert (result.exit_code, result.stdout) == (2, ""), message
         assert message in result.stderr and "Traceback" not in result.stderr
-
-
-@pytest.mark.usefixtures("quick")
-def test_a_process_takes_its_device_before_it_loads(
-    cli: Run, tasks: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    order = []
-    monkeypatch.setattr(DLLM, "_join", lambda self: order.append("join"))
-
-    def load(*_: object, **__: object) -> None:
-        order.append("load")
-        raise dllm.ConfigError("enough")
-
-    monkeypatch.setattr("dllm.eval.harness.load", load)
-    monkeypatch.setattr("dllm.models.load", load)
-    cli("eval", "--tasks", "my_reverse", "--include-path", str(tasks))
-    assert order == ["join", "load"]
-
-
-@pytest.mark.usefixtures("quick")
-def test_costs_and_scores_are_those_of_all_processes(
-    cli: Run, tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The second process did the same as this one."""
-    monkeypatch.setattr(DLLM, "gather_object", lambda self, outcome, dst=0: [outcome, outcome])
-    out = tmp_path / "found.json"
-    result = cli(
-        "eval", "--tasks", "my_choice,my_reverse", "--include-path", str(tasks), "--limit", "1",
-        "--samples", "8", "--log-samples", "--output", str(out),
-    )  # fmt: skip
-    assert "2 generations" in result.stderr and "6 likelihoods" in result.stderr
-    outcome = json.loads(out.read_text())["dllm"]
-    assert len(outcome["scores"]) == 6 and outcome["usage"]["likelihood_nfe"] > 0
-    one, other = Usage(tokens=3, seconds=2.0), Usage(tokens=4, seconds=5.0, largest_stderr=0.5)
-    assert one + other == Usage(tokens=7, seconds=5.0, largest_stderr=0.5)
-
-
-@pytest.mark.slow
-def test_two_processes_share_the_documents(tasks: Path) -> None:
-    program = (
-        "import sys, lm_eval\nfrom lm_eval.tasks import TaskManager\n"
-        "from dllm.eval.harness import DLLM\n"
-        "lm = DLLM('nano')\n"
-        "manager = TaskManager(include_path=sys.argv[1], include_defaults=False)\n"
-        "found = lm_eval.simple_evaluate(lm, tasks=['my_reverse', 'my_choice'],"
-        " task_manager=manager, apply_chat_template=True)\n"
-        "print('RANK', lm.rank, lm.usage.requests,"
-        " found and float(found['results']['my_reverse']['exact_match,none']))\n"
-    )
-    file = tasks / "two.py"
-    file.write_text(program)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
-    done = subprocess.run([*command, str(file), str(tasks)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "RANK 1 2 None" in done.stdout
-    assert "RANK 0 2 1.0" in done.stdout

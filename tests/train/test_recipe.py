@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+import torch.nn.functional as F
 from transformers import TrainerCallback, TrainerState
 
 import dllm
@@ -17,8 +18,17 @@ from dllm.core.errors import ConfigError
 from dllm.train.data import TaskStream
 from dllm.train.loop import Loop, Progress, Report
 from dllm.train.objectives.denoising import draw_masks
+from dllm.train.objectives.uniform import UniformDenoising
 from dllm.train.recipes import nano
-from dllm.train.recipes.nano import NanoTraining, build_model, export, last_weights, rate, train
+from dllm.train.recipes.nano import (
+    NanoTraining,
+    build_model,
+    export,
+    last_weights,
+    rate,
+    snapshot,
+    train,
+)
 from dllm.train.tokenizer import build_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -161,6 +171,31 @@ def test_a_small_model_for_uniform_noise(tmp_path: Path) -> None:
     model = dllm.load(tmp_path / "model")
     assert model.facts.uniform and model.facts.block_length == 32
     assert dllm.generate(model, "Copy: Tom", cache="block", max_new_tokens=32).nfe > 1
+
+
+def test_masks_in_the_place_of_random_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same positions of the same batch are noised, and the model is read as a masked one."""
+    recipe = replace(TOY, objective="uniform", intermediate_size=96, phases=())
+    tokenizer = build_tokenizer()
+    mask = int(tokenizer.mask_token_id)
+    model: Any = build_model(recipe, tokenizer)
+    batch = TaskStream(tokenizer, recipe.weights_at, 512, 0, 1)[0]
+    fed = []
+
+    def predict(self: Any, ids: torch.Tensor, *_: Any) -> torch.Tensor:
+        fed.append(ids)
+        return torch.zeros(*ids.shape, model.config.text_config.vocab_size)
+
+    monkeypatch.setattr(UniformDenoising, "_logits", predict)
+    for noise in (None, mask):
+        UniformDenoising(model.model.decoder, 0.2, noise)(**batch)
+    random, masked = fed[0], fed[-1]
+    clean = F.pad(batch["ids"], (0, 32), value=int(batch["ids"][0, -1]))[:, : random.shape[1]]
+    noisy = masked == mask
+    assert noisy.any() and torch.equal(masked[~noisy], clean[~noisy])
+    assert torch.equal(random[~noisy], clean[~noisy])
+    assert (random[noisy] != clean[noisy]).float().mean() > 0.9  # 1 of 528 is drawn as it was
+    assert not snapshot(model, tokenizer, mask).facts.uniform
 
 
 def test_the_example_is_of_the_recipe() -> None:

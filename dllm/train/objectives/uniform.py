@@ -17,11 +17,13 @@ from ..network import ATTENTION, attention
 class UniformDenoising(nn.Module):
     """Mean cross-entropy over a canvas per row, the noise of which is drawn with density 2t; end
     tokens after the first weigh ``tail_weight``.  Half of the batches are predicted twice, the
-    second time conditioned on the first prediction (self-conditioning, arXiv 2208.04202)."""
+    second time conditioned on the first prediction (self-conditioning, arXiv 2208.04202).
 
-    def __init__(self, network: Any, tail_weight: float) -> None:
+    ``network`` is the decoder; ``noise_id``: what noise is (None: random ids)."""
+
+    def __init__(self, network: Any, tail_weight: float, noise_id: int | None = None) -> None:
         super().__init__()
-        self.network, self.tail_weight = network, tail_weight  # the decoder
+        self.network, self.tail_weight, self.noise_id = network, tail_weight, noise_id
 
     def forward(
         self, ids: torch.Tensor, answer: torch.Tensor, tail: torch.Tensor, seed: torch.Tensor
@@ -41,7 +43,9 @@ class UniformDenoising(nn.Module):
         ratio = torch.rand(len(ids), 1, generator=generator).sqrt()
         noisy = canvas & (torch.rand(ids.shape, generator=generator) < ratio)
         columns = self.network.config.text_config.vocab_size
-        inputs = torch.where(noisy, torch.randint(columns, ids.shape, generator=generator), ids)
+        noise = torch.randint(columns, ids.shape, generator=generator)
+        noise = noise if self.noise_id is None else torch.full_like(noise, self.noise_id)
+        inputs = torch.where(noisy, noise, ids)
         soft = None
         if torch.rand((), generator=generator) < 0.5:
             with torch.no_grad():

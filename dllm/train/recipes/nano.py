@@ -236,11 +236,12 @@ def rate(step: int, recipe: NanoTraining) -> float:
 def train(
     recipe: NanoTraining, folder: Path, *, device: str = "cpu", compile_model: bool = True,
     save_every: int = 500, accuracy_every: int = 1_000, accuracy_examples: int = 16,
-    weights_from: Path | None = None, report: Report = SILENT,
+    weights_from: Path | None = None, noise_id: int | None = None, report: Report = SILENT,
 ) -> Loop:  # fmt: skip
     """Run ``recipe`` in ``folder``, or go on with it there; more steps may be asked for.
 
-    ``weights_from``: the folder of a run whose weights a new one starts with.  Every
+    ``weights_from``: the folder of a run whose weights a new one starts with.  ``noise_id``: what
+    objective "uniform" puts in the place of random ids, such as the mask token.  Every
     ``accuracy_every`` steps the run says which share of held-out prompts is answered correctly.
     """
     same_recipe(folder, recipe, steps=recipe.steps)
@@ -250,7 +251,7 @@ def train(
     if weights_from is not None:
         network.load_state_dict(last_weights(weights_from))
     if recipe.objective == "uniform":
-        objective: torch.nn.Module = UniformDenoising(network, recipe.tail_weight)
+        objective: torch.nn.Module = UniformDenoising(network, recipe.tail_weight, noise_id)
     else:
         objective = Denoising(
             model, int(tokenizer.mask_token_id), recipe.objective == "causal", recipe.tail_weight,
@@ -260,7 +261,7 @@ def train(
     warm = LambdaLR(optimizer, lambda step: rate(step, recipe))
 
     def measure(_: Any) -> Metrics:
-        return accuracy(snapshot(model, tokenizer), n=accuracy_examples)
+        return accuracy(snapshot(model, tokenizer, noise_id), n=accuracy_examples)
 
     run = loop(
         objective, TaskStream(tokenizer, recipe.weights_at, recipe.tokens, recipe.seed,
@@ -312,12 +313,14 @@ def last_weights(folder: Path) -> dict[str, torch.Tensor]:
     return {name.removeprefix("network."): tensor for name, tensor in weights.items()}
 
 
-def snapshot(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> DiffusionModel:
+def snapshot(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, noise_id: int | None = None
+) -> DiffusionModel:
     """The network as `dllm.load` would return it: a copy on CPU, ready to decode."""
     if isinstance(model, DiffusionGemmaForBlockDiffusion):
         with TemporaryDirectory() as folder:
             _write(model, tokenizer, Path(folder))
-            return load(folder)
+            return load(folder, mask_token_id=noise_id)
     clone: Any = copy.deepcopy(model).requires_grad_(False)
     clone.to("cpu")
     clone.set_attn_implementation("sdpa")
