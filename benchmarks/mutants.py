@@ -54,6 +54,7 @@ EQUIVALENT = {  # what changes no result: path, function, expression
     ("dllm/engine/visibility.py", "upload", "True"): "a copy to a GPU may overlap",
     ("dllm/engine/loop.py", "Engine._options", "len(self._checked) > 1024"): "when to forget",
     ("dllm/engine/loop.py", "Engine._options", "1024"): "when to forget",
+    ("dllm/drafting/search/marginals.py", "Marginals._columns", "2 * flat.size > length"): "cost",
 }
 Change = Callable[[Any], ast.AST]
 
