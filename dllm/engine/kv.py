@@ -105,7 +105,7 @@ class KVBuffer(Cache):
         **__: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write rotated (1, kv_heads, Q, head_dim) at `slots`; return the layer's whole buffer."""
-        keys, values, slots = self._layer(layer_idx, value_states)
+        keys, values, slots = self.place(layer_idx, value_states)
         keys.index_copy_(2, slots, key_states.to(keys.dtype))
         values.index_copy_(2, slots, value_states)
         return keys, values
@@ -118,26 +118,19 @@ class KVBuffer(Cache):
 
         ``cos``, ``sin`` (1, Q, dh).  Returns the rotated queries and the layer's whole buffer.
         """
-        keys, values, slots = self.place(layer_idx) or self._layer(layer_idx, v)
+        keys, values, slots = self.place(layer_idx, v)
         q = rotate_scatter(q[0], k[0], v[0], cos[0], sin[0], slots, keys[0], values[0])
         return q[None], keys, values
 
-    def place(self, layer_idx: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
-        """Keys and values of a layer and `slots`, for who writes there; None before the first
-        write, and where the slots are on another device."""
-        keys, values, slots = self._keys[layer_idx], self._values[layer_idx], self.slots
-        if keys is None or values is None or slots is None or slots.device != keys.device:
-            return None
-        return keys, values, slots
-
-    def _layer(
+    def place(
         self, layer_idx: int, states: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Keys and values of a layer, made to fit ``states``, and `slots` on their device."""
+        """Keys and values of a layer, made to fit ``states`` (1, Hkv, any, dh), and `slots` on
+        their device, for who writes there."""
         keys, values = self._keys[layer_idx], self._values[layer_idx]
         if keys is None or values is None:
             shape = list(states.shape)
-            shape[2] = self.size
+            shape[2] = self.extents.size
             keys = states.new_zeros(shape)
             values = torch.zeros_like(keys)
             self._keys[layer_idx], self._values[layer_idx] = keys, values

@@ -32,8 +32,9 @@ def soft_inputs(
     predictions, else embeddings where a row has something in place of one."""
     if conditioned:
         return combined(jobs, packed)
-    if any(job.row.feed.mixture is not None for job in jobs):
-        return {"inputs_embeds": replaced(jobs, packed, model)}
+    for job in jobs:
+        if job.row.feed.mixture is not None:
+            return {"inputs_embeds": replaced(jobs, packed, model)}
     return {}
 
 

@@ -7,8 +7,9 @@ else's forward, a quantised weight), the layer runs as it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
+from itertools import repeat
+from operator import attrgetter, is_
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -18,17 +19,18 @@ from transformers import PreTrainedModel
 
 from ..kernels.cpu import layers, library
 from ..kernels.cpu.products import Weight
-from ..kernels.linear import packed_of
+from ..kernels.linear import Packed, packed_of
 from . import mlp, norms, rotary
 from .attention import FUNCTIONS
 from .forwards import classes, replace_forwards
 
-MADE: WeakKeyDictionary[nn.Module, layers.Layer] = WeakKeyDictionary()
+MADE: WeakKeyDictionary[nn.Module, Joined] = WeakKeyDictionary()
 
 
 def join_parts(hf: PreTrainedModel) -> None:
     """Let the decoder layers of ``hf`` call the kernels themselves.  Changes them in place."""
-    replace_forwards(hf, classes("DecoderLayer", ("llama", "qwen2")), _forward)
+    if library() is not None:
+        replace_forwards(hf, classes("DecoderLayer", ("llama", "qwen2")), _forward)
 
 
 def _forward(
@@ -39,67 +41,101 @@ def _forward(
     """The forward of a decoder layer: ``hidden_states`` (1, Q, D) to the same shape."""
     attention, rest = module.self_attn, rest | {"position_ids": position_ids}
     place = getattr(past_key_values, "place", None)
-    written = place(attention.layer_idx) if place and library() else None
-    made = None
-    if written is not None and position_embeddings is not None:
-        made = _made(module, hidden_states, *position_embeddings, *written)
-    if made is None or written is None or position_embeddings is None:
-        result: torch.Tensor = type(module).forward(
-            module, hidden_states, attention_mask, past_key_values=past_key_values,
-            use_cache=use_cache, position_embeddings=position_embeddings, **rest,
-        )  # fmt: skip
-        return result
-    keys, values, slots = written
-    cos, sin = (each[0].contiguous() for each in position_embeddings)
-    q = made.begin(hidden_states[0], cos, sin, slots, keys[0], values[0])
-    attended, _ = FUNCTIONS[attention.config._attn_implementation](
-        attention, q[None], keys, values, attention_mask, scaling=attention.scaling, **rest
-    )
-    return made.end(hidden_states[0], attended[0].contiguous())[None]
-
-
-def _made(
-    module: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, keys: torch.Tensor,
-    values: torch.Tensor, slots: torch.Tensor,
-) -> layers.Layer | None:  # fmt: skip
-    """The layer as the kernels want it; None where it has to run as it is."""
-    attention, gated = module.self_attn, module.mlp
-    both = module.input_layernorm, module.post_attention_layernorm
-    scales = [each.weight for each in both]
     if (
-        len(x) != 1 or not x.is_contiguous()
-        or not (layers.suits(x, *scales, keys, values) and layers.suits(cos, sin))
-        or slots.dtype != torch.int64 or not slots.is_contiguous()
-        or keys.stride(3) != 1 or values.stride(3) != 1
-        or not (_plain(attention, rotary._forward) and _plain(gated, mlp._forward))
-        or not all(_plain(each, norms._forward) for each in both)
-        or type(gated.act_fn).__name__ not in mlp.SILU
+        place and position_embeddings is not None and hidden_states.device.type == "cpu"
+        and len(hidden_states) == 1 and hidden_states.is_contiguous()
+        and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        and not torch.is_autocast_enabled("cpu")
     ):  # fmt: skip
-        return None
-    linears = (
-        attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj,
-        gated.gate_proj, gated.up_proj, gated.down_proj,
+        made = MADE.get(module)
+        if made is None or not made.holds():
+            made = MADE[module] = Joined(module)
+        layer, x, (cos, sin) = made.layer, hidden_states[0], position_embeddings
+        if layer is not None and x.dtype == made.states.dtype:
+            keys, values, slots = place(attention.layer_idx, made.states)
+            if (
+                x.dtype == keys.dtype == values.dtype and cos.dtype in layers.DTYPES
+                and cos.dtype == sin.dtype and slots.dtype == torch.int64 and slots.is_contiguous()
+                and keys.stride(3) == values.stride(3) == 1
+            ):  # fmt: skip
+                cos, sin = cos[0].contiguous(), sin[0].contiguous()
+                q = layer.begin(x, cos, sin, slots, keys[0], values[0])
+                attended, _ = FUNCTIONS[attention.config._attn_implementation](
+                    attention, q[None], keys, values, attention_mask, scaling=attention.scaling,
+                    **rest,
+                )  # fmt: skip
+                return layer.end(x, attended[0].contiguous())[None]
+    result: torch.Tensor = type(module).forward(
+        module, hidden_states, attention_mask, past_key_values=past_key_values,
+        use_cache=use_cache, position_embeddings=position_embeddings, **rest,
     )  # fmt: skip
-    weights = list[Any]()
-    for linear in linears:
-        packed = packed_of(linear)
-        parts = None if packed is None or _hooked(linear) else packed.parts(linear.weight)
-        if parts is None or len(parts) != 1 or type(parts[0]) is not Weight:
+    return result
+
+
+class Joined:
+    """A layer as the kernels want it, None where it has to run as it is, and what that was made of.
+    To look whether it still is takes no calls: they are what is saved here."""
+
+    def __init__(self, module: Any) -> None:
+        attention, gated = module.self_attn, module.mlp
+        both = module.input_layernorm, module.post_attention_layernorm
+        linears = (
+            attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj,
+            gated.gate_proj, gated.up_proj, gated.down_proj,
+        )  # fmt: skip
+        parts = attention, gated, *both, *linears
+        packed = [packed_of(each) for each in linears]
+        weights = _weights(parts, packed)
+        scales = [each.weight for each in both]
+        size = attention.head_dim
+        self.states = scales[0].new_empty(1, attention.k_proj.out_features // size, 0, size)
+        self.layer = None
+        if weights is not None and layers.suits(*scales):
+            biases, eps = [each.bias for each in linears], [each.variance_epsilon for each in both]
+            self.layer = layers.Layer(weights, biases, scales, eps)
+        self.packed = [each for each in packed if each is not None]
+        self.made = [each.made for each in self.packed]
+        self.children = [each._modules for each in (module, attention, gated)]
+        self.parts = [list(each.values()) for each in self.children]
+        self.hooks = [x for each in parts for x in (each._forward_hooks, each._forward_pre_hooks)]
+        self.attributes = [each.__dict__ for each in parts]
+        self.forwards = [each.get("forward") for each in self.attributes]
+        self.owners = [each._parameters for each in (*linears, *both)]
+        self.tensors = self._tensors()
+
+    def holds(self) -> bool:
+        """Whether these are still its parts, with the same weights."""
+        return (
+            not any(self.hooks)
+            and [*map(list, map(dict.values, self.children))] == self.parts
+            and [*map(dict.get, self.attributes, repeat("forward"))] == self.forwards
+            and all(map(is_, map(attrgetter("made"), self.packed), self.made))
+            and self._tensors() == self.tensors
+        )
+
+    def _tensors(self) -> list[tuple[int, int]]:
+        """Where each tensor lies, and how often it was changed in place."""
+        return [
+            (x.data_ptr(), 0 if x.is_inference() else x._version)
+            for owner in self.owners for x in owner.values() if x is not None
+        ]  # fmt: skip
+
+
+def _weights(parts: tuple[Any, ...], packed: list[Packed | None]) -> list[Weight] | None:
+    """The packed weights; None where a part is not what `adopt` left."""
+    own = rotary._forward, mlp._forward, norms._forward, norms._forward
+    for part, forward in zip(parts, own, strict=False):
+        given = part.__dict__.get("forward")
+        if type(given) is not partial or given.func is not forward:
             return None
-        weights.append(parts[0])
-    given = weights, [linear.bias for linear in linears], scales
-    made = MADE.get(module)
-    if made is None or not made.holds(*given):
-        eps = [each.variance_epsilon for each in both]
-        made = MADE[module] = layers.Layer(*given, eps)
-    return made
-
-
-def _plain(module: nn.Module, forward: Callable[..., Any]) -> bool:
-    """Whether the part computes ``forward`` and nothing else."""
-    own = module.__dict__.get("forward")
-    return type(own) is partial and own.func is forward and not _hooked(module)
-
-
-def _hooked(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks)
+    if type(parts[1].act_fn).__name__ not in mlp.SILU or any(
+        each._forward_hooks or each._forward_pre_hooks for each in parts
+    ):
+        return None
+    result = list[Weight]()
+    for linear, each in zip(parts[4:], packed, strict=True):
+        found = None if each is None else each.parts(linear.weight)
+        if found is None or len(found) != 1 or type(found[0]) is not Weight:
+            return None
+        result.append(found[0])
+    return result

@@ -39,12 +39,12 @@ class Request:
     restarts: int = 0  # of its row, when the trace was last written
 
     def record(self, step: Step) -> None:
-        """Write a step to the trace, where there is one; what was before a restart is not of it."""
-        if self.trace is not None:
-            if step.row.restarts != self.restarts:
-                self.restarts = step.row.restarts
-                self.trace.steps.clear()
-            self.trace.add(step)
+        """Write a step to the trace; what was before a restart is not of it."""
+        assert self.trace is not None
+        if step.row.restarts != self.restarts:
+            self.restarts = step.row.restarts
+            self.trace.steps.clear()
+        self.trace.add(step)
 
     @property
     def done(self) -> bool:

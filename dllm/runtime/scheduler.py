@@ -86,7 +86,8 @@ class Scheduler:
             if step.canvas.finished and step.row.error is None:
                 self._finish(request, step)
             else:
-                request.record(step)
+                if request.trace is not None:
+                    request.record(step)
             progress.append((request, step))
         for row, request in list(self.running.items()):
             if row.error is not None:
@@ -149,7 +150,7 @@ class Scheduler:
         self.running.pop(request.row, None)
         kind = self.engine.kind or Result
         try:
-            if step is not None:
+            if step is not None and request.trace is not None:
                 request.record(step)
             request.result = kind.of(request, self.engine, self.memory.peak())
         except Exception as error:

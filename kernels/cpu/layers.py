@@ -18,13 +18,15 @@ def suits(*tensors: torch.Tensor) -> bool:
     """Whether kernels are compiled and can take these: on a CPU, of one dtype that they know,
     without gradients."""
     dtype = tensors[0].dtype
+    for x in tensors:  # calls of Python would take as long as what is asked for
+        if x.dtype != dtype or x.device.type != "cpu":
+            return False
     return (
         library() is not None
         and not torch.is_grad_enabled()
         and not torch.compiler.is_compiling()
         and not torch.is_autocast_enabled("cpu")
         and dtype in DTYPES
-        and all(x.dtype == dtype and x.device.type == "cpu" for x in tensors)
     )
 
 
@@ -56,7 +58,8 @@ def rotates(*tensors: torch.Tensor) -> bool:
     return (
         suits(q, k, v) and suits(cos, sin) and suits(keys, values)
         and slots.dtype == torch.int64
-        and all(x.stride(-1) == 1 for x in (q, k, v, keys, values))
+        and q.stride(-1) == k.stride(-1) == v.stride(-1) == 1
+        and keys.stride(-1) == values.stride(-1) == 1
     )  # fmt: skip
 
 
@@ -82,10 +85,10 @@ def rotate_scatter(
 
 def attends(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> bool:
     """Whether `attention` can take its arguments."""
-    given = (q, k, v) if mask is None else (q, k, v, mask)
     return (
-        suits(*given)
-        and all(x.stride(-1) == 1 for x in given)
+        suits(q, k, v, v if mask is None else mask)
+        and q.stride(-1) == k.stride(-1) == v.stride(-1) == 1
+        and (mask is None or mask.stride(-1) == 1)
         and q.shape[-1] % 2 == 0
         and k.stride(2) % 2 == 0  # in bfloat16 pairs are read as one
         and v.shape[-1] == q.shape[-1]
@@ -104,7 +107,7 @@ def attention(
     nor hidden ones among them change a query's bits.
     """
     result = q.new_empty(q.shape)
-    strides = [stride for x in (q, k, v) for stride in x.stride()[:3]]
+    strides = *q.stride()[:3], *k.stride()[:3], *v.stride()[:3]
     strides += (0, 0) if mask is None else mask.stride()[:2]
     rows, heads, count, size = q.shape
     loaded().dllm_attention(
@@ -141,23 +144,16 @@ class Layer:
         self, weights: Sequence[Weight], biases: Sequence[torch.Tensor | None],
         norms: Sequence[torch.Tensor], eps: Sequence[float],
     ) -> None:  # fmt: skip
-        self.weights, self.places = list(weights), _places(biases, norms)
+        self.weights, self.library = list(weights), loaded()
         linears = [
-            _Linear(weight.blocks.data_ptr(), bias, *weight.shape, not weight.copy)
-            for weight, bias in zip(weights, self.places, strict=False)
-        ]
-        self.layer = _Layer(*linears, *self.places[len(linears) :], *eps)
+            _Linear(weight.blocks.data_ptr(), bias if bias is None else bias.data_ptr(),
+                    *weight.shape, not weight.copy)
+            for weight, bias in zip(weights, biases, strict=True)
+        ]  # fmt: skip
+        self.layer = _Layer(*linears, *(each.data_ptr() for each in norms), *eps)
         self.address = ctypes.addressof(self.layer)
         (self.queries, self.width), self.shared = weights[0].shape, weights[1].shape[0]
         self.wide = weights[4].shape[0]
-
-    def holds(
-        self, weights: Sequence[Weight], biases: Sequence[torch.Tensor | None],
-        norms: Sequence[torch.Tensor],
-    ) -> bool:  # fmt: skip
-        """Whether it was made of these, and they lie where they did."""
-        same = all(a is b for a, b in zip(weights, self.weights, strict=True))
-        return same and self.places == _places(biases, norms)
 
     def begin(
         self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, slots: torch.Tensor,
@@ -168,8 +164,9 @@ class Layer:
         work = x.new_empty(count, self.width + self.queries + 2 * self.shared)
         turned = keys.new_empty(self.queries // size, count, size)
         strides = _Strides(*keys.stride()[:2], *values.stride()[:2])
-        halves = sum((each.dtype == torch.bfloat16) << i for i, each in enumerate((x, cos, keys)))
-        refused = loaded().dllm_layer_begin(
+        half = torch.bfloat16
+        halves = (x.dtype == half) | (cos.dtype == half) << 1 | (keys.dtype == half) << 2
+        refused = self.library.dllm_layer_begin(
             self.address, x.data_ptr(), work.data_ptr(), cos.data_ptr(), sin.data_ptr(),
             slots.data_ptr(), turned.data_ptr(), keys.data_ptr(), values.data_ptr(), strides, count,
             size, keys.shape[1], halves, torch.get_num_threads(),
@@ -181,15 +178,8 @@ class Layer:
     def end(self, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
         """The rows (m, d) after the layer, from those before it and what was attended (m, ...)."""
         work, result = x.new_empty(len(x), self.width + 2 * self.wide), torch.empty_like(x)
-        loaded().dllm_layer_end(
+        self.library.dllm_layer_end(
             self.address, x.data_ptr(), attended.data_ptr(), work.data_ptr(), result.data_ptr(),
             len(x), x.dtype == torch.bfloat16, torch.get_num_threads(),
         )  # fmt: skip
         return result
-
-
-def _places(
-    biases: Sequence[torch.Tensor | None], norms: Sequence[torch.Tensor]
-) -> list[int | None]:
-    """Where they lie in memory."""
-    return [None if each is None else each.data_ptr() for each in (*biases, *norms)]
