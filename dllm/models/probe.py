@@ -17,6 +17,7 @@ from typing import Any
 
 import transformers
 
+from ..core.child import command
 from ..core.errors import CheckpointError
 from .tokenizer import FILES
 
@@ -42,14 +43,12 @@ def probe(folder: Path, loader: str = "AutoTokenizer", seconds: int = SECONDS) -
     files = [name for name in FILES if (folder / name).exists()]
     if not files:
         return
-    path = os.pathsep.join(p or os.getcwd() for p in sys.path)
-    command = [sys.executable, "-P", "-c", f"from {__name__} import main; main()", str(folder),
-               loader, str(seconds)]  # fmt: skip
     try:
         # A limit for systems that know none of processor time, and for machines that are busy.
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=20 * seconds, check=False,
-            env={**os.environ, "PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"},
+            command(__name__, "main", str(folder), loader, str(seconds)), capture_output=True,
+            text=True, timeout=20 * seconds, check=False,
+            env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
         )  # fmt: skip
         said, told, ended = done.stdout, done.stderr.strip(), done.returncode
     except subprocess.TimeoutExpired as error:

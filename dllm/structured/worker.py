@@ -15,7 +15,6 @@ import io
 import json
 import os
 import subprocess
-import sys
 import threading
 import time
 import warnings
@@ -25,6 +24,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
+from ..core.child import command
 from ..core.errors import ConfigError
 from . import compiling
 from .compiling import MEMORY, OK, WRONG, Tables, receive, send
@@ -144,10 +144,8 @@ class Worker:
             return
         self._end()
         self._owner = os.getpid()
-        path = [folder or os.getcwd() for folder in sys.path]
-        start = f"import sys; sys.path[:] = {path}; from {compiling.__name__} import serve; serve()"
         self._process = subprocess.Popen(
-            [sys.executable, "-c", start], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            command(compiling.__name__, "serve"), stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
 
     def _ask(self, request: dict[str, Any], seconds: float) -> bytes | None:
