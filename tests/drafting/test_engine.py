@@ -294,7 +294,7 @@ def test_joins_cancels_and_threads_change_nothing(
     settings = [
         {
             "max_new_tokens": int(rng.integers(2, NEW)), "temperature": float(i % 2), "seed": i,
-            "controller": ("fixed(k=4)", "confidence(tau=0.1)", "threshold")[i % 3],
+            "controller": ("fixed(k=4)", "confidence_extend(tau=0.1)", "threshold")[i % 3],
             **({"repetition_penalty": 1.2} if i % 5 == 0 else {}),
         }
         for i in range(12)

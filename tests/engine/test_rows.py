@@ -11,6 +11,7 @@ import dllm
 from dllm.engine.recipe import RowOptions
 from dllm.kernels.statistics.filters import Filters
 from dllm.runtime.result import Result
+from dllm.samplers.base import Draws
 
 from ..golden.conftest import goldens_dir
 
@@ -91,7 +92,6 @@ def test_rows_leave_when_they_finish(model: dllm.DiffusionModel) -> None:
 
 def test_a_step_reads_at_a_temperature_or_without_what_is_held() -> None:
     options = RowOptions((), 0, Filters(), 1, frozenset())
-    assert options.at(None, None) is options
-    hot, apart = options.at(2.0, None), options.at(None, 0.25)
+    hot, apart = options.at(Draws(2.0)), options.at(Draws(signal=0.25))
     assert (hot.scale, hot.signal, hot.filters.temperature) == (0.5, None, 1.0)
     assert (apart.scale, apart.signal, apart.filters.temperature) == (1.0, 0.25, 1.0)

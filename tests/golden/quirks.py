@@ -160,16 +160,16 @@ class RecordedDraws(Transform):
 
     name = "recorded_draws"
 
-    draws: tuple[tuple[tuple[int, int], ...], ...] = ()
+    recorded: tuple[tuple[tuple[int, int], ...], ...] = ()
 
     def reads(self, canvas: Canvas) -> Reads:
         ids = np.zeros((len(canvas.tokens), 1), np.int64)
-        for position, token in self.draws[canvas.nfe]:
+        for position, token in self.recorded[canvas.nfe]:
             ids[position] = token
         return Reads(ids=ids)
 
     def apply(self, canvas: Canvas, prediction: Prediction) -> Prediction:
-        drawn = dict(self.draws[canvas.nfe])
+        drawn = dict(self.recorded[canvas.nfe])
         token = np.array([drawn[p] for p in prediction.positions.tolist()], np.int64)
         return replace(prediction, token=token, logprob=prediction.asked[self.name][:, 0])
 

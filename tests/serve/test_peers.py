@@ -67,8 +67,9 @@ def test_a_call_beside_stop_strings_and_forms(nano: Served, choice: Any, more: A
     (call,) = first(nano.post(CHAT, body))["message"]["tool_calls"]
     assert json.loads(call["function"]["arguments"])["a"] in (1, 2)
     deltas = [c["choices"][0]["delta"] for c in chunks(nano.post(CHAT, body | {"stream": True}))]
-    (streamed,) = [one for delta in deltas for one in delta.get("tool_calls", ())]
-    assert streamed["function"] == call["function"]
+    streamed = [one["function"] for delta in deltas for one in delta.get("tool_calls", ())]
+    assert streamed[0]["name"] == call["function"]["name"]
+    assert "".join(one.get("arguments", "") for one in streamed) == call["function"]["arguments"]
 
 
 def test_a_call_or_an_instance(nano: Served) -> None:
