@@ -24,6 +24,7 @@ from ..core.config import MOST
 from ..core.errors import ConfigError, DllmError, PromptError, QueueFullError
 from ..core.json_lines import check_same
 from .body import is_unicode
+from .http import dumps
 from .problems import Problem
 from .requests import GenerateRequest, read_chat, read_infill, read_text
 from .responses import read_response, reply_to
@@ -178,7 +179,7 @@ class Results:
         """Write a result."""
         record = {"custom_id": line.id, "request_digest": line.digest, "settings": self.settings}
         record |= entry
-        self._stream.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
+        self._stream.write(dumps(record) + b"\n")
         self._stream.flush()
         self.done[line.id] = line.digest
         if time.monotonic() - self._synced > SYNC:

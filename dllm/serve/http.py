@@ -32,6 +32,7 @@ BODY_PATIENCE = 30.0  # seconds in which a body must have arrived
 
 
 LOOPBACK = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
+SEPARATORS = tuple((each.encode(), f"\\u{ord(each):04x}".encode()) for each in "\x85\u2028\u2029")
 
 
 class Serving(Protocol):
@@ -162,7 +163,11 @@ def client_of(request: Request, keys: str | None) -> Client:
 
 
 def dumps(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    """JSON on one line, also for clients that end lines at separators of Unicode (httpx)."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    for separator, escaped in SEPARATORS:
+        text = text.replace(separator, escaped)
+    return text
 
 
 def event(value: Any) -> bytes:

@@ -1,14 +1,16 @@
-"""A streamed answer whose reader leaves."""
+"""A streamed answer: its lines, and a reader that leaves."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from dllm.serve.http import event
 from dllm.serve.stream import Stream
 
 
@@ -41,3 +43,10 @@ def test_a_reader_may_leave_in_the_moment_in_which_something_happens(turns: int)
         assert reading.cancelled()
 
     asyncio.run(leaves())
+
+
+def test_an_event_is_one_line_for_every_client() -> None:
+    """httpx ends lines at the separators of Unicode, too."""
+    said = {"content": "a\x85b\u2028c\u2029d\r\ne"}
+    (data, *rest) = event(said).decode().splitlines()
+    assert json.loads(data.removeprefix("data: ")) == said and rest == [""]
