@@ -174,7 +174,8 @@ def test_a_step_takes_the_longer_of_host_and_device(
     with patch.object(work, "FILLS", 32):
         _, host, device = run(1e-6, True)
         seconds = 1e-6 * ratio * host / device
-        # Of three runs: where the host stumbles in a step, that step takes longer than both.
+        # Of three runs: a step lasts max(host, device), whose mean exceeds the larger of both means
+        # by as much as other programs make the host's time vary.
         tries = [run(seconds, True) for _ in range(3)]
         assert min(whole / max(host, device) for whole, host, device in tries) <= 1.1
         whole, host, device = run(seconds, False)
