@@ -87,10 +87,12 @@ def make(folder: Path) -> None:
 
 
 def memory() -> dict[str, float]:
-    """Gigabytes of this process: anonymous, mapped from files, and the most there was of both."""
+    """10^9 bytes of this process: anonymous, mapped from files, and the most there was of both."""
     names = {"RssAnon": "anonymous", "RssFile": "mapped", "VmHWM": "peak"}
     lines = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
-    return {names[line[0][:-1]]: int(line[1]) / 1e6 for line in lines if line[0][:-1] in names}
+    return {
+        names[line[0][:-1]]: 1024 * int(line[1]) / 1e9 for line in lines if line[0][:-1] in names
+    }
 
 
 def one(options: argparse.Namespace) -> None:

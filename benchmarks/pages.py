@@ -344,7 +344,7 @@ def llama() -> str:
     base = {case["type"]: case for case in found["cases"] if case["way"] == "llama.cpp"}
     rows = [
         [case["type"], case["way"], f"{case['busy'] / base[case['type']]['busy']:.2f}",
-         f"{case['memory']:,.0f} MB"]
+         f"{case['memory']:,.0f} MiB"]
         for case in found["cases"]
     ]  # fmt: skip
     head = ["weights", "program", "CPU time per forward pass / llama.cpp", "peak memory"]

@@ -111,7 +111,7 @@ class Packed:
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
             return None
         made = self.made
-        if made is None or made.known != _known_by(weight):
+        if made is None or made.known != known_by(weight):
             if not suits(weight):
                 return None
             made = self.made = self._make(weight)
@@ -133,13 +133,14 @@ class Packed:
             parts = [torch.ops.mkldnn._reorder_linear_weight(part) for part in parts]
         alone = parts[0] if len(parts) == 1 and isinstance(parts[0], torch.Tensor) else None
         sample = _sample(source) if self.copy else None
-        made = Made(_known_by(weight), parts, sample, alone)
+        made = Made(known_by(weight), parts, sample, alone)
         if self.copy:
             release(source)
         return made
 
 
-def _known_by(weight: torch.Tensor) -> tuple[int, int, torch.dtype]:
+def known_by(weight: torch.Tensor) -> tuple[int, int, torch.dtype]:
+    """What tells that a weight is another one, or was changed in place."""
     version = 0 if weight.is_inference() else weight._version
     return weight.data_ptr(), version, weight.dtype
 

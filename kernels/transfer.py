@@ -12,6 +12,12 @@ from numpy.typing import NDArray
 EVEN = 8  # bytes of which every tensor begins at a multiple, so that all dtypes can be viewed
 
 
+def tensor(array: NDArray[Any], device: torch.device) -> torch.Tensor:
+    """``array`` on ``device``; no copy on a CPU."""
+    result = torch.from_numpy(np.ascontiguousarray(array))
+    return result if device.type == "cpu" else result.to(device, non_blocking=True)
+
+
 def upload(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[torch.Tensor]:
     """``arrays`` of any shape and dtype on ``device``, by one copy that is cut there; from pinned
     memory where that is a GPU, so that the host does not wait for it.  No copy on a CPU."""

@@ -104,7 +104,7 @@ class DDIM(Reviser):
 
     def _moved(self, canvas: Canvas, p: Prediction, k: int) -> IntArray:
         """(n,) what positions become in a step, -1 for noise."""
-        ids, here = self.vocab_size or 1, held(canvas, p.positions, self.vocab_size or 1)
+        ids, here = self.vocab_size or 1, canvas.fed_ids(p.positions, self.vocab_size or 1)
         kept, after = k / (k + 1), (k + 1) / self._steps
         takes = after * (1 - kept) / ids + kept * after * (here == p.token)
         stays, leaves = kept * (1 - after) / ids, (1 - kept) * (1 - after) / ids
@@ -114,7 +114,7 @@ class DDIM(Reviser):
     def _redrawn(self, canvas: Canvas, p: Prediction, signal: float) -> IntArray:
         """(n,) what positions become in a sweep."""
         ids = self.vocab_size or 1
-        here, drawn = held(canvas, p.positions, ids), canvas.uniform(SELECTION, p.positions)
+        here, drawn = canvas.fed_ids(p.positions, ids), canvas.uniform(SELECTION, p.positions)
         assert p.top_token is not None and p.top_logprob is not None
 
         def mixed(logprob: FloatArray) -> FloatArray:
@@ -134,9 +134,3 @@ class DDIM(Reviser):
         chosen = top(keys, self.corrector_k)
         here[chosen] = p.token[chosen]
         return here
-
-
-def held(canvas: Canvas, positions: IntArray, ids: int) -> IntArray:
-    """(n,) tokens that undecided ``positions`` were fed as in this step."""
-    tokens = canvas.tokens[positions]
-    return np.where(tokens < 0, canvas.random_ids(positions, ids), tokens)

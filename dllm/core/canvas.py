@@ -202,6 +202,11 @@ class Canvas:
         drawn = self.noise(FED + self.row, self.step, positions).astype(np.float64)
         return (drawn * size).astype(np.int64)
 
+    def fed_ids(self, positions: IntArray, size: int) -> IntArray:
+        """(n,) ids that ``positions`` are fed as in this step where the noise is uniform."""
+        ids = self.tokens[positions]
+        return np.where(ids < 0, self.random_ids(positions, size), ids)
+
     def block_at(self, position: int, size: int) -> tuple[int, int]:
         """The block of ``size`` positions, counted from `origin`, that holds ``position``."""
         origin = self.start if self.origin is None else self.origin

@@ -72,15 +72,19 @@ LEFT_TO_RIGHT = Capability(
 DECIDED_FIRST = Capability(
     "attention in which decided tokens come before masks", {"a model": "use cache='dual'"}
 )
-# DMax mixes the mask's embedding with those of tokens; guidance compares with a masked prompt.
+# DMax mixes the mask's embedding with those of tokens.
 MASK_EMBEDDING = Capability(
     "the embedding of a mask token",
-    {"a model": "load a masked diffusion model, or use cfg_scale=0 and sampler='threshold',"},
+    {"a model": "load a masked diffusion model, or use sampler='threshold',"},
 )
 # Revisers and stops read what the model says at decided positions: there its own token.
 OWN_PREDICTIONS = Capability(
     "decided tokens that predict themselves",
     {"a model": "use a sampler that reads undecided positions only, such as threshold,"},
+)
+# Guidance compares with the text whose prompt is masked.
+UNCONDITIONAL = Capability(
+    "predictions of a text whose beginning is masked", {"a model": "use cfg_scale=0"}
 )
 
 # Samplers that change undecided positions at random, or say what stands there.

@@ -34,7 +34,6 @@ from ..kernels.statistics import (
 from ..kernels.transfer import ToHost
 from ..models import DiffusionModel
 from ..samplers import Prediction
-from ..samplers.ddim import held
 from ..structured.format import Question, complete
 from ..structured.judged import Judged
 from .graphs import Static, check_static
@@ -248,7 +247,9 @@ class Forward:
         if options.conditional:
             up["banned"] = self._banned_rows(jobs, options)
         if options.signal is not None:
-            up["held"] = np.concatenate([held(job.canvas, job.asked, self.uniform) for job in jobs])
+            up["held"] = np.concatenate(
+                [job.canvas.fed_ids(job.asked, self.uniform) for job in jobs]
+            )
         return up
 
     def _share(

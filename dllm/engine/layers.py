@@ -24,11 +24,12 @@ from torch import Tensor, nn
 from ..cache import Cache
 from ..cache.base import LayerPlan
 from ..core.canvas import FloatArray, IntArray
+from ..kernels.transfer import tensor
 from .kv import KVBuffer
 from .packing import Packed, grouped
 from .rows import Job
 from .visibility import Piece as Attended
-from .visibility import Visibility, tensor
+from .visibility import Visibility
 
 
 @dataclass(slots=True, eq=False)

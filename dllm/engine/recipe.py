@@ -23,6 +23,7 @@ from ..core.capabilities import (
     REORDERING,
     REPEATED_MASKS,
     SLIDING_BRANCHES,
+    UNCONDITIONAL,
     UNIFORM_NOISE,
     Capability,
 )
@@ -282,7 +283,7 @@ def offers_of(facts: Facts) -> frozenset[Capability]:
         offered |= {BLOCK_CAUSAL} if facts.uniform else {BLOCK_CAUSAL, LEFT_TO_RIGHT}
     if facts.uniform:  # nothing that is fed says that a position is undecided
         return frozenset(offered - {REPEATED_MASKS} | {OWN_PREDICTIONS, UNIFORM_NOISE})
-    return frozenset(offered | {MASK_EMBEDDING, OWN_PREDICTIONS})
+    return frozenset(offered | {MASK_EMBEDDING, OWN_PREDICTIONS, UNCONDITIONAL})
 
 
 def check_pair(sampler: Sampler, cache: Cache) -> None:
@@ -333,7 +334,7 @@ def check_recipe(recipe: MaskedRecipe, cache: Cache, model: DiffusionModel) -> N
     if config.temperature > 0:
         name = f"temperature={config.temperature}"
         check_needs(sampler.parts, "a temperature", name, frozenset())
-    asked = [Setting(f"cfg_scale={config.cfg_scale}", MASK_EMBEDDING)] if config.cfg_scale else []
+    asked = [Setting(f"cfg_scale={config.cfg_scale}", UNCONDITIONAL)] if config.cfg_scale else []
     check_needs([*sampler.parts, cache, *asked], "a model", model.name, offers_of(model.facts))
     kept = {"decided_first": REORDERING, "causal_prefix": PREFIX}.get(model.facts.mask_kind)
     if kept is not None:

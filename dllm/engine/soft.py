@@ -18,11 +18,11 @@ import numpy as np
 import torch
 
 from ..core.canvas import IntArray
+from ..kernels.transfer import tensor
 from ..models import DiffusionModel
 from ..samplers.turn import Mixture
 from .packing import Packed
 from .rows import Job
-from .visibility import tensor
 
 
 def soft_inputs(

@@ -27,7 +27,6 @@ from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
-import torch
 
 from ..core.canvas import BoolArray, Canvas, IntArray
 from ..models import Facts
@@ -207,9 +206,3 @@ def _slots(positions: IntArray, base: int) -> slice | IntArray:
     if len(positions) == last - first + 1:
         return slice(base + first, base + last + 1)
     return positions + base
-
-
-def tensor(array: IntArray, device: torch.device) -> torch.Tensor:
-    """``array`` on ``device``; no copy on CPU."""
-    result = torch.from_numpy(np.ascontiguousarray(array))
-    return result if device.type == "cpu" else result.to(device, non_blocking=True)
