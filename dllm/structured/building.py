@@ -62,10 +62,15 @@ def _judge(
     return judged(json.loads(text), vocabulary, size, stop_ids, pad_id, shortest)
 
 
-def _judged(model: Any, text: str, shortest: bytes | None) -> Judged | None:
-    """What llguidance makes of a source; None where it does not read it."""
+def _judged(model: Any, source: Source, error: RefusedError) -> Judged | None:
+    """What llguidance makes of a source that was refused; None where it does not read it.  Its
+    regular expressions are not Python's: it gets one that both read alike."""
+    if "regex" in source:
+        if error.regex is None:
+            return None
+        source = {"regex": error.regex}
     vocabulary, facts = _facts(model)
-    return _judge(text, vocabulary, *facts, shortest)
+    return _judge(encoded(source), vocabulary, *facts, error.shortest)
 
 
 def format_of(
@@ -77,7 +82,7 @@ def format_of(
     try:
         found, vocabulary = _built(model, encoded(source))
     except RefusedError as error:
-        form = _judged(model, encoded(source), error.shortest)
+        form = _judged(model, source, error)
         if form is None:
             raise
         if literals or not ends:

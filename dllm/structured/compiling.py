@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from ..core.errors import ConfigError
 from . import grammar
-from .expressions import TEXT, regex_part
+from .expressions import TEXT, plain_regex, regex_part
 from .parts import (
     MOST_STEPS,
     Budget,
@@ -374,13 +374,18 @@ def serve() -> None:
 
 
 def _answer(refused: bytes, error: object, source: Mapping[str, Any]) -> bytes:
-    """Why a source is refused, and behind a zero byte a text of it, if one can be read."""
-    text: bytes | None = None
+    """Why a source is refused, and what a judge is told of one that can be read: a text of it, and
+    a regular expression in the words that every dialect has."""
+    told: dict[str, str] = {}
     with contextlib.suppress(Unfit, ConfigError, RecursionError):
         compiler = Compiler(1)
         compiler.budget = Budget()
-        text = shortest(compiler.part(source), compiler.budget)
-    return refused + str(error).encode() + (b"" if text is None else b"\0" + text)
+        part = compiler.part(source)
+        text = shortest(part, compiler.budget)
+        told = {} if text is None else {"shortest": text.hex()}
+        if "regex" in source:
+            told["regex"] = plain_regex(part)
+    return refused + json.dumps([str(error), told]).encode()
 
 
 def answer(source: Mapping[str, Any], pieces: Sequence[bytes | None], tree: list[Level]) -> bytes:
@@ -391,7 +396,8 @@ def answer(source: Mapping[str, Any], pieces: Sequence[bytes | None], tree: list
     except ConfigError as error:
         return _answer(WRONG, error, source)
     except MemoryError:
-        return REFUSED + f"takes more than {MEMORY >> 30} GB to compile: allow less".encode()
+        why = f"takes more than {MEMORY >> 30} GB to compile: allow less"
+        return REFUSED + json.dumps([why, {}]).encode()
     out = io.BytesIO()
     arrays: Any = {f.name: np.asarray(getattr(tables, f.name)) for f in fields(tables)}
     np.savez(out, **arrays)

@@ -29,6 +29,7 @@ from .parts import (
     Ranges,
     Repeat,
     Row,
+    Unfit,
     automaton_of,
     both,
     combined,
@@ -77,6 +78,24 @@ def regex_part(regex: str) -> Part:
     """
     expression = Expression(regex, f"regex {short(regex)}", in_string=False)
     return expression.kept(Either(tuple(variant.part for variant in expression.variants())))
+
+
+def plain_regex(part: Part) -> str:
+    """``part`` as a regular expression of numbered characters, groups and counts, which mean the
+    same in every dialect.  Raises `Unfit` where some of it is an automaton."""
+    if isinstance(part, Bytes):
+        return "".join(rf"\x{{{ord(c):x}}}" for c in part.data.decode())
+    if isinstance(part, Letters):
+        ranges = both(part.ranges, inverse([SURROGATES]))
+        return "[" + "".join(rf"\x{{{a:x}}}-\x{{{b:x}}}" for a, b in ranges) + "]"
+    if isinstance(part, Row):
+        return "".join(map(plain_regex, part.parts))
+    if isinstance(part, Either):
+        return f"(?:{'|'.join(map(plain_regex, part.parts))})"
+    if isinstance(part, Repeat):
+        most = "" if part.most is None else part.most
+        return f"(?:{plain_regex(part.part)}){{{part.least},{most}}}"
+    raise Unfit("is written as an automaton")
 
 
 def pattern_part(pattern: str, what: str, exact: bool = False) -> Part:

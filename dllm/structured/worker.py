@@ -79,11 +79,13 @@ def _told(tables: Tables) -> Tables:
 
 
 class RefusedError(ConfigError):
-    """A source that has no automaton.  ``shortest``: a text of it, None where none is known."""
+    """A source that has no automaton.  ``shortest``: a text of it, ``regex``: a regular expression
+    in the words that every dialect has; None where there is none."""
 
-    def __init__(self, message: str, shortest: bytes | None) -> None:
+    def __init__(self, message: str, shortest: str | None = None, regex: str | None = None) -> None:
         super().__init__(message)
-        self.shortest = shortest
+        self.shortest = None if shortest is None else bytes.fromhex(shortest)
+        self.regex = regex
 
 
 class Worker:
@@ -122,9 +124,9 @@ class Worker:
                 f"than {MEMORY >> 30} GB or {self.seconds:g} s of processor time"
             )
         if answer[:1] != OK:
-            why, apart, shortest = answer[1:].partition(b"\0")
+            why, known = json.loads(answer[1:])
             told = "" if answer[:1] == WRONG else f"{named(source)} "
-            raise RefusedError(told + why.decode(), shortest if apart else None)
+            raise RefusedError(told + why, **known)
         if file is not None and time.monotonic() - began > SLOW:
             keep(file, answer[1:])
         return _told(read(answer[1:]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import jsonschema
@@ -189,3 +190,33 @@ def test_batches_and_rows_alone(tiny: dllm.DiffusionModel) -> None:
     alone = [dllm.generate(tiny, [prompt], **how)[0] for prompt in prompts]
     assert batch[0].tokens == alone[0].tokens
     assert [out.structured for out in batch] == ["completable"] * 3
+
+
+@pytest.mark.parametrize(
+    "regex",
+    [
+        r"(\d|\s)*\d(\d|\s){14}",
+        r"(?i:(k|b)*k(k|b){14})",
+        r"[^b]*a[^b]{14}",
+        r"(a|\102)*a(a|\x42){14}",
+    ],
+)
+def test_judged_expressions_are_read_as_python_reads_them(
+    tiny: dllm.DiffusionModel, regex: str
+) -> None:
+    how: dict[str, Any] = {"regex": regex, "max_new_tokens": 40, "temperature": 3.0}
+    for seed in range(3):
+        out = dllm.generate(tiny, [5, 9, 17], seed=seed, sampler="fixed(4)", **how)
+        assert out.structured == "completable"
+        assert re.fullmatch(regex, out.text, re.ASCII)
+
+
+@pytest.mark.parametrize(
+    ("regex", "why"),
+    [("a*+a", "no text"), (r"(a|b)*a(a|b){14}c*+", "states"), ("a(?=b)", "look-around")],
+)
+def test_what_a_judge_would_read_otherwise_is_refused(
+    tiny: dllm.DiffusionModel, regex: str, why: str
+) -> None:
+    with pytest.raises(ConfigError, match=why):
+        dllm.generate(tiny, [5, 9, 17], regex=regex, max_new_tokens=40)
