@@ -383,7 +383,6 @@ def engine_for(
     engine = Engine(
         model, cache, slots=most, most=most, max_batch_size=config.max_batch_size,
         max_batch_tokens=config.max_batch_tokens, cuda_graphs=config.cuda_graphs,
-        compile=config.compile,
     )  # fmt: skip
     engine.check(recipe)
     return engine
