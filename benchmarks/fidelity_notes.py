@@ -60,10 +60,6 @@ ROUTINES: dict[str, str] = {
     "dsb_dream": "Where cached with `ReleasedDSB` and `ReleasedDSBCache`: every full "
     "pass commits exactly the first mask, and the first position of a fed slice is predicted "
     "from its own row.",
-    "d2cache_llada": "With `ReleasedD2`: the released code never updates its confidences "
-    "(it assigns to a copy), and its block shrinks with every commit (it is narrowed in place).",
-    "d2cache_dream": "As for LLaDA; the last position of the prompt is fed only if it scores a "
-    "chosen mask.",
     "dinfer_blockwise": "After an early stop the official code fills behind the block, this one "
     "behind the stop id: compared is the text.",
     "fastdllm_v1_llada_factor": "With `ReleasedFactor`: the scan also commits the last-ranked "
@@ -134,7 +130,6 @@ METHODS: dict[tuple[str, str], str] = {
     "The abstract says 14.2 % of the steps of one token per step.",
     ("sampler", "lopa"): "`k` counts the row as it stands, the official `branching_factor` does "
     "not.",
-    ("sampler", "certainty_prior"): "Alone: no official code; the rule is that of a third party.",
     ("sampler", "prophet"): "Where no selector keeps a schedule and no `steps` are given, progress "
     "is the decided share; regions other than the answer behind given text are extensions.",
     (
@@ -152,8 +147,6 @@ METHODS: dict[tuple[str, str], str] = {
     "Padding is computed once; in `ReleasedDCD` of the tests it waits for the next refresh, as do "
     "tokens that the window has left where `delay` is 0.",
     ("cache", "dsb"): "Each row refreshes on its own count.",
-    ("cache", "d2"): "Each row chooses its own positions. Confidences are updated and blocks keep "
-    "their length, as meant.",
     ("sampler", "wedlm"): "The engine was checked line by line. Its window looks past "
     "`max_new_tokens`; here the canvas ends there. It samples at 0.2 by default, and filters "
     "before it divides by the temperature.",
@@ -187,10 +180,6 @@ DRAFTING: dict[str, str] = {
     "coupled": "Shares the keyed noise of this library in place of the paper's sequence of draws.",
     "cps": "Which ends of chains win is reconstructed, as is the cut at end tokens.",
     "adl": "Rounding to an integer is reconstructed; generated length is that of the raw draft.",
-    "confidence_extend": "The official code drafts anew for every piece, with what it has so far "
-    "as context; here one forward gives all pieces.",
-    "threshold": "The crossing token and one more are sent, as in the official code. The paper "
-    "trains a head to predict acceptance; here it is calibrated confidence.",
     "apd": "LOSSY. Log-probabilities are mixed, in the official code raw logits: the same choice. "
     "The weight is this library's.",
     "block": "Tested to be lossless in distribution. HSD (2601.05724) has its outcomes, coin for "
@@ -199,7 +188,6 @@ DRAFTING: dict[str, str] = {
     "last six tokens relaxed, entropy of the three most probable tokens in nats, of raw logits; "
     "vLLM asks for six.",
     "keyed": "Equals plain decoding with the same seed token by token (tested).",
-    "point": "Tested to be lossless in distribution.",
     "ratio": "Tested to be lossless in distribution.",
 }
 

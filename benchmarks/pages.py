@@ -78,7 +78,6 @@ PAGES = {
     "remdm": ("remdm", "For better text at more forward passes."),
     "dawn": ("dawn", "When tokens of one phrase should not be decided side by side."),
     "wedlm": ("wedlm", "For text that streams from left to right."),
-    "certainty_prior": ("certainty_prior", "For a gentle left-to-right order without blocks."),
 }  # fmt: skip
 
 

@@ -33,8 +33,8 @@ METHODS = (
     BASELINE, "llada", "dream", "factor", "eb", "dparallel", "d3llm",
     "localleap", "hierarchical", "r2", "threshold+credit", "adablock",
     "adablock+localleap", "dcd", "dsb", "prophet", "threshold+prophet", "ete", "lopa",
-    "freedave", "freedave(threshold(tau=0.95))", "wino", 
-    "certainty_prior", "edit",
+    "freedave", "freedave(threshold(tau=0.95))", "wino",
+    "edit",
     "dawn", "wedlm", "remdm",
 )  # fmt: skip
 

@@ -129,8 +129,8 @@ class Slots:
 class Plan:
     """One row's step: ``compute`` ascending positions; ``read`` ascending positions or None for
     every live slot; ``refresh`` whether everything is recomputed; ``answers`` the targets it
-    serves, None for whatever the sampler asks; ``asks`` the targets whose predictions the cache
-    itself wants, which only `Cache.after_step` sees.
+    serves, None for whatever the sampler asks; ``asks`` further targets whose predictions the
+    engine wants for itself.
 
     ``until``: how long it holds, if nothing outside ``compute`` changes meanwhile: for this `STEP`,
     while a block is open (`OPEN_BLOCK`), or while the text has the `SAME_LENGTH`.
@@ -226,11 +226,6 @@ class Cache:
         check_limits(self)
 
     @property
-    def looks(self) -> bool:
-        """Whether it looks at predictions."""
-        return type(self).after_step is not Cache.after_step
-
-    @property
     def exact(self) -> bool:
         """Whether what is stored of `Slots.final` positions is what any text that begins like this
         one stores there, so that it may be kept for those."""
@@ -271,12 +266,6 @@ class Cache:
 
     def after_attention(self, canvas: Canvas, slots: Slots, layer: Layer) -> None:
         """A chance to look at the attention of a layer."""
-
-    def after_step(
-        self, canvas: Canvas, slots: Slots, positions: IntArray, logprob: FloatArray
-    ) -> None:
-        """A chance to look at the predictions, before anything is decided: of ``positions`` the
-        ``logprob`` of what is proposed."""
 
 
 C = TypeVar("C", bound=Cache)

@@ -320,7 +320,7 @@ def _masked(model: DiffusionModel, config: SessionConfig, most: int) -> tuple[Wo
     engine = Engine(
         model, compose(config.cache or "none", model.family.name), most=most,
         max_batch_size=config.max_batch_size, max_batch_tokens=config.max_batch_tokens,
-        cuda_graphs=config.cuda_graphs, compile=config.compile,
+        cuda_graphs=config.cuda_graphs,
     )  # fmt: skip
     recipe = recipe_for(model, sampler, None, {} if length is None else {"length": length})
     if config.sampler is not None:  # what every request that names none would be refused for

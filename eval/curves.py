@@ -41,7 +41,6 @@ class Knob:
 KNOBS: dict[str, Knob] = {
     "llada": Knob("llada(steps={})", SHARES),
     "dream": Knob("dream(steps={})", SHARES),
-    "certainty_prior": Knob("certainty_prior+llada(steps={})", SHARES),
     "random": Knob("random+llada(steps={})", SHARES),
     "margin": Knob("margin+llada(steps={})", SHARES),
     "neg_entropy": Knob("neg_entropy+llada(steps={})", SHARES),

@@ -20,7 +20,6 @@ SMALL = {
     "vicinity": "vicinity(before=2, after=2, warmup=1)",
     "sparse": "sparse",
     "dpad": "dpad(window=6, sigma=2)",
-    "d2": "d2(k=4)",
     "elastic": "elastic(beta=4)",
     "delayed": "delayed(refresh_every=3)",
     "d2f": "d2f",
@@ -36,7 +35,7 @@ EXACT = (
     "window_diffusion(refresh_every=1)", "dllm_cache(1, 1)",
     "dllm_cache(prompt_every=1, response_every=1000, ratio=1.0)",
     "dsb(before=1000, after=1000)", "dcd(refresh_every=1)",
-    "vicinity(before=1000, after=1000)", "sparse(refresh_every=1)", "d2(k=1000, p=1.0)",
+    "vicinity(before=1000, after=1000)", "sparse(refresh_every=1)",
     "elastic(refresh_every=1)", "delayed(delay=1000)",
     "dpad(base=none, scale=9, window=100000)", "dpad(dropout=uniform, number=999, refresh_every=1)",
 )  # fmt: skip
@@ -46,7 +45,6 @@ EXACT = (
 BITES = {
     "adablock": "adablock(4, delimiters=(3, 7))+threshold(0.8)",
     "blocks": "threshold(0.8)+blocks(4)",
-    "certainty_prior": "certainty_prior+fixed",
     "credit": "credit+threshold(0.8)",
     "d2f": "d2f(0.5)+staged_blocks(4)",
     "d3llm": "d3llm(0.7)",

@@ -46,7 +46,6 @@ WRONG: list[tuple[str, Any, str]] = [
     ("max_new_tokens", 0, "at least 1"),
     ("max_new_tokens", 10**30, "at most"),
     ("cuda_graphs", "yes", "True or False"),
-    ("compile", None, "True or False"),
     ("suppress_mask", "no", "True or False"),
     ("eos_policy", 5, "a name"),
     ("length", 64, "a rule such as 'append'"),
@@ -146,7 +145,7 @@ def test_every_number_of_a_config_has_its_range() -> None:
         if {"g", "l"} == {n[0] for m in flat(field) for n in ("ge", "gt", "le") if hasattr(m, n)}
     }
     assert {*GenerationConfig.fields()} - numbers == {
-        "eos_policy", "stop_strings", "cuda_graphs", "compile", "suppress_mask", "constraints",
+        "eos_policy", "stop_strings", "cuda_graphs", "suppress_mask", "constraints",
         "initial_text", "remask", "length", "cache_salt", "extra_keys",
         "regex", "choice", "json_schema", "grammar", "structural_tag", "confidence", "literals",
     }  # fmt: skip
@@ -210,7 +209,7 @@ def test_an_option_without_effect_is_refused(
         ({"top_p": 1.0, "top_k": 0}, {}),
         ({"block_length": 64}, {}),
         ({"top_candidates": 3}, {}),
-        ({"top_candidates": 0, "compile": False}, {"traced": False}),
+        ({"top_candidates": 0, "cuda_graphs": False}, {"traced": False}),
     ],
 )
 def test_an_option_with_an_effect_is_taken(given: dict[str, Any], facts: dict[str, Any]) -> None:
@@ -221,13 +220,11 @@ def test_an_option_with_an_effect_is_taken(given: dict[str, Any], facts: dict[st
 PROMPT = "What is 4 + 5?"
 CALLS: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (dllm.generate, {"cuda_graphs": True, "cache": "dual"}, "needs a CUDA GPU, not cpu"),
-    (dllm.generate, {"compile": True}, "compile is for steps that read a cache"),
-    (dllm.generate, {"compile": True, "cache": "sparse"}, "works layer by layer"),
     (dllm.generate, {"config": 5}, "dllm.GenerationConfig, not 5"),
     (dllm.generate, {"config": {"seed": 1}}, "dllm.GenerationConfig"),
     (dllm.generate, {"chat": "no"}, "True, False or None"),
     (dllm.generate, {"top_k": 3}, "no effect at temperature 0"),
-    (dllm.stream, {"compile": True}, "steps that read a cache"),
+    (dllm.stream, {"cuda_graphs": True, "cache": "dual"}, "needs a CUDA GPU, not cpu"),
     (partial(dllm.speculate, "nano-ar", "prompt_lookup"), {"top_p": 0.5}, "no effect at"),
     (partial(dllm.speculate, "nano-ar", None), {"top_k": 5}, "no effect at temperature 0"),
     (partial(dllm.speculate, "nano-ar", None), {"repetition_penalty": "x"}, "a number above 0"),
@@ -259,9 +256,8 @@ def test_a_loaded_model_is_as_it_is(how: dict[str, str]) -> None:
 
 
 def test_static_steps_of_a_session_and_without_a_gpu() -> None:
-    for how in ({"cuda_graphs": True, "cache": "dual"}, {"compile": True}):
-        with pytest.raises(ConfigError):
-            dllm.Session("nano", **how)
+    with pytest.raises(ConfigError, match="needs a CUDA GPU"):
+        dllm.Session("nano", cuda_graphs=True, cache="dual")
 
 
 @pytest.mark.parametrize("spec", [None, 5, [], ["dual"], b"dual"])

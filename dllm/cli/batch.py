@@ -29,7 +29,7 @@ SHOWN = (
 TOLD = 3  # errors that are shown
 FAILED = 1  # exit status: some requests have an error for a result
 FORMS = {"regex": "regex", "choice": "choice", "json_schema": "json"}
-SERVED = ("max_batch_tokens", "cuda_graphs", "compile")  # of the engine, not of a request
+SERVED = ("max_batch_tokens", "cuda_graphs")  # of the engine, not of a request
 
 
 @dataclass(frozen=True, kw_only=True)

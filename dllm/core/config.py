@@ -163,9 +163,6 @@ class Machine(Declared):
     cuda_graphs: Annotated[bool, about(
         "Replay cached steps as CUDA graphs.  They are padded to a few sizes.", MACHINE, wire=None,
     )] = False  # fmt: skip
-    compile: Annotated[
-        bool, about("Compile cached steps with torch.compile.", MACHINE, wire=None)
-    ] = False
 
 
 class GenerationConfig(Machine):
@@ -372,7 +369,6 @@ class GenerationArguments(TypedDict, total=False):
     max_batch_size: int
     max_batch_tokens: int | None
     cuda_graphs: bool
-    compile: bool
     max_new_tokens: int | None
     min_new_tokens: int
     steps: int | None
@@ -443,7 +439,6 @@ class SessionArguments(TypedDict, total=False):
     max_batch_size: int
     max_batch_tokens: int | None
     cuda_graphs: bool
-    compile: bool
     sampler: Any
     length: str | None
     max_waiting: int | None

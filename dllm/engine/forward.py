@@ -89,11 +89,9 @@ class Forward:
     travels in one copy.
     """
 
-    def __init__(
-        self, model: DiffusionModel, cache: Cache, graphs: bool = False, compile: bool = False
-    ) -> None:
-        if graphs or compile:
-            check_static(graphs, compile, cache, model.device)
+    def __init__(self, model: DiffusionModel, cache: Cache, graphs: bool = False) -> None:
+        if graphs:
+            check_static(cache, model.device)
         self.model, self.cache = model, cache
         self.shift = model.facts.logit_shift
         self.visibility = Visibility.of(model.facts)
@@ -110,7 +108,7 @@ class Forward:
         self.buffer: KVBuffer | None = None
         self.hook: LayerHook | None = None
         self.static: Static | None = None
-        self._static, self._compile = graphs or compile, compile
+        self._static = graphs
         self._tempered = model.facts.score_source == "tempered"
 
     def allot(self, size: int, most: int | None = None) -> None:
@@ -124,7 +122,7 @@ class Forward:
         elif self._static:
             slot = self.buffer.allocate(1)
             assert slot is not None
-            self.static = Static(self.backbone, self.buffer, slot, self._compile)
+            self.static = Static(self.backbone, self.buffer, slot)
 
     def release(self) -> None:
         """Give the memory of keys and values back."""

@@ -16,7 +16,7 @@ where `Static` runs the padded step eagerly.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -46,15 +46,15 @@ def uncaptured() -> Iterator[None]:
         UNCAPTURED.reset(token)
 
 
-def check_static(graphs: bool, compile: bool, cache: Cache, device: torch.device) -> None:
-    """Raise `ConfigError` where ``cuda_graphs`` or ``compile`` would change nothing."""
-    name = "cuda_graphs" if graphs else "compile"
-    if graphs and device.type != "cuda" and not UNCAPTURED.get():
+def check_static(cache: Cache, device: torch.device) -> None:
+    """Raise `ConfigError` where ``cuda_graphs`` would change nothing."""
+    if device.type != "cuda" and not UNCAPTURED.get():
         raise ConfigError(f"cuda_graphs needs a CUDA GPU, not {device}: leave it out")
     if cache.name == "none" or cache.layerwise:
         which = "reads none" if cache.name == "none" else f"{cache.name!r} works layer by layer"
         raise ConfigError(
-            f"{name} is for steps that read a cache ({which}): choose one, e.g. 'dual', or drop it"
+            f"cuda_graphs is for steps that read a cache ({which}): choose one, e.g. 'dual', or "
+            "drop it"
         )
 
 
@@ -125,19 +125,16 @@ def _allow(mask: torch.Tensor, segment: Segment) -> None:
 class Static:
     """Runs the cached steps of one engine with static shapes.
 
-    ``scratch`` is a slot of ``buffer`` that no row owns: it takes what padding writes.  ``compile``
-    passes the network through `torch.compile` first.  Raises `ConfigError` for flash attention,
-    which takes no mask.
+    ``scratch`` is a slot of ``buffer`` that no row owns: it takes what padding writes.  Raises
+    `ConfigError` for flash attention, which takes no mask.
     """
 
-    def __init__(
-        self, backbone: nn.Module, buffer: KVBuffer, scratch: int, compile: bool = False
-    ) -> None:
+    def __init__(self, backbone: nn.Module, buffer: KVBuffer, scratch: int) -> None:
         used = str(getattr(backbone.config, "_attn_implementation", ""))
         if "flash" in used:
             raise ConfigError(
-                "cuda_graphs and compile need attention masks: load with "
-                "attn_implementation='sdpa', or switch them off"
+                "cuda_graphs needs attention masks: load with attn_implementation='sdpa', or "
+                "switch it off"
             )
         weight = next(backbone.parameters())
         self.dtype, self.device = weight.dtype, weight.device
@@ -145,9 +142,7 @@ class Static:
         self.steps: dict[tuple[int, int], Step] = {}
         self._size = buffer.size
         self.captures = self.device.type == "cuda"
-        self._forward: Callable[..., Any] = (
-            torch.compile(backbone, dynamic=False) if compile else backbone
-        )
+        self.backbone = backbone
         self._pool: Any = None
         self._no_mask = torch.empty(1, 1, 1, 1, device=self.device)
 
@@ -191,7 +186,7 @@ class Static:
     def _run(self, step: Step) -> torch.Tensor:
         queries, keys = step.mask.shape
         everything = Segment(slice(0, queries), slice(0, keys), mask=step.mask[None])
-        hidden: torch.Tensor = self._forward(
+        hidden: torch.Tensor = self.backbone(
             input_ids=step.ids,
             position_ids=step.positions,
             attention_mask=self._no_mask,

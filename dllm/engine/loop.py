@@ -40,8 +40,8 @@ class Engine(Work[Row, Step]):
     the rows that are admitted, up to ``most`` (None: without bound).  A cache that stores nothing
     needs no pool, and then only ``max_batch_size`` bounds what is admitted, the most
     rows at a time.  ``max_batch_tokens``: most token positions of one forward; more are cut into
-    micro-batches of whole rows (default: 512 on a CPU, else without bound).  ``cuda_graphs``,
-    ``compile``: see `dllm.GenerationConfig`.
+    micro-batches of whole rows (default: 512 on a CPU, else without bound).  ``cuda_graphs``: see
+    `dllm.GenerationConfig`.
 
     One engine may be called from several threads, one at a time: calls wait for one another.  The
     model may be shared by any number of engines.
@@ -57,7 +57,6 @@ class Engine(Work[Row, Step]):
         max_batch_size: int | None = None,
         max_batch_tokens: int | None = None,
         cuda_graphs: bool = False,
-        compile: bool = False,
     ) -> None:
         if max_batch_tokens is None and model.device.type == "cpu":
             max_batch_tokens = CPU_BATCH
@@ -65,7 +64,7 @@ class Engine(Work[Row, Step]):
             model, max_batch_size, slots if most is None and slots else most, max_batch_tokens
         )
         self.cache, self.cache_name, self.leaves_rows_changed = cache, cache.name, cache.layerwise
-        self.forward = Forward(model, cache, cuda_graphs, compile)
+        self.forward = Forward(model, cache, cuda_graphs)
         self.overlaps = model.device.type != "cpu" and not cache.layerwise
         self.prefixes: Prefixes[tuple[int, int]] = Prefixes(self._free)  # first slot, how many
         self._slots = slots or 0

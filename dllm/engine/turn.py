@@ -169,9 +169,6 @@ def settle(
             raise answer
     predictions: list[Any] = answers
     job, step = jobs[0], canvas.step
-    if cache.looks:
-        p = predictions[0][0]
-        cache.after_step(canvas, slots, p.positions, p.logprob)
     seen = [
         Seen(one.canvas, p if one.wanted is None else p.take(one.wanted), masks)
         for one, (p, masks) in zip(jobs, predictions, strict=True)

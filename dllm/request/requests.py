@@ -19,6 +19,7 @@ from ..core.capabilities import FIXED_WINDOW
 from ..core.config import FORMATS, GenerationConfig
 from ..core.declared import HOLES, MACHINE
 from ..core.errors import ConfigError, PromptError, check_switch, short
+from ..core.text import hole_forms
 from ..engine import Engine, MaskedRecipe, Recipe
 from ..kernels.noise import uniform
 from ..models import DiffusionModel
@@ -35,7 +36,6 @@ from .prompts import (
     encode,
     encode_continuation,
     encode_open,
-    hole_forms,
     is_batch,
 )
 from .request import Request
@@ -383,7 +383,6 @@ def engine_for(
     engine = Engine(
         model, cache, slots=most, most=most, max_batch_size=config.max_batch_size,
         max_batch_tokens=config.max_batch_tokens, cuda_graphs=config.cuda_graphs,
-        compile=config.compile,
     )  # fmt: skip
     engine.check(recipe)
     return engine

@@ -23,8 +23,7 @@ class Arcs:
     by side, ``sets`` (U,) the first of each, ``set_of_label`` which set each is in.
 
     In the order of sources: ``first`` (k,) is the first arc of each of the ``sources`` that have
-    any, and ``run`` (A,) says which of these each arc leaves.  ``by_target`` (A,) puts them in the
-    order of targets, with ``first_into`` and ``targets``.
+    any.
     """
 
     def __init__(self, follow: IntArray) -> None:
@@ -44,23 +43,14 @@ class Arcs:
         self.set_of_label = np.repeat(np.arange(len(sizes)), sizes)
         source, target = np.divmod(pairs, size)
         self.source, self.target, self.label = source, target, which
-        found, self.first, self.run = np.unique(source, return_index=True, return_inverse=True)
+        found, self.first = np.unique(source, return_index=True)
         self.sources: IntArray | slice = found if len(found) < size else slice(None)
-        self.by_target = np.argsort(target, kind="stable")
-        self.targets, self.first_into = np.unique(target[self.by_target], return_index=True)
         self._leaving = np.searchsorted(source, np.arange(size + 1))
-        self._sizes = np.array(sizes)
 
     def leaving(self, states: IntArray) -> IntArray:
         """The arcs out of some ``states``, ascending."""
         first = self._leaving[states]
         return ranges(first, self._leaving[states + 1] - first)
-
-    def members(self, sets: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-        """The classes of some ``sets`` side by side, the first of each, and which each is in."""
-        sizes = self._sizes[sets]
-        labels = self.labels[ranges(self.sets[sets], sizes)]
-        return labels, sizes.cumsum() - sizes, np.repeat(np.arange(len(sets)), sizes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,6 +129,20 @@ class Automaton:
         label, target, bounds = self._ways
         here = slice(bounds[state], bounds[state + 1])
         return label[here], target[here]
+
+    @cached_property
+    def _takers(self) -> tuple[IntArray, IntArray, IntArray]:
+        label, source = (self.next.T >= 0).nonzero()
+        bounds = np.searchsorted(label, np.arange(self.next.shape[1] + 1))
+        return source, self.next[source, label], bounds
+
+    def taking(self, labels: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+        """For each of the ``labels`` (n,) the states that take it, and where it leads from them:
+        the index of the label, the state and the next one (k,), side by side."""
+        state, target, bounds = self._takers
+        sizes = bounds[labels + 1] - bounds[labels]
+        here = ranges(bounds[labels], sizes)
+        return np.repeat(np.arange(len(labels)), sizes), state[here], target[here]
 
     @cached_property
     def arcs(self) -> Arcs:

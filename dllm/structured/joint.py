@@ -23,12 +23,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .automaton import Automaton, BoolArray, IntArray
+from .automaton import Arcs, Automaton, BoolArray, IntArray
 
 Float64Array = npt.NDArray[np.float64]
 LEAST = 1e-300  # no state counts for less, beside the others of its position
 LOWEST = -690.0  # and no arc, its logarithm
 MOST_ARCS = 20_000  # of an automaton all of whose states are looked at
+BLOCK = 1 << 14  # terms of sums that are worked on at once, which a processor's cache holds
 KEPT = 256  # states per position of a larger one
 
 
@@ -55,38 +56,39 @@ class Lattice:
     def __init__(self, automaton: Automaton, chains: Sequence[Chain]) -> None:
         self.automaton, self.rows = automaton, {chain: row for row, chain in enumerate(chains)}
         self.length = max(len(chain.weight) for chain in chains)
-        shape = len(chains), self.length + 1, len(automaton.accepting)
+        shape = self.length + 1, len(chains), len(automaton.accepting)
         self.best = np.full(shape, -np.inf)  # weight of the likeliest way to the end
         self.mass = np.zeros(shape)  # of all ways, as a multiple of the likeliest, scaled
         self.scaled = np.zeros(shape)  # the same, at most 1 at each position
-        self._terms: list[Float64Array] = []  # (R, A) of the masses, by arcs; last position first
         self._backward()
 
     def _backward(self) -> None:
-        arcs, shape = self.automaton.arcs, (len(self.rows), self.length, len(self.automaton.next.T))
-        weight, law = np.zeros(shape), np.zeros(shape)
+        arcs, shape = self.automaton.arcs, (self.length, len(self.rows), len(self.automaton.next.T))
+        weight, law = np.zeros((2, *shape))
         for chain, row in self.rows.items():
-            weight[row, self._first(chain) :] = chain.weight
-            law[row, self._first(chain) :] = chain.law
-            self.best[row, -1, chain.final] = 0.0
-        self.scaled[:, -1] = self.best[:, -1] == 0.0
-        largest = np.maximum.reduceat(weight.take(arcs.labels, 2), arcs.sets, axis=2)
-        finite = np.where(largest == -np.inf, 0.0, largest)
-        ways = law.take(arcs.labels, 2) - finite.take(arcs.set_of_label, 2)
-        ways = np.add.reduceat(np.exp(ways, out=ways), arcs.sets, axis=2)
-        for i in range(self.length - 1, -1, -1):
-            x = largest[:, i].take(arcs.label, 1)
-            x += self.best[:, i + 1].take(arcs.target, 1)
-            best = np.maximum.reduceat(x, arcs.first, axis=1)
-            x -= np.where(best == -np.inf, 0.0, best).take(arcs.run, 1)
-            np.exp(np.maximum(x, LOWEST, out=x), out=x)  # slow for numbers that come to nothing
-            x *= ways[:, i].take(arcs.label, 1)
-            x *= self.scaled[:, i + 1].take(arcs.target, 1)
-            mass = np.add.reduceat(x, arcs.first, axis=1)
-            top = mass.max(1, keepdims=True)
-            self._terms.append(x)
-            self.best[:, i, arcs.sources], self.mass[:, i, arcs.sources] = best, mass
-            self.scaled[:, i, arcs.sources] = np.maximum(mass / np.where(top > 0, top, 1), LEAST)
+            weight[self._first(chain) :, row] = chain.weight
+            law[self._first(chain) :, row] = chain.law
+            self.best[-1, row, chain.final] = 0.0
+        self.scaled[-1] = self.best[-1] == 0.0
+        largest, ways = _of_sets(arcs, weight, law)
+        self._terms = largest.take(arcs.label, 2)  # (L, R, A): weights, then the masses
+        size = max(1, BLOCK // self._terms[0].size)
+        for high in range(self.length, 0, -size):
+            low = max(high - size, 0)
+            terms = self._terms[low:high]
+            for i in range(high - 1, low - 1, -1):
+                terms[i - low] += self.best[i + 1].take(arcs.target, 1)
+                self.best[i][:, arcs.sources] = np.maximum.reduceat(terms[i - low], arcs.first, 1)
+            best = self.best[low:high]
+            terms -= np.where(best == -np.inf, 0.0, best).take(arcs.source, 2)
+            np.exp(np.maximum(terms, LOWEST, out=terms), out=terms)  # slow for what is nothing
+            terms *= ways[low:high].take(arcs.label, 2)
+            for i in range(high - 1, low - 1, -1):
+                terms[i - low] *= self.scaled[i + 1].take(arcs.target, 1)
+                mass = np.add.reduceat(terms[i - low], arcs.first, 1)
+                self.mass[i][:, arcs.sources] = mass
+                mass /= np.maximum(mass.max(1, keepdims=True), LEAST)
+                self.scaled[i][:, arcs.sources] = np.maximum(mass, LEAST, out=mass)
 
     def _first(self, chain: Chain) -> int:
         """Where a chain begins."""
@@ -94,13 +96,13 @@ class Lattice:
 
     def possible(self, chain: Chain) -> bool:
         """Whether a chain has any completion."""
-        ways = self.best[self.rows[chain], self._first(chain)]
+        ways = self.best[self._first(chain), self.rows[chain]]
         return chain.start >= 0 and bool(ways[chain.start] > -np.inf)
 
     def likeliest(self, chain: Chain) -> IntArray:
         """(L,) classes of the completion with the largest sum of weights, ties going to the lowest
         class at the first position where they differ."""
-        best = self.best[self.rows[chain], self._first(chain) :]
+        best = self.best[self._first(chain) :, self.rows[chain]]
         state, path = chain.start, np.empty(len(chain.weight), np.int64)
         for i, weight in enumerate(chain.weight):
             label, follow = self.automaton.ways(state)
@@ -112,7 +114,7 @@ class Lattice:
         """(L,) classes of a completion drawn with probability proportional to the exponential of
         its weight; ``noise`` (L,) are uniform numbers."""
         row, first = self.rows[chain], self._first(chain)
-        best, scaled = self.best[row, first:], self.scaled[row, first:]
+        best, scaled = self.best[first:, row], self.scaled[first:, row]
         state, path = chain.start, np.empty(len(chain.weight), np.int64)
         for i, weight in enumerate(chain.law):
             label, follow = self.automaton.ways(state)
@@ -127,29 +129,33 @@ class Lattice:
         completions; at least the logarithm of `LEAST`."""
         row, first = self.rows[chain], self._first(chain)
         best, mass, scaled, visits = (
-            x[row, first:] for x in (self.best, self.mass, self.scaled, self._visits)
+            x[first:, row] for x in (self.best, self.mass, self.scaled, self._visits)
         )
-        at, state = np.nonzero(visits[:-1])
-        follow = self.automaton.next[state, path[at]]
-        at, state, follow = at[follow >= 0], state[follow >= 0], follow[follow >= 0]
+        at, state, follow = self._taking(path)
+        seen = visits[at, state] > 0
+        at, state, follow = at[seen], state[seen], follow[seen]
         share = np.exp(chain.law[at, path[at]] + best[at + 1, follow] - best[at, state])
         share *= scaled[at + 1, follow] * visits[at, state] / mass[at, state]
         return np.asarray(np.log(np.bincount(at, share, len(path)).clip(LEAST, 1.0)))
 
+    def _taking(self, path: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+        """The index of each class of ``path``, the states that take it, and where it leads."""
+        return self.automaton.taking(path)
+
     @cached_property
     def _visits(self) -> Float64Array:
-        """(R, L + 1, S) probability that a completion is in a state."""
+        """(L + 1, R, S) probability that a completion is in a state."""
         arcs, visits = self.automaton.arcs, np.zeros_like(self.mass)
         for chain, row in self.rows.items():
             if chain.start >= 0:
-                visits[row, self._first(chain), chain.start] = 1.0
-        share = np.zeros_like(self.mass[:, 0])
+                visits[self._first(chain), row, chain.start] = 1.0
+        each = 1 / np.where(self.mass > 0, self.mass, 1.0)
+        rows, size = visits.shape[1:]
+        target = (arcs.target + size * np.arange(rows)[:, None]).ravel()
         for i in range(self.length):
-            np.divide(visits[:, i], self.mass[:, i], out=share, where=self.mass[:, i] > 0)
-            x = self._terms[-1 - i] * share.take(arcs.source, 1)
-            visits[:, i + 1, arcs.targets] += np.add.reduceat(
-                x.take(arcs.by_target, 1), arcs.first_into, axis=1
-            )
+            share = (visits[i] * each[i]).take(arcs.source, 1)
+            share *= self._terms[i]
+            visits[i + 1] += np.bincount(target, share.ravel(), rows * size).reshape(rows, size)
         return visits
 
 
@@ -165,6 +171,8 @@ class Pruned(Lattice):
         self.chain, self.kept = chain, kept
         self.bound = -np.inf
         self._steps: list[Step] = []
+        self._terms: list[Float64Array] = []  # of the masses, by arcs; last position first
+        self._sources: list[IntArray] = []  # the kept states that arcs leave; last position first
         super().__init__(automaton, [chain])
 
     @property
@@ -177,33 +185,29 @@ class Pruned(Lattice):
 
     def _forward(self) -> None:
         """The kept states, and the arcs between them."""
-        arcs, chain = self.automaton.arcs, self.chain
-        ahead = self._leading()
+        arcs, chain, ahead = self.automaton.arcs, self.chain, self._leading()
+        largest, ways = _of_sets(arcs, chain.weight, chain.law)
         later = np.append(chain.weight.max(1)[::-1].cumsum()[::-1], 0.0)
-        states, scores = np.array([chain.start]), np.zeros(len(ahead[0]))
-        for i, weight in enumerate(chain.weight):
+        states, scores = np.array([chain.start]), np.full(len(ahead[0]), -np.inf)
+        scores[chain.start] = 0.0
+        for i in range(self.length):
             here = arcs.leaving(states)
-            target = arcs.target[here]
-            here, target = here[ahead[i + 1][target]], target[ahead[i + 1][target]]
-            used = np.zeros(len(arcs.sets), np.bool_)
-            used[arcs.label[here]] = True
-            labels, first, of = arcs.members(used.nonzero()[0])
-            largest = np.maximum.reduceat(weight[labels], first) if labels.size else np.zeros(0)
-            which = (used.cumsum() - 1)[arcs.label[here]]
-            best = largest[which]
-            reached = np.full(len(scores), -np.inf)
-            np.maximum.at(reached, target, scores[arcs.source[here]] + best)
-            states, scores = np.flatnonzero(reached > -np.inf), reached
+            best, target = largest[i].take(arcs.label[here]), arcs.target[here]
+            open_ = ahead[i + 1][target] & (best > -np.inf)
+            if not open_.all():
+                here, best, target = here[open_], best[open_], target[open_]
+            reached = scores[arcs.source[here]] + best
+            scores[states] = -np.inf
+            np.maximum.at(scores, target, reached)
+            states = np.flatnonzero(scores > -np.inf)
             if len(states) > self.kept:
-                order = np.argsort(-scores[states], kind="stable")
+                order = np.argpartition(-scores[states], self.kept)
                 self.bound = max(self.bound, scores[states[order[self.kept]]] + later[i + 1])
                 scores[states[order[self.kept :]]] = -np.inf
                 states = np.sort(states[order[: self.kept]])
-            inside = (scores[target] > -np.inf) & (best > -np.inf)
-            finite = np.where(largest == -np.inf, 0.0, largest)
-            ways = np.exp(chain.law[i][labels] - finite[of])
-            ways = np.add.reduceat(ways, first) if labels.size else np.zeros(0)
-            self._steps.append(Step(here[inside], best[inside], ways[which][inside]))
+                inside = np.flatnonzero(scores[target] > -np.inf)
+                here, best = here[inside], best[inside]
+            self._steps.append(Step(here, best, ways[i].take(arcs.label[here])))
 
     def _leading(self) -> list[BoolArray]:
         """(S,) per position: from where the end can be reached."""
@@ -223,8 +227,8 @@ class Pruned(Lattice):
         return found[::-1]
 
     def _backward(self) -> None:
-        self.best[0, -1, self.chain.final] = 0.0
-        self.scaled[0, -1] = self.best[0, -1] == 0.0
+        self.best[-1, 0, self.chain.final] = 0.0
+        self.scaled[-1] = self.best[-1] == 0.0
         if self.chain.start < 0:
             return
         self._forward()
@@ -232,32 +236,53 @@ class Pruned(Lattice):
         for i in range(self.length - 1, -1, -1):
             here, largest, ways = self._steps[i]
             if not here.size:
-                self._terms.append(np.zeros(0))
+                self._terms.append(largest)
+                self._sources.append(here)
                 continue
             source = arcs.source[here]  # ascending
             heads = np.append(True, source[1:] != source[:-1])
             first, run = heads.nonzero()[0], heads.cumsum() - 1
             sources = source[first]
-            x = largest + self.best[0, i + 1, arcs.target[here]]
+            x = largest + self.best[i + 1, 0, arcs.target[here]]
             best = np.maximum.reduceat(x, first)
             x = np.exp(np.maximum(x - np.where(best == -np.inf, 0.0, best)[run], LOWEST))
-            x *= ways * self.scaled[0, i + 1, arcs.target[here]]
+            x *= ways * self.scaled[i + 1, 0, arcs.target[here]]
             mass = np.add.reduceat(x, first)
             top = mass.max()
             self._terms.append(x)
-            self.best[0, i, sources], self.mass[0, i, sources] = best, mass
-            self.scaled[0, i, sources] = np.maximum(mass / (top if top > 0 else 1), LEAST)
+            self._sources.append(sources)
+            self.best[i, 0, sources], self.mass[i, 0, sources] = best, mass
+            self.scaled[i, 0, sources] = np.maximum(mass / (top if top > 0 else 1), LEAST)
 
     @cached_property
     def _visits(self) -> Float64Array:
-        arcs, visits = self.automaton.arcs, np.zeros_like(self.mass)
+        arcs, visits = self.automaton.arcs, np.zeros(self.mass.shape)
         visits[0, 0, self.chain.start] = 1.0
         for i in range(self.length):
             here = self._steps[i].arcs
-            source, mass = arcs.source[here], self.mass[0, i, arcs.source[here]]
-            share = self._terms[-1 - i] * visits[0, i, source] / np.where(mass > 0, mass, 1.0)
-            visits[0, i + 1] = np.bincount(arcs.target[here], share, len(visits[0, 0]))
+            source, mass = arcs.source[here], self.mass[i, 0, arcs.source[here]]
+            share = self._terms[-1 - i] * visits[i, 0, source] / np.where(mass > 0, mass, 1.0)
+            np.add.at(visits[i + 1, 0], arcs.target[here], share)
         return visits
+
+    def _taking(self, path: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+        sources = self._sources[::-1]
+        at, state = np.repeat(np.arange(len(path)), [*map(len, sources)]), np.concatenate(sources)
+        follow = self.automaton.next[state, path[at]]
+        takes = follow >= 0
+        return at[takes], state[takes], follow[takes]
+
+
+def _of_sets(
+    arcs: Arcs, weight: Float64Array, law: Float64Array
+) -> tuple[Float64Array, Float64Array]:
+    """Of each set of classes (..., U) the largest of the weights (..., C), and the sum of the laws
+    (..., C) beside it."""
+    largest = np.maximum.reduceat(weight.take(arcs.labels, -1), arcs.sets, axis=-1)
+    finite = np.where(largest == -np.inf, 0.0, largest)
+    ways = law.take(arcs.labels, -1)
+    ways -= finite.take(arcs.set_of_label, -1)
+    return largest, np.add.reduceat(np.exp(ways, out=ways), arcs.sets, axis=-1)
 
 
 class Step(NamedTuple):

@@ -148,7 +148,7 @@ def test_other_caches_run_and_bidirectional_models_refuse_it(
     assert {"block_size", "bd_size"} & set(config)
 
 
-LAYERWISE = ["dllm_cache(4, 2)", "sparse", "d2(k=4)", "elastic(beta=4)"]
+LAYERWISE = ["dllm_cache(4, 2)", "sparse", "elastic(beta=4)"]
 
 
 @pytest.mark.parametrize("cache", some(LAYERWISE, 2))
@@ -185,7 +185,6 @@ def test_layers_report_the_attention_that_is_computed(
         [
             "dllm_cache(1, 1)",
             "sparse(refresh_every=1)",
-            "d2(k=1000, p=1.0)",
             "elastic(refresh_every=1)",
         ],
         2,

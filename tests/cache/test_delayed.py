@@ -123,22 +123,6 @@ def test_after_a_stop_no_block_opens() -> None:
     assert (canvas.stop_position, canvas.length) == (5, 6)
 
 
-def test_what_a_cache_asks_for_is_not_seen_by_the_sampler(tiny: dllm.DiffusionModel) -> None:
-    """d2 wants predictions of all masks it computes; the sampler gets those of its block."""
-    result = dllm.generate(
-        tiny, PROMPT, sampler="threshold(0.5)", cache="d2(k=6, p=1.0)", max_new_tokens=12,
-        block_length=4, eos_policy="none", trace=True,
-    )  # fmt: skip
-    reference = dllm.generate(
-        tiny, PROMPT, sampler="threshold(0.5)", cache="none", max_new_tokens=12, block_length=4,
-        eos_policy="none", trace=True,
-    )  # fmt: skip
-    assert result.trace is not None and reference.trace is not None
-    assert result.sequences.tolist() == reference.sequences.tolist()
-    for step in result.trace.steps:
-        assert all(step.window[0] <= p < step.window[1] for p, _, _ in step.commits)
-
-
 @pytest.mark.parametrize("stop", [3, 17, 40])
 def test_branches_that_end_the_text_open_no_block(tiny: dllm.DiffusionModel, stop: int) -> None:
     """With a frequent token as stop id: rows end early, in a batch as alone, and nothing breaks."""

@@ -20,7 +20,7 @@ from ..thin import some
 from .test_every_pair import MODELS, load
 from .test_protocol import Some, TakeBack, noise
 
-LAYERWISE = ["dllm_cache(6, 3)", "dllm_cache(50, 7, ratio=0)", "sparse", "d2(k=4)",
+LAYERWISE = ["dllm_cache(6, 3)", "dllm_cache(50, 7, ratio=0)", "sparse",
              "elastic(beta=4)", "elastic(beta=4, gamma=1)"]  # fmt: skip
 
 

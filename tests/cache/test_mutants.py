@@ -103,15 +103,14 @@ def reads_one_less(patch: Patch, cls: type[Cache]) -> None:
 ALL = [name for name in SMALL if name != "none" and "," not in name]
 WRITE_ALL = [name for name in ALL if name not in (*OWN_MODELS, "d2f")]
 MUTANTS: list[tuple[Any, list[str], tuple[int, ...]]] = [
-    (forgets_changes, ["dkv", "dkv_pd", "d2", "elastic", "window_diffusion"], (0, 1)),
-    (forgets_what_is_taken_back, ["d2", "elastic"], (0, 1)),
+    (forgets_changes, ["dkv", "dkv_pd", "elastic", "window_diffusion"], (0, 1)),
+    (forgets_what_is_taken_back, ["elastic"], (0, 1)),
     (forgets_pending, ["dkv", "dkv_pd", "elastic"], (0, 1)),
     (forgets_targets, ["dkv_greedy", "dual", "sparse"], (1,)),
     (forgets_the_shift, ["dkv", "dual", "sparse", "prefix"], (1,)),
     # those without the rest of the canvas have no plan that recomputes all of it
     (skips_a_position, [n for n in WRITE_ALL if n != "dpad"], (0, 1)),
-    (starts_without_the_last, [n for n in WRITE_ALL if n not in ("dllm_cache", "d2")], (0, 1)),
-    (starts_without_the_last, ["d2"], (1,)),  # it asks for all masks, so the engine adds them
+    (starts_without_the_last, [n for n in WRITE_ALL if n != "dllm_cache"], (0, 1)),
     (reads_one_less, ALL, (0, 1)),
 ]
 

@@ -47,7 +47,6 @@ PLANS = {
     "dcd(refresh_after=5)": [ALL, "4-9", "4-9", ALL, "6-13", "6-13", ALL],
     "vicinity(before=2, after=2, warmup=1)": [ALL, ALL, "2-9", ALL, "6-13", "6-13", ALL],
     "sparse": [ALL, ALL, "4-7", ALL, ALL, "8-11", ALL],
-    "d2(k=4, p=0.15)": ["0-15", "0,4-8", "0,4,6-10", "0,7-11", "0,8-12", "0,8,10-13", "0,10-15"],
     "elastic(beta=4)": [ALL, "4-7", "4,6-7", "7-11", "8-11", "8,10-11", "10-15"],
     "delayed(refresh_every=3)": [ALL, "4-15", ALL, ALL, "4-15", ALL, ALL],
     "d2f": ["0-7 / 0-7", "4-7 / 0-7", "4-7 / 0-7", "4-11 / 0-11", "8-11 / 0-11", "8-11 / 0-11",
@@ -82,7 +81,6 @@ def plans(cache: Cache, shift: int = 0) -> Iterator[Plan]:
         pending = slots.waiting(16) if cache.recompute_pending else masks[:0]
         yield (plan := complete_plan(plan, asked, slots, pending))
         positions = np.array(decided)
-        cache.after_step(canvas, slots, positions, np.full(len(positions), -0.1, np.float32))
         slots.computed(plan.compute, canvas.step)
         canvas.commit(positions, positions, np.zeros(len(positions), np.float32))
         slots.changed(positions)

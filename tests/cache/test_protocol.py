@@ -168,14 +168,14 @@ def test_needs_and_offers_are_one_mechanism() -> None:
 
     engine(Whole(), "dual")
     with pytest.raises(
-        dllm.ConfigError, match=r"needs predictions of the whole window .*'d2' does not offer"
+        dllm.ConfigError, match=r"needs predictions of the whole window .*'elastic' does not offer"
     ):
-        engine(Whole(), "d2")
+        engine(Whole(), "elastic")
 
 
 @pytest.mark.parametrize(("sampler", "cache", "need"), [
     ("r2", "dllm_cache", "computes anew"), ("credit", "dllm_cache", "computes anew"),
-    ("llada+whole", "d2", "whole region"),
+    ("llada+whole", "elastic", "whole region"),
     ("dream", "elastic", "whole region"), ("threshold+whole", "sparse", "whole region"),
 ])  # fmt: skip
 def test_pairs_that_would_go_wrong_are_refused(sampler: str, cache: str, need: str) -> None:
@@ -230,7 +230,7 @@ def test_a_canvas_that_was_cut_is_planned_to_its_new_end() -> None:
 
 
 @pytest.mark.parametrize("spec", ["dual(refresh_every=0)", "dkv(both=1)", "sparse(kernel=2)",
-                                  "window_diffusion(active=9, window=3)", "d2(k=0)",
+                                  "window_diffusion(active=9, window=3)", "elastic(gamma=x)",
                                   "dllm_cache(ratio=2)", "elastic(beta=0)", "dcd(delay=-1)",
                                   "dkv_greedy(center=x)", "dcd(mode=x)"])  # fmt: skip
 def test_wrong_settings_are_refused(spec: str) -> None:

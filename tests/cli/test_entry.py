@@ -36,6 +36,26 @@ def test_a_watched_run_in_its_own_process(tiny_folder: Path) -> None:
     assert "«" in done.stderr and "‹" in done.stderr and "░" in done.stderr
 
 
+def test_a_file_with_a_sampler_of_its_own_has_the_commands(
+    tmp_path: Path, tiny_folder: Path
+) -> None:
+    """As the page on extending says."""
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import dllm.samplers as samplers\n"
+        "@samplers.register('mine')\n"
+        "class Mine(samplers.Selector):\n"
+        "    def select(self, view): return view.score >= 0\n"
+        "if __name__ == '__main__':\n"
+        "    from dllm.cli import main\n"
+        "    main()\n"
+    )
+    run = ["generate", "--json", "--model", str(tiny_folder), "--max-new-tokens", "8"]
+    done = python(str(file), *run, "--sampler", "mine", "Tom")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["nfe"] == 1
+
+
 def test_the_version() -> None:
     done = python("-m", "dllm", "--version")
     assert done.stdout == f"dllm {dllm.__version__}\n"

@@ -67,7 +67,7 @@ def test_a_batch_is_its_rows_alone_bit_for_bit(cache: str, name: str, way: tuple
 @pytest.mark.parametrize("name", ["llada", "dream"])
 def test_small_weights_too_with_caches_that_compute_few_rows(name: str) -> None:
     model = dllm.load(goldens_dir() / f"{name}-tiny")
-    for cache in ("d2", "dkv", "dllm_cache"):
+    for cache in ("elastic", "dkv", "dllm_cache"):
         how: dict[str, Any] = {"cache": cache, "sampler": "llada", "max_new_tokens": 11}
         together = dllm.generate(model, IDS[:3], **how)
         for ids, row in zip(IDS, together, strict=False):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -119,6 +118,12 @@ def test_flash_attention_cannot_be_static(
         dllm.generate(tiny, PROMPT, cache="dual", max_new_tokens=8, cuda_graphs=True)
 
 
+@pytest.mark.parametrize(("cache", "words"), [("none", "reads none"), ("sparse", "by layer")])
+def test_steps_that_read_no_cache_cannot_be_static(cache: str, words: str) -> None:
+    with pytest.raises(dllm.ConfigError, match=f"is for steps that read a cache .*{words}"):
+        dllm.Session("nano", cuda_graphs=True, cache=cache)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 def test_captured_steps_decide_what_eager_ones_do() -> None:
@@ -127,16 +132,3 @@ def test_captured_steps_decide_what_eager_ones_do() -> None:
     plain = dllm.generate(model, [PROMPT], **chosen)
     captured = dllm.generate(model, [PROMPT], cuda_graphs=True, **chosen)
     assert [r.tokens for r in plain] == [r.tokens for r in captured]
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the compiler's own
-def test_compiled_steps_decide_what_eager_ones_do(
-    tiny: dllm.DiffusionModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # traces and guards as always, but runs what it traced instead of compiling it for minutes
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
-    chosen: dict[str, Any] = {"cache": "dual", "max_new_tokens": 16, "block_length": 8}
-    plain = dllm.generate(tiny, [PROMPT], **chosen)
-    compiled = dllm.generate(tiny, [PROMPT], compile=True, **chosen)
-    assert [r.tokens for r in plain] == [r.tokens for r in compiled]

@@ -31,7 +31,7 @@ WINDOWS = ["blocks(4)", "whole", "adablock(4, delimiters=(3, 7))", "dcd(s_init=4
 SELECTORS = ["", "threshold(0.3)", "factor", "eb", "localleap(0.5, 0.3)", "hierarchical(0.5, 0.2)",
              "r2", "fixed", "llada", "dream(alg=maskgit_plus)",
              "wino_draft", "dparallel+neg_entropy",
-             "fixed+certainty_prior", "fixed+margin", "fixed+random"]  # fmt: skip
+             "fixed+margin", "fixed+random"]  # fmt: skip
 STOPS = ["", "prophet(early=9, mid=3, late=2)"]
 EXPLORERS = ["", "lopa(k=3)", "ete(k=3)", "freedave(draft_depth=3)"]
 REVISERS = ["wino", "edit", "edit(tau=0.2)"]
@@ -148,7 +148,7 @@ def test_branches_share_a_cache(explorer: str, cache: str) -> None:
 NANO = ["adablock+localleap+prophet", "lopa(localleap, k=4)", "wino", "threshold+eotp"]
 MORE = ["localleap", "dcd+localleap", "dsb", "ete",
         "r2", "freedave(threshold(tau=0.95))", "threshold+credit",
-        "hierarchical", "fixed+certainty_prior"]  # fmt: skip
+        "hierarchical"]  # fmt: skip
 
 
 NOISY = [*(spec for spec in (*NANO, *MORE) if spec.split("(")[0] not in ("freedave",)

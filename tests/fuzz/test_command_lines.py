@@ -15,7 +15,7 @@ VALUES = ["", " ", "0", "1", "-1", "3", "0.5", "1e39", "nan", "inf", "None", "x"
           "threshold(", "lopa(localleap)", "0=Tom", "0=", "=x", "first_commit", "\0"]  # fmt: skip
 COMMON = ["--sampler", "--cache", "--steps", "--block-length", "--temperature", "--top-p",
           "--top-k", "--cfg-scale", "--eos-policy", "--seed", "--max-batch-tokens",
-          "--device", "--dtype", "--top-candidates", "--cuda-graphs", "--compile", "--json",
+          "--device", "--dtype", "--top-candidates", "--cuda-graphs", "--json",
           "--nonsense"]  # fmt: skip
 MORE = {
     "generate": [*COMMON, "--max-new-tokens", "--min-new-tokens", "--stop", "--constraint",
@@ -27,7 +27,7 @@ MORE = {
     "caches": ["--nonsense"],
     "bench": ["--sampler", "--tasks", "--examples", "--preset", "--rows"],
 }  # fmt: skip
-FLAGS = {"--json", "--watch", "--raw", "--cuda-graphs", "--compile"}
+FLAGS = {"--json", "--watch", "--raw", "--cuda-graphs"}
 TEXTS = ["Tom", "Reverse this list: Tom, Anna", "a[[2]]b", "", "[[1]]\udc80", "Tom\n\nAnna"]
 
 

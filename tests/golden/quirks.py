@@ -6,14 +6,13 @@ cache of the library.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
 
 from dllm.cache import CACHES, Plan, Slots
 from dllm.cache.base import Cache, full_plan
-from dllm.cache.d2 import D2Cache, nucleus
 from dllm.cache.d2f import D2FCache
 from dllm.cache.dcd import DCDCache
 from dllm.cache.delayed import DelayedCache, KeptBlocks
@@ -405,40 +404,6 @@ class Forgetful(Cache):
     @property
     def recompute_pending(self) -> bool:
         return False
-
-
-@dataclass(slots=True)
-class LastMasks:
-    """The masks of the window when the last step began."""
-
-    masks: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
-
-
-@RELEASED_CACHES.register("released_d2")
-@dataclass(frozen=True)
-class ReleasedD2(D2Cache):
-    """Confidences stay those of the first step (they are assigned to a copy), the block is what was
-    undecided in it before the last commits (it is narrowed in place), also where its length
-    matters, and the prompt's last position is left out unless it scores a chosen mask."""
-
-    def _flowing(self, canvas: Canvas, slots: Slots, rows: IntArray, flow: FloatArray) -> IntArray:
-        if not slots.shift:
-            return super()._flowing(canvas, slots, rows, flow)
-        last = canvas.start - 1  # competes, and is then dropped
-        added = nucleus(flow, rows[rows != last], self.p)
-        return np.union1d(rows, added[added != last])
-
-    def _block(self, canvas: Canvas, slots: Slots) -> tuple[IntArray, int, int, int]:
-        block = slots.state(LastMasks).masks
-        return block, canvas.start, len(block), 0
-
-    def after_step(
-        self, canvas: Canvas, slots: Slots, positions: IntArray, logprob: FloatArray
-    ) -> None:
-        first = not slots.state(LastMasks).masks.size
-        slots.state(LastMasks).masks = canvas.masks()
-        if first:
-            super().after_step(canvas, slots, positions, logprob)
 
 
 @RELEASED_CACHES.register("released_dcd")

@@ -1,20 +1,13 @@
-"""The calls that reproduce what was recorded of DCD, DSB, d2Cache and DAWN."""
+"""The calls that reproduce what was recorded of DCD, DSB and DAWN."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
-from dllm.cache import Slots
-from dllm.cache.base import Layer
-from dllm.core.canvas import Canvas
-from dllm.samplers import compose
-from dllm.samplers.certainty_prior import CertaintyPrior
-
 from .conftest import goldens_dir
-from .quirks import ReleasedD2, cache_of, parts
+from .quirks import cache_of, parts
 
 Pairs = list[list[tuple[int, int]]]
 Built = tuple[Any, Any, dict[str, Any]]
@@ -69,30 +62,6 @@ def dsb(case: dict[str, Any]) -> Built:
     return parts(f"{selector}+{window}"), cache_of("released_dsb"), {}
 
 
-@dataclass(frozen=True)
-class WatchedD2(ReleasedD2):
-    """Remembers which positions reached the first layer."""
-
-    fed: list[list[int]] = field(default_factory=list)
-
-    def after_attention(self, canvas: Canvas, slots: Slots, layer: Layer) -> None:
-        super().after_attention(canvas, slots, layer)
-        if layer.index == 0:
-            self.fed.append(layer.stream.tolist())
-
-
-def d2(case: dict[str, Any]) -> Built:
-    selector = "fixed" if case["threshold"] is None else f"threshold(tau={case['threshold']})"
-    selectors = compose(selector).selectors
-    if case["sigma"]:
-        selectors += (CertaintyPrior(sigma=case["sigma"]),)
-    cache = WatchedD2(
-        k=case["current_k"], p=case["rollout_p"], sigma=case["cache_sigma"],
-        inflate=case["inflate_w"],
-    )  # fmt: skip
-    return selectors, cache, {"block_length": case["block_length"]}
-
-
 def dawn(case: dict[str, Any]) -> Built:
     model = json.loads((goldens_dir() / case["model"] / "config.json").read_text())
     count = model.get("n_layers") or model["num_hidden_layers"]
@@ -104,6 +73,6 @@ def dawn(case: dict[str, Any]) -> Built:
 
 BUILDERS: dict[str, Callable[[dict[str, Any]], Built]] = {
     f"{name}_{family}": builder
-    for name, builder in {"d2cache": d2, "dawn": dawn, "dcd": dcd, "dsb": dsb}.items()
+    for name, builder in {"dawn": dawn, "dcd": dcd, "dsb": dsb}.items()
     for family in ("llada", "dream")
 }

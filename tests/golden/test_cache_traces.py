@@ -1,4 +1,4 @@
-"""Traces of methods that slide, cache or look at attention: DCD, DSB, d2Cache, DAWN.
+"""Traces of methods that slide, cache or look at attention: DCD, DSB, DAWN.
 
 What is compared is what `test_traces` compares.
 """
@@ -11,7 +11,7 @@ import pytest
 
 from .call import Call
 from .recorded import recorded
-from .replay_caches import BUILDERS, WatchedD2, left_of_padding
+from .replay_caches import BUILDERS, left_of_padding
 from .test_traces import _expected, _expected_sizes
 from .together import Together
 
@@ -45,6 +45,3 @@ def test_official_trace_is_reproduced(case: dict[str, Any]) -> None:
     assert outcome == expected
     assert result.sequences.tolist() == case["final"]
     assert computed == sizes
-    if isinstance(call.cache, WatchedD2):
-        everything = list(range(len(case["final"])))
-        assert call.cache.fed == [fed or everything for fed in case["extra"]["query_positions"]]

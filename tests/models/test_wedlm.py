@@ -248,7 +248,7 @@ def test_masks_fed_again_are_further_masks(model: dllm.DiffusionModel, reference
 @pytest.mark.parametrize(("how", "sentence"), [
     ({"cache": "dual"}, r"needs keys and values that follow .* cache='dual' .*use cache='wedlm'"),
     ({"cache": "block"}, "block needs block-causal attention"),
-    ({"cache": "d2"}, r"needs keys and values that follow .* cache='d2' .*use cache='wedlm'"),
+    ({"cache": "elastic"}, r"needs keys and values .* cache='elastic' .*use cache='wedlm'"),
     ({"sampler": "dawn"}, "dawn needs decided tokens that predict themselves"),
     ({"sampler": "prophet"}, "prophet needs decided tokens that predict themselves"),
     ({"cfg_scale": 0.5}, r"cfg_scale=0.5 needs predictions of a text .* use cfg_scale=0"),

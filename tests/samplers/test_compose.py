@@ -81,9 +81,7 @@ def test_options_overrule_what_a_method_brings_along() -> None:
         ("dcd+prophet", "threshold"),  # a quota needs a window that stays
         ("dsb+prophet", "threshold"),
         ("multi_blocks+prophet", "threshold"),
-        ("certainty_prior", "llada"),
         ("margin+dsb", "fixed"),  # its scores are no probabilities
-        ("certainty_prior+dcd", "fixed"),
         ("margin", "fixed"),
         ("r2", "threshold"),
         ("r2+prophet", "threshold"),

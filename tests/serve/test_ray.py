@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -148,29 +148,40 @@ def test_streams_and_leaving(served: Any) -> None:
 def test_one_of_two_replicas_is_killed(served: Any) -> None:
     """Whole answers come of the other one, streams that had begun end with an error."""
     url, _ = served
+    more = {"sampler": "llada(steps=256)", "max_tokens": 256, "ignore_eos": True, "stream": True,
+            "stream_options": {"include_drafts": True}}  # fmt: skip
 
-    async def ask() -> list[httpx.Response]:
-        drafts = {"stream": True, "stream_options": {"include_drafts": True}}
-        async with httpx.AsyncClient(timeout=300) as client:
+    async def ends_and_answers() -> tuple[list[str], list[httpx.Response]]:
+        """The last event of each stream, and the whole answers."""
+        one, _ = processes("ray::ServeReplica")
+        async with httpx.AsyncClient(timeout=300) as client, AsyncExitStack() as stack:
+            parts = []
+            for i in range(4):  # four rows fit into one replica: all begin
+                opened = client.stream("POST", url + CHAT, json=body(i, **more))
+                parts.append((await stack.enter_async_context(opened)).aiter_text())
+            heads = [await anext(part) for part in parts]
             posts = [
-                asyncio.ensure_future(client.post(
-                    url + CHAT, json=body(i, **SLOWLY, n=6, **(drafts if i % 2 == 0 else {}))
-                )) for i in range(8)
-            ]  # fmt: skip
-            await asyncio.sleep(1)
-            assert not any(post.done() for post in posts)
-            processes("ray::ServeReplica")[0].kill()
-            return await asyncio.gather(*posts)
+                asyncio.ensure_future(client.post(url + CHAT, json=body(i, **SLOWLY, n=6)))
+                for i in range(4)
+            ]
+            one.kill()
+            texts = [
+                head + "".join([text async for text in part])
+                for head, part in zip(heads, parts, strict=True)
+            ]
+            answers = await asyncio.gather(*posts)
+        return [text.rstrip().rpartition("data: ")[2] for text in texts], answers
 
-    answers = asyncio.run(ask())
-    assert {answer.status_code for answer in answers} == {200}
-    for i in range(1, 8, 2):
-        how = {"sampler": "llada(steps=64)", "max_new_tokens": 64}
-        assert text_of(answers[i]) == plain(i, **how)
-    ends = [answer.text.rstrip().rpartition("data: ")[2] for answer in answers[::2]]
-    lost = [json.loads(end)["error"]["code"] for end in ends if end != "[DONE]"]
-    assert lost and set(lost) == {"replica_lost"}
-    until(lambda: len(processes("ray::ServeReplica")) == 2)
+    lost: list[str] = []
+    while not lost:  # all streams may have been in the replica that lives
+        ends, answers = asyncio.run(ends_and_answers())
+        for i, answer in enumerate(answers):
+            assert answer.status_code == 200
+            how = {"sampler": "llada(steps=64)", "max_new_tokens": 64}
+            assert text_of(answer) == plain(i, **how)
+        lost = [json.loads(end)["error"]["code"] for end in ends if end != "[DONE]"]
+        until(lambda: len(processes("ray::ServeReplica")) == 2)
+    assert set(lost) == {"replica_lost"}
 
 
 def test_a_process_that_listens_is_killed(served: Any) -> None:
