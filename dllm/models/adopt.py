@@ -65,7 +65,7 @@ def prepare(
     ``hf`` in place."""
     hf.train(False)
     pack_linears(hf)
-    head = packed_of(hf.get_output_embeddings())
+    head = packed_of(hf.get_output_embeddings())  # type: ignore[no-untyped-call]
     if family.self_conditioning and head is not None:
         head.copy = False  # its weight is the embedding's, which every step reads whole
     shorten_norms(hf)

@@ -50,8 +50,9 @@ class Shaped:
 
     def shape(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` float32, changed in place."""
-        if self.cap is not None and x.is_contiguous() and x.device.type == "cpu" and library():
-            library().dllm_bend(
+        kernels = library() if x.is_contiguous() and x.device.type == "cpu" else None
+        if self.cap is not None and kernels is not None:
+            kernels.dllm_bend(
                 x.data_ptr(), x.numel(), self.cap, self.cap * self.scale, torch.get_num_threads()
             )
         elif self.cap is not None:
