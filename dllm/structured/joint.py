@@ -211,19 +211,15 @@ class Pruned(Lattice):
 
     def _leading(self) -> list[BoolArray]:
         """(S,) per position: from where the end can be reached."""
-        chain, automaton = self.chain, self.automaton
-        found, steady = [chain.final], False
-        for weight in chain.weight[::-1]:
+        found, steady = [self.chain.final], False
+        for weight in self.chain.weight[::-1]:
             possible = weight > -np.inf
-            if np.count_nonzero(possible) == 1:
-                follow, states = automaton.next[:, int(possible.argmax())], found[-1]
-                found.append((follow >= 0) & states[follow])
-                steady = False
-            elif steady:
-                found.append(found[-1])
+            label = int(possible.argmax()) if np.count_nonzero(possible) == 1 else None
+            if label is not None or not steady:
+                found.append(self.automaton.before(found[-1], label))
+                steady = label is None and np.array_equal(found[-1], found[-2])
             else:
-                found.append(automaton.before(found[-1]))
-                steady = np.array_equal(found[-1], found[-2])
+                found.append(found[-1])
         return found[::-1]
 
     def _backward(self) -> None:
