@@ -171,7 +171,7 @@ class Pruned(Lattice):
         self.chain, self.kept = chain, kept
         self.bound = -np.inf
         self._steps: list[Step] = []
-        self._terms: list[Float64Array] = []  # of the masses, by arcs; last position first
+        self._masses: list[Float64Array] = []  # of the masses, by arcs; last position first
         self._sources: list[IntArray] = []  # the kept states that arcs leave; last position first
         super().__init__(automaton, [chain])
 
@@ -232,7 +232,7 @@ class Pruned(Lattice):
         for i in range(self.length - 1, -1, -1):
             here, largest, ways = self._steps[i]
             if not here.size:
-                self._terms.append(largest)
+                self._masses.append(largest)
                 self._sources.append(here)
                 continue
             source = arcs.source[here]  # ascending
@@ -245,7 +245,7 @@ class Pruned(Lattice):
             x *= ways * self.scaled[i + 1, 0, arcs.target[here]]
             mass = np.add.reduceat(x, first)
             top = mass.max()
-            self._terms.append(x)
+            self._masses.append(x)
             self._sources.append(sources)
             self.best[i, 0, sources], self.mass[i, 0, sources] = best, mass
             self.scaled[i, 0, sources] = np.maximum(mass / (top if top > 0 else 1), LEAST)
@@ -257,7 +257,7 @@ class Pruned(Lattice):
         for i in range(self.length):
             here = self._steps[i].arcs
             source, mass = arcs.source[here], self.mass[i, 0, arcs.source[here]]
-            share = self._terms[-1 - i] * visits[i, 0, source] / np.where(mass > 0, mass, 1.0)
+            share = self._masses[-1 - i] * visits[i, 0, source] / np.where(mass > 0, mass, 1.0)
             np.add.at(visits[i + 1, 0], arcs.target[here], share)
         return visits
 
