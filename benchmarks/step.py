@@ -43,8 +43,10 @@ from dllm.core.canvas import Canvas
 from dllm.core.config import GenerationConfig
 from dllm.engine import Engine, MaskedRecipe, forward
 from dllm.engine.kv import KVBuffer
+from dllm.eval.bounds import BLOCK, Device, step_of
 from dllm.kernels.quantised import QuantisedLinear
 from dllm.kernels.statistics import token_statistics
+from dllm.models.footprint import Footprint
 from dllm.models.quantisation import quantise, read
 from dllm.models.segments import Segment
 from dllm.samplers import compose
@@ -189,31 +191,30 @@ def host(rounds: int) -> None:
         print(f"{sampler} {cache}, {rows} rows{when}: {taken:.0f} us", flush=True)
 
 
-# LLaDA-8B in bfloat16 on an H100 SXM, by the data sheets; a step of blocks beside 512 keys a row.
-LAYERS, WIDTH, INNER, VOCABULARY, BLOCK, CONTEXT = 32, 4096, 12_288, 126_464, 32, 512
-BANDWIDTH, SPEED, LAUNCH = 3.35e12, 989e12, 5e-6  # bytes/s, operations/s, seconds (assumed)
-KERNELS = 15  # of a layer: 7 products, 2 norms, attention, rotation, SiLU, product, 2 sums
+# LLaDA-8B in bfloat16, and an H100 SXM by its data sheet; a launch is assumed.
+LAYERS, WIDTH, INNER, VOCABULARY = 32, 4096, 12_288, 126_464
+H100 = Device(bandwidth=3.35e12, speed=989e12, launch=5e-6)
 
 
 def bounds(rounds: int) -> str:
     """A table of steps of 1 to 128 rows with a dual cache; the host's share is measured."""
     model = _unsure()
     weights = LAYERS * (4 * WIDTH**2 + 3 * WIDTH * INNER) + VOCABULARY * WIDTH
+    needs = Footprint(weights, "bfloat16", 2 * weights, 1, 4 * LAYERS * WIDTH, layers=LAYERS,
+                      read=weights, active=weights)  # fmt: skip
     lines = ["| rows | positions | GB | operations, 10^12 | launches | launched, ms | memory, ms "
              "| products, ms | host, ms | bound |", "|" + " --- |" * 10]  # fmt: skip
     for rows in (1, 8, 32, 128):
-        positions = rows * BLOCK
-        moved = 2 * (weights + rows * 2 * LAYERS * WIDTH * CONTEXT)
-        done = 2 * positions * (weights + 2 * LAYERS * WIDTH * CONTEXT)
-        launches = KERNELS * LAYERS + 8  # embedding, last norm, angles, statistics
-        times = {
-            "launches": LAUNCH * launches, "memory": moved / BANDWIDTH, "products": done / SPEED,
-            "host": 1e-6 * rows * host_time(model, "threshold", "dual", rows, False, rounds=rounds),
-        }  # fmt: skip
+        step = step_of(needs, rows)
+        times = step.seconds(H100)
+        each = host_time(model, "threshold", "dual", rows, False, rounds=rounds)
+        times["host"] = 1e-6 * rows * each
         milliseconds = " | ".join(f"{1e3 * taken:.1f}" for taken in times.values())
         most = max(times, key=lambda name: times[name])
-        lines.append(f"| {rows} | {positions} | {moved / 1e9:.1f} | {done / 1e12:.2f} "
-                     f"| {launches} | {milliseconds} | {most} |")  # fmt: skip
+        lines.append(
+            f"| {rows} | {rows * BLOCK} | {step.moved / 1e9:.1f} | {step.operations / 1e12:.2f} "
+            f"| {step.launches} | {milliseconds} | {most} |"
+        )
     return "\n".join(lines)
 
 

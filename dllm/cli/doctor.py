@@ -182,6 +182,7 @@ def examine(model: str, memory: tuple[str, int]) -> Iterator[Finding]:
         return
     yield from _sizes(checkpoint, needs)
     yield from fit(needs, *memory)
+    yield from _steps(needs)
     yield from _tokens(checkpoint)
     yield from _weights(checkpoint)
 
@@ -198,6 +199,27 @@ def _sizes(checkpoint: Checkpoint, needs: Footprint) -> Iterator[Finding]:
     yield Finding(
         "key/value cache", f"{size(needs.keys_values)} per row at its context of {needs.context}"
     )
+
+
+def _steps(needs: Footprint) -> Iterator[Finding]:
+    """What bounds a step on this machine, by arithmetic from its speed, measured in a second."""
+    import torch
+
+    from ..eval.bounds import BLOCK, KEYS, measure, step_of
+    from ..models.footprint import WIDTHS
+
+    where = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = needs.dtype if needs.dtype in WIDTHS else "bfloat16"
+    device = measure(where, getattr(torch, dtype))
+    yield Finding(
+        "this machine", f"{device.bandwidth / 1e9:.0f} GB/s, {device.speed / 1e9:,.0f} GFLOP/s in "
+        f"{dtype}; a row of a step computes {BLOCK} positions and reads {KEYS} keys",
+    )  # fmt: skip
+    for rows in (1, 8, 32):
+        taken = step_of(needs, rows).seconds(device)
+        most = max(taken, key=lambda name: taken[name])
+        told = ", ".join(f"{name} {1e3 * seconds:.1f}" for name, seconds in taken.items())
+        yield Finding(f"step, rows: {rows}", f"bound by {most}; ms: {told}")
 
 
 def _tokens(checkpoint: Checkpoint) -> Iterator[Finding]:

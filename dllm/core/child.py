@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 import os
+import pickle
+import subprocess
 import sys
+import threading
+import traceback
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from .errors import CancelledError
+
+T = TypeVar("T")
 
 
 def command(module: str, function: str, *arguments: str) -> list[str]:
@@ -14,3 +24,74 @@ def command(module: str, function: str, *arguments: str) -> list[str]:
     path = [folder or os.getcwd() for folder in sys.path]
     start = f"import sys; sys.path[:] = {path}; from {module} import {function}; {function}()"
     return [sys.executable, "-c", start, *arguments]
+
+
+class Child:
+    """A process that calls functions for this one, one at a time.
+
+    It starts with the first call, and again where it has ended.
+    """
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def call(self, function: Callable[..., T], *arguments: Any) -> T:
+        """What ``function``, which has a name in a module, returns there, or raises.
+
+        Raises `ChildProcessError` where the process ends, `CancelledError` where it is closed.
+        """
+        with self._lock:
+            if self._process is None or self._process.poll() is not None:
+                self._end()
+                self._process = subprocess.Popen(
+                    command(__name__, "answer"), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                    start_new_session=True,  # a terminal's Ctrl-C is for this process
+                )  # fmt: skip
+            asked, answers = self._process.stdin, self._process.stdout
+            assert asked is not None and answers is not None
+            try:
+                if self._closed:
+                    raise EOFError
+                pickle.dump((function, arguments), asked)
+                asked.flush()
+                done, result = pickle.load(answers)
+            except (OSError, EOFError, pickle.UnpicklingError) as error:
+                self._end()
+                if self._closed:
+                    raise CancelledError(f"{function.__name__} was ended") from error
+                raise ChildProcessError(f"the process of {function.__name__} ended") from error
+        if not done:
+            raise result
+        return result  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        """End the process; a call that runs raises."""
+        self._closed = True
+        if (process := self._process) is not None:
+            process.kill()
+        with self._lock:
+            self._end()
+
+    def _end(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
+
+
+def answer() -> None:
+    """What the process does: calls on stdin, results on stdout, until stdin ends."""
+    while True:
+        try:
+            function, arguments = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        try:
+            result = True, function(*arguments)
+        except Exception as error:
+            error.add_note(traceback.format_exc())
+            result = False, error
+        pickle.dump(result, sys.stdout.buffer)
+        sys.stdout.flush()

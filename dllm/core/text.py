@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from .canvas import Canvas
 from .config import GenerationConfig
 
 Decode = Callable[[Sequence[int]], str]
+FORM = ".{1,4096}?"  # of a hole; without a bound many holes that never end take quadratic time
+HOLE = re.compile(rf"\[\[(\d+)(?::({FORM}))?\]\](?!\])")
+ANY_HOLE = re.compile(rf"{HOLE.pattern}|\[\[(?:\*|\d{{1,9}}\.\.\d{{1,9}})\]\]")
 UNFINISHED = "\ufffd"  # what a tokenizer writes for bytes that are no character yet
+
+
+def hole_forms(text: Any) -> list[str | None]:
+    """The form of each hole of a text that has positions: ``[[8:[a-z]+]]`` is one of 8 tokens whose
+    text matches ``[a-z]+``; None for a hole without."""
+    found = ANY_HOLE.findall(text) if isinstance(text, str) else []
+    return [form or None for size, form in found if not size or int(size[:9])]
 
 
 class GrowingText:

@@ -25,7 +25,8 @@ HEADROOM = 1.1  # activations, allocator, runtime
 class Footprint:
     """Sizes in bytes.  ``keys_values``: a key/value cache of one row over the whole context.
     ``copies``: of linear layers in the order a CPU multiplies, held beside weights that were cast;
-    those that are mapped from a file can go (`dllm.models.linears`)."""
+    those that are mapped from a file can go (`dllm.models.linears`).  ``read``: parameters that a
+    forward reads; ``active``: those that a position is multiplied with."""
 
     parameters: int
     dtype: str
@@ -34,6 +35,9 @@ class Footprint:
     keys_values: int
     rounded: Mapping[str, int] = field(default_factory=dict)  # weights as int8, int4
     copies: int = 0
+    layers: int = 0
+    read: int = 0
+    active: int = 0
 
     @property
     def needed(self) -> int:
@@ -65,7 +69,24 @@ def footprint(checkpoint: Checkpoint) -> Footprint:
     ways = {name: rounded_bytes(network, read(name), width) for name in ("int8", "int4")}
     cast = stored is None and dtype != _named(checkpoint)
     copies = copied_bytes(network, dtype) if cast else 0
-    return Footprint(parameters, dtype, held, context, numbers * width, ways, copies)
+    return Footprint(
+        parameters, dtype, held, context, numbers * width, ways, copies, len(each),
+        *_used(network, text),
+    )  # fmt: skip
+
+
+def _used(network: Any, text: Any) -> tuple[int, int]:
+    """Parameters that a forward reads, and those that one position is multiplied with.  Many
+    positions read every expert."""
+    table = network.get_input_embeddings().weight
+    head = network.get_output_embeddings()
+    read = active = 0 if head is not None and head.weight is table else -table.numel()
+    chosen = getattr(text, "num_experts_per_tok", None) or getattr(text, "top_k_experts", None)
+    for parameter in network.parameters():
+        read += parameter.numel()
+        experts = parameter.shape[0] if parameter.ndim == 3 and chosen else 1
+        active += parameter.numel() * (chosen if experts > 1 else 1) // experts
+    return read, active
 
 
 def _key_size(layer: Any) -> int:

@@ -21,6 +21,7 @@ from ..cache import Slots
 from ..cache.base import full_plan
 from ..core.canvas import BoolArray, Canvas, IntArray
 from ..core.errors import PromptError, UnknownNameError, short
+from ..core.text import hole_forms
 from ..engine import MaskedRecipe
 from ..engine.forward import Forward
 from ..engine.recipe import RowOptions
@@ -33,7 +34,6 @@ from .prompts import (
     encode_continuation,
     encode_holes,
     encode_text,
-    hole_forms,
     tokenizer_of,
     without_forms,
 )

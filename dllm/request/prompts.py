@@ -22,15 +22,13 @@ from transformers import PreTrainedTokenizerBase
 
 from ..core.canvas import BoolArray, IntArray
 from ..core.errors import PromptError, UnknownNameError, check_unicode, one_line, short
+from ..core.text import FORM, HOLE
 from ..models import DiffusionModel
 
 Message = Mapping[str, Any]
 TEMPLATE_ARGUMENTS = ("messages", "add_generation_prompt", "continue_final_message", "tokenize")
 KINDS = "a prompt is a string, chat messages or token ids"
 MARK = "\ue000"  # stands for what is said
-FORM = ".{1,4096}?"  # of a hole; without a bound many holes that never end take quadratic time
-HOLE = re.compile(rf"\[\[(\d+)(?::({FORM}))?\]\](?!\])")
-ANY_HOLE = re.compile(rf"{HOLE.pattern}|\[\[(?:\*|\d{{1,9}}\.\.\d{{1,9}})\]\]")
 UNSIZED = re.compile(rf"\[\[(?:\*|\d+\.\.\d+):{FORM}\]\](?!\])")
 ODD_HOLE = re.compile(rf"\[\[(?:(?:\*|\d+\.\.\d+)(?::{FORM})?|\d+:{FORM})\]\](?!\])")
 SEEMING_HOLE = re.compile(r"\[\[[^\[\]]{0,40}\]\]")
@@ -228,13 +226,6 @@ def encode_open(model: DiffusionModel, text: Any, what: str, continued: bool = F
     if isinstance(text, Mapping | bytes) or not isinstance(text, Iterable):
         raise PromptError(f"{kinds}, not {short(text)}")
     return check_ids(model, _numbers(list(text), kinds), least=-1)
-
-
-def hole_forms(text: Any) -> list[str | None]:
-    """The form of each hole of a text that has positions: ``[[8:[a-z]+]]`` is one of 8 tokens whose
-    text matches ``[a-z]+``; None for a hole without."""
-    found = ANY_HOLE.findall(text) if isinstance(text, str) else []
-    return [form or None for size, form in found if not size or int(size[:9])]
 
 
 def without_forms(text: str) -> str:

@@ -19,6 +19,7 @@ from ..core.capabilities import FIXED_WINDOW
 from ..core.config import FORMATS, GenerationConfig
 from ..core.declared import HOLES, MACHINE
 from ..core.errors import ConfigError, PromptError, check_switch, short
+from ..core.text import hole_forms
 from ..engine import Engine, MaskedRecipe, Recipe
 from ..kernels.noise import uniform
 from ..models import DiffusionModel
@@ -35,7 +36,6 @@ from .prompts import (
     encode,
     encode_continuation,
     encode_open,
-    hole_forms,
     is_batch,
 )
 from .request import Request

@@ -106,6 +106,10 @@ Schema = Annotated[
     dict[str, Any],
     Must(f"a JSON schema of at most {LONGEST_FORM} characters", _is_schema),
 ]
+Values = Annotated[
+    dict[str, Any],
+    Must(f"an object of at most {LONGEST_FORM} characters", _is_schema),
+]
 ResponseFormat = Annotated[
     dict[str, Any],
     Must('{"type": "text"}, {"type": "json_object"}, {"type": "structural_tag", "structures": ..., '
@@ -199,7 +203,7 @@ class Function(Body):
         Must("a name of 1 to 64 letters, digits, _ and -"),
     ]  # fmt: skip
     description: str = ""
-    parameters: dict[str, Any] | None = None
+    parameters: Schema | None = None
     strict: bool | None = None
 
 
@@ -312,7 +316,7 @@ class Writing(Decoding):
     structured_outputs: StructuredOutputs | None = None
     user: str | None = None
     store: bool | None = None  # answers say that they are not kept
-    metadata: dict[str, Any] | None = None
+    metadata: Values | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -328,7 +332,7 @@ class Spoken(Writing):
 
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool = True
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: Values | None = None
     enable_thinking: bool | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
@@ -404,7 +408,7 @@ class TokenizeBody(Body):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     return_token_strs: bool = False
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: Values | None = None
 
 
 class DetokenizeBody(Body):
@@ -425,11 +429,16 @@ class DeviceBody(Body):
     TAKES = ("seed", "temperature", "top_p", "top_k")
 
 
-class DraftBody(Body):
+class EndBody(Body):
+    """``POST /v1/verify/close``."""
+
+    sid: str
+
+
+class DraftBody(EndBody):
     """``POST /v1/verify/step``: ``tokens`` behind ``base_len`` others, ``parents`` where they are a
     tree."""
 
-    sid: str
     base_len: Number
     tokens: Annotated[Ids, Field(max_length=MOST_NODES)]
     parents: Ids | None = None

@@ -122,6 +122,11 @@ class Body(BaseModel):
         return self._how.get(known[name]) if name in known else getattr(self, name)
 
     @property
+    def texts(self) -> list[Any]:
+        """What may not be longer than the model can take."""
+        return [value for value in self.given.values() if isinstance(value, list)]
+
+    @property
     def given(self) -> dict[str, Any]:
         """The fields that have a value."""
         return {name: getattr(self, name) for name in self.model_fields_set}

@@ -55,7 +55,7 @@ class Connection(H11Protocol):
         self._timer = self.loop.call_later(self.patience, self._late)
 
     def _late(self) -> None:
-        if self.cycle is None or self.cycle.response_complete:  # else `read_json` answers
+        if self.cycle is None or self.cycle.response_complete:  # else `read_body` answers
             self.give_up(f"no whole request in {self.patience:g} s")
 
     def give_up(self, why: str) -> None:

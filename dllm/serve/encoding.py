@@ -110,21 +110,6 @@ class Encoder:
         model: DiffusionModel = self._own.model
         return model
 
-    def check(self, texts: Sequence[Any]) -> int:
-        """Characters of all ``texts`` (strings, messages or ids); `PromptError` for one that cannot
-        fit the context, however it is encoded."""
-        most, sizes = CHARACTERS_PER_TOKEN * self.limit, [0]
-        for text in texts:
-            if is_ids(text) and len(text) > self.limit:
-                raise PromptError(f"the prompt has {len(text)} tokens, the context {self.limit}")
-            sizes.append(sum(map(len, strings_of(text))))
-            if sizes[-1] > most:
-                raise PromptError(
-                    f"the prompt has {sizes[-1]} characters; at most {most} are read for a context "
-                    f"of {self.limit} tokens: shorten it"
-                )
-        return sum(sizes)
-
     async def run(
         self, work: Callable[[DiffusionModel, Callable[[], None]], T], texts: Sequence[Any],
         until: float, undo: Callable[[T], None] = lambda _: None, slow: bool = False,
@@ -137,7 +122,7 @@ class Encoder:
         `time.monotonic`) has passed.  ``undo`` gets a result that nobody waits for any more.
         ``slow``: that it may take long for other reasons than its length; ``client``: who asks.
         """
-        characters = self.check(texts)
+        characters = check(texts, self.limit)
         left = threading.Event()
 
         def go_on() -> None:
@@ -165,6 +150,23 @@ class Encoder:
     def close(self) -> None:
         self._short.shutdown(wait=True, cancel_futures=True)
         self._long.close()
+
+
+def check(texts: Sequence[Any], limit: int) -> int:
+    """Characters of all ``texts`` (strings, messages or ids); `PromptError` for one that cannot fit
+    the context of ``limit`` tokens, however it is encoded."""
+    most, sizes = CHARACTERS_PER_TOKEN * limit, [0]
+    for text in texts:
+        if isinstance(text, list) and len(text) > limit:
+            what = "tokens" if is_ids(text) else "parts"
+            raise PromptError(f"the prompt has {len(text)} {what}, the context {limit} tokens")
+        sizes.append(sum(map(len, strings_of(text))))
+        if sizes[-1] > most:
+            raise PromptError(
+                f"the prompt has {sizes[-1]} characters; at most {most} are read for a context of "
+                f"{limit} tokens: shorten it"
+            )
+    return sum(sizes)
 
 
 def _undone(future: Future[T], undo: Callable[[T], None]) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import hmac
 import json
 import logging
-import math
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -98,18 +97,6 @@ async def disconnected(receive: Receive) -> None:
         pass
 
 
-async def read_json(request: Request, most: int) -> Any:
-    """The body as JSON; `Problem` where it is too large, too slow, or something else."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        raise Problem(415, "send JSON, with the header Content-Type: application/json")
-    body = await read_body(request, most)
-    try:
-        return json.loads(body, parse_constant=_no_constant, parse_float=_finite)
-    except (ValueError, RecursionError) as error:
-        raise Problem(400, f"the body is not JSON: {error}", code="invalid_json") from None
-
-
 async def read_body(request: Request, most: int) -> bytes:
     """The body; `Problem` where it is too large or too slow."""
     too_large = Problem(413, f"the body may have {most} bytes", code="body_too_large")
@@ -126,16 +113,6 @@ async def read_body(request: Request, most: int) -> bytes:
     except TimeoutError:
         raise Problem(408, f"the body did not arrive in {BODY_PATIENCE:g} seconds") from None
     return bytes(body)
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON number")
-
-
-def _finite(text: str) -> float:
-    if not math.isfinite(value := float(text)):
-        raise ValueError(f"{text[:20]} is larger than any number here")
-    return value
 
 
 class Client(NamedTuple):

@@ -13,7 +13,7 @@ from ..likelihood.api import score
 from ..likelihood.scoring import Scoring
 from ..likelihood.step import Guesses, step
 from ..likelihood.tokens import TokenScores, token_scores
-from .encoding import Encoder, with_own_tokenizer
+from .encoding import Encoder, check, with_own_tokenizer
 from .http import outcome
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Likelihoods:
 
     async def _in_turn(self, texts: Sequence[Any], work: Callable[[Callable[[], None]], T]) -> T:
         """What ``work(go_on)`` on ``texts`` returns; ``go_on`` raises once nobody waits for it."""
-        self.encoder.check(texts)
+        check(texts, self.encoder.limit)
         if not self._room.acquire(blocking=False):
             raise QueueFullError(f"{MOST_WAITING} requests for likelihoods wait already")
         left = threading.Event()

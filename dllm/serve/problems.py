@@ -64,6 +64,10 @@ class Problem(Exception):
         self.status, self.message, self.param, self.code = status, message, param, code
         self.retry_after = retry_after
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For `pickle`, which knows the arguments of `Exception` alone."""
+        return Problem, (self.status, self.message, self.param, self.code, self.retry_after)
+
     def body(self) -> dict[str, Any]:
         """OpenAI's envelope."""
         return {

@@ -9,14 +9,16 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
-from ..likelihood.tokens import TokenScores
-from ..runtime.result import Result
 from .http import event
 from .problems import Problem
 from .requests import GenerateRequest
 from .tools import Said
+
+if TYPE_CHECKING:
+    from ..likelihood.tokens import TokenScores
+    from ..runtime.result import Result
 
 PREFIXES = {"chat": "chatcmpl", "text": "cmpl", "infill": "infill"}
 OBJECTS = {"chat": "chat.completion", "text": "text_completion", "infill": "infill"}

@@ -6,10 +6,10 @@ import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..core.config import FILTERS, FORMATS
-from ..request.prompts import hole_forms
+from ..core.text import hole_forms
 from .bodies import (
     MOST_TEXTS,
     ChatBody,
@@ -114,6 +114,12 @@ class GenerateRequest:
         return json.dumps(given, default=str) if given else None
 
     @property
+    def texts(self) -> list[Any]:
+        """What is read by the tokenizer."""
+        given = [self.text or "", self.suffix, self.arguments.get("initial_text")]
+        return [*self.prompts, *given, [*self.arguments.get("constraints", {}).values()]]
+
+    @property
     def choices(self) -> int:
         return len(self.prompts) * self.n
 
@@ -204,13 +210,26 @@ def read_infill(data: Any) -> GenerateRequest:
     return _request("infill", body, [question(body)], None, text=body.text)
 
 
-def read_score(data: Any) -> tuple[Any, list[str], dict[str, Any]]:
-    """``POST /v1/score``: the prompt, the continuations, and how to score."""
+class ScoreRequest(NamedTuple):
+    """Whose likelihoods are wanted behind a prompt, and how."""
+
+    prompt: Any
+    continuations: list[str]
+    how: dict[str, Any]
+    model: str | None = None
+
+    @property
+    def texts(self) -> list[Any]:
+        return [self.prompt, *self.continuations]
+
+
+def read_score(data: Any) -> ScoreRequest:
+    """``POST /v1/score``."""
     body = ScoreBody.read(data)
     texts, skipped = body.continuation, ("model", "prompt", "messages", "continuation")
     how = {name: value for name, value in body.given.items() if name not in skipped}
-    how |= body.how
-    return question(body) or "", [texts] if isinstance(texts, str) else texts, how
+    return ScoreRequest(question(body) or "", [texts] if isinstance(texts, str) else texts,
+                        how | body.how, body.model)  # fmt: skip
 
 
 def _request(

@@ -24,6 +24,7 @@ from .bodies import (
     Role,
     Schema,
     Spoken,
+    Values,
     parsed,
 )
 from .body import UNFIT, Body, Must
@@ -109,7 +110,7 @@ class ResponseBody(Spoken):
     max_output_tokens: Count | None = None
     tools: Annotated[list[FlatTool], Field(max_length=MOST_TOOLS, fail_fast=True)] | None = None
     text: TextOptions | None = None
-    reasoning: dict[str, Any] | None = None
+    reasoning: Values | None = None
     include: Annotated[list[Included], Field(fail_fast=True)] = Field(default_factory=list)
     truncation: Literal["auto", "disabled"] = "disabled"
     top_logprobs: Alternatives = 0

@@ -23,7 +23,7 @@ from .bodies import (
     TextBody,
     TokenizeBody,
 )
-from .http import Path, Streaming, as_json, read_json, unless_gone
+from .http import Path, Streaming, as_json, unless_gone
 from .problems import Problem
 from .requests import GenerateRequest, question, read_chat, read_infill, read_score, read_text
 from .responses import ResponseBody, read_response, reply_to
@@ -74,7 +74,7 @@ class TextRoutes:
     async def input_tokens(self, request: Request) -> Response:
         """How many tokens the input of a response has."""
         service = self.service
-        ask = read_response(await read_json(request, service.settings.max_body))
+        ask = await service.reader.read(request, read_response)
         service.check(ask)
         (prompt,) = ask.prompts
         ids = await unless_gone(
@@ -88,7 +88,7 @@ class TextRoutes:
 
     async def _write(self, request: Request, read: Callable[[Any], GenerateRequest]) -> Response:
         arrived, service = time.monotonic(), self.service
-        ask = read(await read_json(request, service.settings.max_body))
+        ask = await service.reader.read(request, read)
         started = await unless_gone(request, service.start(ask, request.state.client))
         handles = started.handles
         reply = reply_to(ask, service)
@@ -107,9 +107,8 @@ class TextRoutes:
     async def score(self, request: Request) -> Response:
         """How likely continuations are, with standard errors."""
         service = self.service
-        body = await read_json(request, service.settings.max_body)
-        prompt, texts, how = read_score(body)
-        service.check_model(body.get("model"))
+        prompt, texts, how, model = await service.reader.read(request, read_score)
+        service.check_model(model)
         scores = await unless_gone(request, service.likelihoods.score(prompt, texts, how))
         data = [
             {
@@ -125,7 +124,7 @@ class TextRoutes:
         """One read-only forward: what the model predicts at undecided positions, with
         log-probabilities.  Positions count from the start of the text."""
         service = self.service
-        body = StepBody.read(await read_json(request, service.settings.max_body))
+        body = await service.reader.read(request, StepBody.read)
         service.check_model(body.model)
         if (body.text is None) == (body.tokens is None):
             raise Problem(400, "give text or tokens, one of them", "text", "invalid_value")
@@ -172,7 +171,7 @@ class ModelRoutes:
     async def tokenize(self, request: Request) -> Response:
         """The ids of a text or of messages, as a request with them would have."""
         service = self.service
-        body = TokenizeBody.read(await read_json(request, service.settings.max_body))
+        body = await service.reader.read(request, TokenizeBody.read)
         service.check_model(body.model)
         prompt, template = question(body) or "", dict(body.chat_template_kwargs or {})
         if body.tools:
@@ -194,10 +193,14 @@ class ModelRoutes:
     async def detokenize(self, request: Request) -> Response:
         """The text of ids."""
         service = self.service
-        body = DetokenizeBody.read(await read_json(request, service.settings.max_body))
+        body = await service.reader.read(request, DetokenizeBody.read)
         service.check_model(body.model)
-        check_ids(service.model, body.tokens)
-        return as_json({"prompt": service.decode(body.tokens, special=True)})
+
+        def decoded(model: DiffusionModel) -> str:
+            return service.decode(check_ids(model, body.tokens).tolist(), special=True)
+
+        text = await unless_gone(request, service.encoded([body.tokens], decoded))
+        return as_json({"prompt": text})
 
     async def tokenizer_info(self, request: Request) -> Response:
         """What the tokenizer is told, as in its ``tokenizer_config.json``."""

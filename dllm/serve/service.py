@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import logging
 import math
 import time
@@ -19,6 +20,7 @@ from .. import __version__
 from ..core.canvas import IntArray
 from ..core.config import MAX_TEMPERATURE
 from ..core.errors import CancelledError, ConfigError, DeadlineError, PromptError, QueueFullError
+from ..core.text import hole_forms
 from ..drafting.verifiers.base import is_causal_model
 from ..likelihood.tokens import TokenScores
 from ..request.holes import measured, open_holes
@@ -27,7 +29,6 @@ from ..request.prompts import (
     encode_chat,
     encode_continuation,
     encode_markup,
-    hole_forms,
     tokenizer_of,
 )
 from ..request.requests import occurrences
@@ -38,6 +39,7 @@ from .http import NOBODY, Client
 from .likelihoods import Likelihoods
 from .metrics import Metrics
 from .problems import Problem, problem_of, shortened, unsupported
+from .reading import Reader
 from .replies import Choice, given_tokens, written_tokens
 from .requests import GenerateRequest
 from .settings import SAMPLER, Settings
@@ -97,6 +99,7 @@ class Service:
         )
         self.sessions = {name: self._session(name) for name in self.settings.caches}
         self.encoder = Encoder(model, self.settings.max_prompt_tokens)
+        self.reader = Reader(self.settings.max_body, self.encoder.limit)
         self.likelihoods = Likelihoods(self.encoder)
         self._seconds = 1.0  # of a request, lately
         self._pieces: dict[int, str] = {}
@@ -105,7 +108,7 @@ class Service:
         self._forms: deque[str] = deque(maxlen=MOST_FORMS)
         self.verifying = None
         if is_causal_model(model):
-            self.verifying = VerifyRoutes(next(iter(self.sessions.values())))
+            self.verifying = VerifyRoutes(next(iter(self.sessions.values())), self.reader)
 
     def _session(self, cache: str) -> Session:
         settings = self.settings
@@ -224,9 +227,9 @@ class Service:
         """Submit every choice of ``ask``: all of them or none."""
         self.check(ask)
         until = time.monotonic() + min(ask.deadline or math.inf, self.settings.deadline)
-        texts = [*ask.prompts, *([ask.text] if ask.text else []), ask.suffix,
-                 ask.arguments.get("initial_text"),
-                 [*ask.arguments.get("constraints", {}).values()]]  # fmt: skip
+        texts = ask.texts
+        if ask.tools and shows_tools(self.template):
+            texts.append(json.dumps(ask.tools))
         unknown = open_holes(ask.text)
         if unknown > MOST_UNKNOWN:
             raise unsupported(
@@ -482,8 +485,8 @@ class Service:
         self.draining = True
         for session in self.sessions.values():
             session.close(drain=False)
-        self.encoder.close()
-        self.likelihoods.close()
+        for one in (self.reader, self.encoder, self.likelihoods):
+            one.close()
 
 
 def digest(network: torch.nn.Module) -> str:

@@ -30,12 +30,15 @@ from ..request.prompts import check_ids
 from ..runtime.events import Event
 from ..runtime.handle import Handle
 from ..session import Session
-from .bodies import DeviceBody, DraftBody
-from .http import Path, as_json, read_json
+from .bodies import DeviceBody, DraftBody, EndBody
+from .http import Path, as_json
 from .problems import Problem
+from .reading import Reader
 
 PATH = "/v1/verify"
-LARGEST = 1 << 24  # bytes
+KINDS: dict[str, type[DeviceBody | EndBody]] = {
+    "open": DeviceBody, "step": DraftBody, "close": EndBody
+}  # fmt: skip
 PATIENCE = 60.0  # seconds
 MOST_TEXTS = 256  # of all devices
 LONGEST_DRAFT = 64
@@ -63,8 +66,8 @@ class DeviceText:
 class VerifyRoutes:
     """The texts of devices in ``session``."""
 
-    def __init__(self, session: Session) -> None:
-        self.session = session
+    def __init__(self, session: Session, reader: Reader) -> None:
+        self.session, self.reader = session, reader
         self.texts: dict[str, DeviceText] = {}
         model = session.model
         self.vocabulary = "" if model.tokenizer is None else (
@@ -75,23 +78,21 @@ class VerifyRoutes:
         return [Path("POST", PATH + "/{action}", self.answer)]
 
     async def answer(self, request: Request) -> Response:
-        message = await read_json(request, LARGEST)
-        action = request.path_params["action"]
-        if action not in ("open", "step", "close") or not isinstance(message, dict):
-            raise Problem(400, "messages are objects to open, step, close", code="invalid_body")
+        kind = KINDS.get(request.path_params["action"])
+        if kind is None:
+            raise Problem(400, f"messages are to {', '.join(KINDS)}", code="invalid_body")
+        body = await self.reader.read(request, kind.read)
         try:
-            if action == "open":
-                return as_json(self._open(message, request.client.host if request.client else ""))
-            if action == "step":
-                return as_json(await self._step(message))
-            sid = str(message.get("sid"))
-            self._forget(sid)
-            return as_json({"sid": sid})
+            if isinstance(body, DeviceBody):
+                return as_json(self._open(body, request.client.host if request.client else ""))
+            if isinstance(body, DraftBody):
+                return as_json(await self._step(body))
+            self._forget(body.sid)
+            return as_json({"sid": body.sid})
         except KeyError as error:
             raise Problem(400, f"sid {one_line(error, 200)} is no text of this server") from None
 
-    def _open(self, message: dict[str, Any], owner: str) -> dict[str, Any]:
-        body = DeviceBody.read(message)
+    def _open(self, body: DeviceBody, owner: str) -> dict[str, Any]:
         if self.vocabulary and body.vocabulary != self.vocabulary:
             raise Problem(
                 409, "device and verifier use different vocabularies: draft with a model that was "
@@ -117,8 +118,7 @@ class VerifyRoutes:
         mine = [sid for sid, text in self.texts.items() if text.owner == most]
         return min(mine, key=lambda sid: self.texts[sid].seen)
 
-    async def _step(self, message: dict[str, Any]) -> dict[str, Any]:
-        body = DraftBody.read(message)
+    async def _step(self, body: DraftBody) -> dict[str, Any]:
         sid, text = body.sid, self.texts[body.sid]
         text.seen = time.monotonic()
         if text.news is not None:

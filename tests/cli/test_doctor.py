@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 import dllm
 from dllm.cli import doctor as module
 from dllm.cli.doctor import BAD, GOOD, examine, fit
+from dllm.eval.bounds import Device, step_of
 from dllm.kernels import cpu
 from dllm.models import precision, probe
 from dllm.models.checkpoint import open_checkpoint
@@ -125,6 +126,40 @@ def test_weights_that_rounding_leaves_as_they_are_are_said() -> None:
     for needs, count in ((plain, 0), (mixture, 2)):
         texts = [finding.text for finding in fit(needs, "the main memory", 1000)]
         assert sum("experts are not rounded" in text for text in texts) == count
+
+
+def test_what_bounds_a_step(llada_8b: Path) -> None:
+    """The numbers of docs/kernels.md, for an H100."""
+    needs = footprint(open_checkpoint(str(llada_8b)))
+    h100 = Device(3.35e12, 989e12, 5e-6)
+    steps = {rows: step_of(needs, rows) for rows in (1, 32)}
+    assert [round(s.moved / 1e9, 1) for s in steps.values()] == [15.3, 23.6]
+    assert [round(s.operations / 1e12, 2) for s in steps.values()] == [0.49, 15.63]
+    times = steps[32].seconds(h100)
+    assert {name: round(1e3 * t, 1) for name, t in times.items()} == {
+        "launches": 2.4, "memory": 7.0, "products": 15.8,
+    }  # fmt: skip
+
+
+def test_a_position_is_multiplied_with_its_own_experts(tmp_path: Path) -> None:
+    config = {
+        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 32,
+        "intermediate_size": 64, "moe_intermediate_size": 16, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 100,
+        "num_experts": 8, "num_experts_per_tok": 2, "tie_word_embeddings": False,
+        "max_position_embeddings": 64, "dtype": "float32",
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    needs = footprint(open_checkpoint(str(tmp_path)))
+    experts = 2 * 8 * 3 * 32 * 16
+    assert needs.read == needs.parameters - 100 * 32
+    assert needs.active == needs.read - experts * 6 // 8
+
+
+def test_this_machine_and_its_steps_are_told() -> None:
+    found = {f.topic: f.text for f in examine("nano", ("here", 2**40))}
+    assert "GFLOP/s in float32" in found["this machine"]
+    assert found["step, rows: 32"].startswith("bound by products")
 
 
 def test_a_mask_is_none_where_the_noise_is_uniform() -> None:

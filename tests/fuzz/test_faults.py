@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import copy
 import random
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,13 +20,16 @@ import torch
 
 import dllm
 from dllm.core.errors import ConfigError, NumericError, OutOfMemoryError
+from dllm.runtime.handle import Handle
 
 from ..drafting.conftest import make_verifier
 from . import decoding
 from .seeds import case_of
 
 SICK, REFUSED = 7, 9  # a token whose embedding is NaN, one whose texts the tokenizer refuses
-WAIT = 60.0  # seconds; a session that hangs fails the test
+LOOK = 5.0  # seconds between two looks whether a session still works
+STILL, IDLE = 12, 0.02  # looks in a row, and seconds of processor time: then it hangs
+MOST = 120.0  # seconds of processor time that nothing here may take
 DRAFTERS = (None, "prompt_lookup(k=3, n=2)", "suffix", "cacheback")
 
 
@@ -146,6 +150,20 @@ def failing(model: dllm.DiffusionModel, faults: dict[int, type[Exception]]) -> I
         handle.remove()
 
 
+def tokens_of(handle: Handle) -> list[int]:
+    """The answer of a session that works, however little of a busy machine it gets.  One that does
+    nothing, or works without an end, fails the test."""
+    began = before = time.process_time()
+    still = 0
+    while still < STILL and before - began < MOST:
+        with suppress(TimeoutError):
+            return handle.result(LOOK).tokens
+        now = time.process_time()
+        still = still + 1 if now - before < IDLE else 0
+        before = now
+    raise AssertionError(f"the session hangs after {before - began:.1f} s of processor time")
+
+
 def check(model: dllm.DiffusionModel, one: Case) -> None:
     """Every healthy row is what it is alone; as many rows as faults may fail of them."""
     alone: list[Any] = []
@@ -154,7 +172,7 @@ def check(model: dllm.DiffusionModel, one: Case) -> None:
             for i, prompt in enumerate(one.prompts):
                 how = one.how | {"repetition": one.prompts[:i].count(prompt)}
                 try:
-                    alone.append(session.submit(prompt, **how).result(WAIT).tokens)
+                    alone.append(tokens_of(session.submit(prompt, **how)))
                 except (NumericError, InjectedError) as error:
                     alone.append(error)
     except ConfigError:  # a combination that is refused
@@ -176,7 +194,7 @@ def check(model: dllm.DiffusionModel, one: Case) -> None:
         failed = 0
         for handle, expected in zip(handles, alone, strict=True):
             try:
-                found: Any = handle.result(WAIT).tokens
+                found: Any = tokens_of(handle)
             except (NumericError, OutOfMemoryError, InjectedError) as error:
                 found = error
             if isinstance(expected, Exception):

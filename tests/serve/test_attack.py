@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import logging
+import pickle
 import signal
 import socket
 import threading
@@ -20,11 +21,12 @@ import pytest
 
 import dllm
 from dllm.core.errors import DeadlineError, PromptError, QueueFullError
-from dllm.request.prompts import hole_forms
+from dllm.core.text import hole_forms
+from dllm.serve import reading
 from dllm.serve import service as serving
 from dllm.serve.batch import read_lines
 from dllm.serve.connections import CLOSED, Connection
-from dllm.serve.encoding import CHARACTERS_PER_TOKEN, LONG, SHARE, THREADS, Encoder, Line
+from dllm.serve.encoding import CHARACTERS_PER_TOKEN, LONG, SHARE, THREADS, Encoder, Line, check
 from dllm.serve.problems import Problem
 from dllm.serve.requests import read_chat, read_score, read_text
 from dllm.serve.responses import read_response
@@ -56,6 +58,7 @@ def hello(**more: Any) -> dict[str, Any]:
         (CHAT, hello(initial_text=MARKS)),
         (CHAT, hello(initial_text=[5] * 1_000_000)),
         (CHAT, hello(constraints={"0": MARKS})),
+        (CHAT, hello(tools=[{"function": {"name": "f", "description": MARKS}}])),
         ("/v1/step", {"tokens": [-1] * 1_000_000}),
     ],
 )
@@ -66,8 +69,60 @@ def test_what_cannot_fit_is_not_read(
         raise AssertionError("the tokenizer was asked")
 
     monkeypatch.setattr("dllm.request.prompts._ids_of", never)
+    monkeypatch.setattr(serving, "shows_tools", lambda _: True)
     answer = served.post(path, body)
     assert answer.status_code == 400 and len(answer.content) < ANSWERED, answer.text[:500]
+
+
+LARGEST = {
+    "biases": (CHAT, hello(logit_bias={str(i): 1 for i in range(400_000)})),
+    "ids": (TEXT, {"prompt": [5] * 600_000}),
+    "drafts": (CHAT, hello(initial_text=[5] * 600_000)),
+    "constraints": (CHAT, hello(constraints={str(i): "a" for i in range(200_000)})),
+    "turns": (CHAT, hello(messages=[{"role": "user", "content": ""}] * 30_000)),
+    "variables": (CHAT, hello(chat_template_kwargs={str(i): 1 for i in range(300_000)})),
+    "parameters": (CHAT, hello(tools=[{"type": "function", "function": {
+        "name": "f", "parameters": {str(i): 1 for i in range(300_000)}}}])),
+    "metadata": ("/v1/responses", {"input": "a", "metadata": dict.fromkeys(map(str, range(9**5)))}),
+    "positions": ("/v1/step", {"tokens": [-1] * 600_000}),
+    "tokens": ("/detokenize", {"tokens": [5] * 600_000}),
+    "nothing": (CHAT, [[]] * 600_000),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", LARGEST)
+def test_large_bodies_are_parsed_where_nobody_waits(
+    served: Served, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """The process that answers does not parse them: it would hold up everybody's answers."""
+    monkeypatch.setattr(reading, "json", None)
+    path, body = LARGEST[kind]
+    answer = served.post(path, body)
+    assert answer.status_code == 400 and len(answer.content) < ANSWERED, answer.text[:500]
+
+
+def test_what_is_read_elsewhere_is_no_larger_than_what_is_asked(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What clients echo and nobody reads does not come back from there."""
+    small = hello(seed=3, temperature=1.0)
+    large = small | {"messages": [{**small["messages"][0], "annotations": [5] * 500_000}]}
+    ask = reading.from_json(read_chat, json.dumps(large).encode(), 100)
+    assert len(pickle.dumps(ask)) < ANSWERED
+    plain = served.post(CHAT, small).json()
+    monkeypatch.setattr(reading, "json", None)
+    answer = served.post(CHAT, large).json()
+    assert answer["choices"] == plain["choices"] and answer["usage"] == plain["usage"]
+
+
+def test_a_reader_that_is_killed_comes_back(served: Served) -> None:
+    body = hello(messages=[{"role": "user", "content": "hi", "id": "x" * reading.LARGE}])
+    plain = served.post(CHAT, body).json()["choices"]
+    process = served.service.reader._child._process
+    assert process is not None
+    process.kill()
+    process.wait()
+    assert served.post(CHAT, body).json()["choices"] == plain
 
 
 WRONG: dict[str, Any] = {
@@ -294,11 +349,10 @@ def test_reading_counts_against_the_deadline(
 
 def test_an_encoder_gives_up(tiny: dllm.DiffusionModel) -> None:
     encoder = Encoder(tiny, limit=10)
-    assert encoder.check(["ab", [{"role": "user", "content": "cde"}], [1, 2]]) == 2 + 4 + 3
-    with pytest.raises(PromptError, match="characters"):
-        encoder.check(["a" * 161])
-    with pytest.raises(PromptError, match="11 tokens"):
-        encoder.check([list(range(11))])
+    assert check(["ab", [{"role": "user", "content": "cde"}], [1, 2]], 10) == 2 + 4 + 3
+    for text, found in (("a" * 161, "161 char"), ([*range(11)], "11 tokens"), ([{}] * 11, "11 pa")):
+        with pytest.raises(PromptError, match=found):
+            check([text], 10)
 
     async def late() -> None:
         await encoder.run(lambda model, go_on: None, ["a"], time.monotonic() - 1)

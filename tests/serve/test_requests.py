@@ -351,9 +351,10 @@ def test_a_conversation_with_tools() -> None:
 
 
 def test_scores() -> None:
-    assert read_score({"continuation": "x"}) == ("", ["x"], {})
-    prompt, texts, how = read_score(
+    assert read_score({"continuation": "x"}) == ("", ["x"], {}, None)
+    prompt, texts, how, model = asked = read_score(
         {"messages": HELLO, "continuation": ["x", "y"], "samples": 8, "model": "m"}
     )
-    assert prompt == HELLO and texts == ["x", "y"] and how == {"samples": 8}
+    assert prompt == HELLO and texts == ["x", "y"] and how == {"samples": 8} and model == "m"
+    assert asked.texts == [HELLO, "x", "y"]
     assert refused(read_score, {"continuation": "x", "prompt": "a", "messages": HELLO}).param

@@ -17,6 +17,8 @@ from dllm.drafting.device import write_with
 from dllm.drafting.length.lengths import Fixed
 from dllm.drafting.naming import make_drafter
 from dllm.drafting.vocabulary import fingerprint
+from dllm.serve.bodies import DeviceBody, DraftBody
+from dllm.serve.reading import Reader
 from dllm.serve.verify import VerifyRoutes
 from tests.drafting.conftest import Scripted, make_verifier
 
@@ -302,16 +304,16 @@ def test_one_client_does_not_take_the_texts_of_another(
     """Whoever has most texts gives one up, the one that was silent longest."""
     monkeypatch.setattr("dllm.serve.verify.MOST_TEXTS", 8)
     right = fingerprint(verifier.tokenizer, verifier.facts.vocab_size)
-    opening = {"vocabulary": right, "prompt": [5, 6], "max_new_tokens": 4}
+    opening = DeviceBody(vocabulary=right, prompt=[5, 6], max_new_tokens=4)
 
     async def work(session: dllm.Session) -> None:
-        routes = VerifyRoutes(session)
+        routes = VerifyRoutes(session, Reader(1 << 20, 100))
         few = [routes._open(opening, "b")["sid"] for _ in range(3)]
         many = [routes._open(opening, "a")["sid"] for _ in range(300)]
         assert list(routes.texts) == [*few, *many[-5:]]
         routes._open(opening, "b")
         assert list(routes.texts)[:7] == [*few, *many[-4:]]
-        reply = await routes._step({"sid": few[0], "base_len": 2, "tokens": [3]})
+        reply = await routes._step(DraftBody(sid=few[0], base_len=2, tokens=[3]))
         assert reply["base_len"] == 2 + len(reply["tokens"])
 
     with dllm.Session(verifier, max_batch_size=1) as session:

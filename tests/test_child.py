@@ -1,0 +1,51 @@
+"""A process that calls functions for this one."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+
+import pytest
+
+from dllm.core.child import Child
+from dllm.core.errors import CancelledError
+
+
+def test_calls_return_raise_and_end_the_process() -> None:
+    child = Child()
+    try:
+        assert child.call(math.hypot, 3, 4) == 5
+        first = child.call(os.getpid)
+        assert first == child.call(os.getpid) != os.getpid()
+        with pytest.raises(ZeroDivisionError) as caught:
+            child.call(divmod, 1, 0)
+        assert "Traceback" in caught.value.__notes__[0]
+        with pytest.raises(ChildProcessError, match="_exit"):
+            child.call(os._exit, 0)
+        assert child.call(os.getpid) not in (first, os.getpid())
+    finally:
+        child.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(first, 0)
+
+
+def test_closing_ends_a_call() -> None:
+    child, caught, running = Child(), list[BaseException](), threading.Event()
+
+    def wait() -> None:
+        running.set()
+        with pytest.raises(CancelledError) as error:
+            child.call(time.sleep, 3600)
+        caught.append(error.value)
+
+    child.call(os.getpid)
+    thread = threading.Thread(target=wait)
+    thread.start()
+    running.wait()
+    while not child._lock.locked():
+        pass
+    child.close()
+    thread.join()
+    assert len(caught) == 1
