@@ -44,8 +44,9 @@ from .parts import (
     shortest,
 )
 from .plain import plain
-from .reading import DEPTH, Reader
+from .reading import Reader
 from .source import Source
+from .values import DEPTH
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]

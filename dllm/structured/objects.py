@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..core.errors import ConfigError
 from .keywords import Nothing, Schema, counts_of
 from .merging import merged
 from .parts import ByteAutomaton, Bytes, Either, Leaf, Members, Mixed, Part, Row, automaton_of
-from .values import COLON, COMMA, QUOTE, listed, pattern_of, quoted
-
-if TYPE_CHECKING:
-    from .reading import Reader
+from .values import COLON, COMMA, QUOTE, Base, listed, pattern_of, quoted
 
 MOST_NEEDED = 3, 6  # properties that stand in any order; in schemas that may not hold
 
 
-def record(reader: Reader, schema: Schema, path: str) -> Part:
+def record(reader: Base, schema: Schema, path: str) -> Part:
     least, most = counts_of(schema, "minProperties", "maxProperties", path)
     properties, required = schema.get("properties", {}), schema.get("required", ())
     if isinstance(required, str) or not all(isinstance(name, str) for name in required):
@@ -72,17 +69,17 @@ def record(reader: Reader, schema: Schema, path: str) -> Part:
     return Bytes(b"{}") if others is None else listed(b"{", others, b"}", least, most)
 
 
-def _matching(reader: Reader, named: Schema, name: str, path: str) -> list[str]:
+def _matching(reader: Base, named: Schema, name: str, path: str) -> list[str]:
     """The patterns of properties that a name matches."""
     return [p for p in named if _pattern(reader, p, path).accepts(quoted(name))]
 
 
-def _pattern(reader: Reader, pattern: str, path: str) -> ByteAutomaton:
+def _pattern(reader: Base, pattern: str, path: str) -> ByteAutomaton:
     part = partial(pattern_of, reader, pattern, path)
     return reader.leaf(("pattern", pattern), lambda: Row((QUOTE, part(), QUOTE))).automaton
 
 
-def _key(reader: Reader, schema: Any, path: str) -> ByteAutomaton:
+def _key(reader: Base, schema: Any, path: str) -> ByteAutomaton:
     """The names that a schema of names allows."""
     if schema is True:
         return reader.text().automaton
@@ -91,7 +88,7 @@ def _key(reader: Reader, schema: Any, path: str) -> ByteAutomaton:
 
 
 def _others(
-    reader: Reader, more: Any, named: Schema, keys: Any, path: str, declared: Sequence[str] = ()
+    reader: Base, more: Any, named: Schema, keys: Any, path: str, declared: Sequence[str] = ()
 ) -> Part | None:
     """A member that is not ``declared``; None where there is none."""
     allowed = _key(reader, keys, path)

@@ -15,12 +15,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any, ClassVar, NoReturn, TypeVar
+from typing import Any, ClassVar
 from urllib.parse import unquote
 
 from ..core.errors import ConfigError, one_line, short
 from . import values
-from .expressions import CHARACTERS, regex_part
+from .expressions import regex_part
 from .formats import ANNOTATIONS
 from .keywords import (
     CHECKED,
@@ -40,11 +40,8 @@ from .keywords import (
 from .merging import MOST_PAIRS, merged
 from .objects import record
 from .parts import (
-    Budget,
-    ByteAutomaton,
     Bytes,
     Either,
-    Empty,
     Leaf,
     Part,
     Repeat,
@@ -52,38 +49,15 @@ from .parts import (
     TooLarge,
     Unfit,
     automaton_of,
-    combined,
 )
-from .values import COLON, QUOTE, listed
+from .values import COLON, Base, listed
 
-T = TypeVar("T")
-DEPTH = 3  # of recursive schemas, and of values of any kind
 DEEPEST = 12  # arrays and objects within one another, in schemas that may not hold
 MOST_PARTS = 20_000  # schemas that are read
 
 
-class Reader:
-    """Reads the parts of one schema.  ``depth``: of what contains itself; ``ignored``: unknown
-    keywords that were met; ``cut``: whether something was written to a depth.
-
-    ``loose``: properties stand in any order, with undeclared ones between them.  ``testing``: every
-    text is read that another reader writes for a value that satisfies the schema, in order to take
-    it away.
-    """
-
-    def __init__(
-        self, root: Schema, budget: Budget, depth: int = DEPTH, loose: bool = False,
-        testing: bool = False,
-    ) -> None:  # fmt: skip
-        self.root, self.budget, self.depth, self.loose = root, budget, depth, loose or testing
-        self.testing = testing
-        self.open: list[str] = []  # references that are being followed
-        self.parts = 0
-        self.ignored: dict[str, None] = {}
-        self.cut = False  # whether something was written to a depth
-        self._leaves: dict[Any, Leaf] = {}
-        self._read: dict[Any, tuple[Any, Part | Nothing]] = {}
-        self._any: dict[int, Part] = {}
+class Reader(Base):
+    """Reads the parts of one schema."""
 
     def read(self) -> Part:
         """The texts of the schema.  Raises `ConfigError`, `Unfit`."""
@@ -147,30 +121,6 @@ class Reader:
         if key not in ANNOTATIONS and not key.startswith("x-"):
             self.ignored[str(key)] = None
         return False
-
-    def either(self, parts: Sequence[Callable[[], Part]], path: str) -> Part:
-        """Alternatives, those left out that allow nothing."""
-        found, failed = [], Nothing(path)
-        for part in parts:
-            try:
-                found.append(part())
-            except Nothing as error:
-                failed = error
-        if not found:
-            raise failed
-        return found[0] if len(found) == 1 else Either(tuple(dict.fromkeys(found)))
-
-    def leaf(self, key: Any, make: Callable[[], Part | ByteAutomaton]) -> Leaf:
-        """What ``make`` makes, as a leaf; remembered by ``key``."""
-        if key not in self._leaves:
-            made = make()
-            automaton = made if isinstance(made, ByteAutomaton) else automaton_of(made, self.budget)
-            self._leaves[key] = Leaf(automaton)
-        return self._leaves[key]
-
-    def text(self) -> Leaf:
-        """Any string."""
-        return self.leaf("text", lambda: Row((QUOTE, CHARACTERS, QUOTE)))
 
     def anything(self, depth: int) -> Part:
         """Any JSON value, arrays and objects nested to a depth."""
@@ -304,12 +254,6 @@ class Reader:
     def tester(self) -> Reader:
         return Reader(self.root, self.budget, self.depth, testing=True)
 
-    def refuse(self, what: str, path: str) -> NoReturn:
-        raise ConfigError(
-            f"{path} of the schema has to keep {what} from holding, for oneOf, not or if, which "
-            "is not supported: use anyOf, or a required property with a const of its own in each"
-        )
-
     def target(self, schema: Any, path: str) -> Schema:
         """What a schema that is a reference stands for."""
         for _ in range(8):
@@ -374,19 +318,6 @@ class Reader:
             partial(self.followed, [schema["if"], then], rest, path),
             lambda: self.left(self.followed([other], rest, path), [schema["if"]], path),
         ], path)  # fmt: skip
-
-    def met(
-        self, a: ByteAutomaton, b: ByteAutomaton, path: str, without: bool = False
-    ) -> ByteAutomaton:
-        """What both accept, or the first alone."""
-        return self.made(path, combined, a, b, self.budget, without)
-
-    def made(self, path: str, make: Callable[..., T], *args: Any) -> T:
-        """What is made; raises `Nothing` where no text is left of it."""
-        try:
-            return make(*args)
-        except Empty:
-            raise Nothing(path) from None
 
     COMBINING: ClassVar[dict[str, Callable[[Reader, Schema, str], Part]]] = {
         "$ref": _reference, "if": _if, "allOf": _all, "not": _not, "anyOf": _any_of,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, NoReturn, TypeVar
 
 from ..core.errors import ConfigError
-from .expressions import CHARACTER, pattern_part, regex_part, string_bytes
+from .expressions import CHARACTER, CHARACTERS, pattern_part, regex_part, string_bytes
 from .formats import FORMATS
 from .keywords import (
     KEYWORDS,
@@ -28,9 +28,11 @@ from .keywords import (
 from .numbers import numbers
 from .parts import (
     EMPTY,
+    Budget,
     ByteAutomaton,
     Bytes,
     Either,
+    Empty,
     Leaf,
     Members,
     Mixed,
@@ -38,18 +40,97 @@ from .parts import (
     Repeat,
     Row,
     automaton_of,
+    combined,
     maybe,
 )
 
-if TYPE_CHECKING:
-    from .reading import Reader
-
+DEPTH = 3  # of recursive schemas, and of values of any kind
 MOST_UNIQUE = 6  # values that may stand in any order in an array without equal items
 COMMA, COLON = Row((Bytes(b","), maybe(Bytes(b" ")))), Row((Bytes(b":"), maybe(Bytes(b" "))))
 QUOTE = Bytes(b'"')
+T = TypeVar("T")
 
 
-def constants(reader: Reader, schema: Schema, path: str) -> Part:
+class Base:
+    """What values are read with.  ``depth``: of what contains itself; ``ignored``: unknown
+    keywords that were met; ``cut``: whether something was written to a depth.
+
+    ``loose``: properties stand in any order, with undeclared ones between them.  ``testing``: every
+    text is read that another reader writes for a value that satisfies the schema, in order to take
+    it away.
+    """
+
+    def __init__(
+        self, root: Schema, budget: Budget, depth: int = DEPTH, loose: bool = False,
+        testing: bool = False,
+    ) -> None:  # fmt: skip
+        self.root, self.budget, self.depth, self.loose = root, budget, depth, loose or testing
+        self.testing = testing
+        self.open: list[str] = []  # references that are being followed
+        self.parts = 0
+        self.ignored: dict[str, None] = {}
+        self.cut = False  # whether something was written to a depth
+        self._leaves: dict[Any, Leaf] = {}
+        self._read: dict[Any, tuple[Any, Part | Nothing]] = {}
+        self._any: dict[int, Part] = {}
+
+    def value(self, schema: Any, path: str) -> Part:
+        """The texts of a schema."""
+        raise NotImplementedError
+
+    def followed(self, parts: Sequence[Any], rest: Schema, path: str) -> Part:
+        """The texts of all ``parts`` and ``rest`` together, references followed."""
+        raise NotImplementedError
+
+    def target(self, schema: Any, path: str) -> Schema:
+        """What a schema that is a reference stands for."""
+        raise NotImplementedError
+
+    def either(self, parts: Sequence[Callable[[], Part]], path: str) -> Part:
+        """Alternatives, those left out that allow nothing."""
+        found, failed = [], Nothing(path)
+        for part in parts:
+            try:
+                found.append(part())
+            except Nothing as error:
+                failed = error
+        if not found:
+            raise failed
+        return found[0] if len(found) == 1 else Either(tuple(dict.fromkeys(found)))
+
+    def leaf(self, key: Any, make: Callable[[], Part | ByteAutomaton]) -> Leaf:
+        """What ``make`` makes, as a leaf; remembered by ``key``."""
+        if key not in self._leaves:
+            made = make()
+            automaton = made if isinstance(made, ByteAutomaton) else automaton_of(made, self.budget)
+            self._leaves[key] = Leaf(automaton)
+        return self._leaves[key]
+
+    def text(self) -> Leaf:
+        """Any string."""
+        return self.leaf("text", lambda: Row((QUOTE, CHARACTERS, QUOTE)))
+
+    def met(
+        self, a: ByteAutomaton, b: ByteAutomaton, path: str, without: bool = False
+    ) -> ByteAutomaton:
+        """What both accept, or the first alone."""
+        return self.made(path, combined, a, b, self.budget, without)
+
+    def made(self, path: str, make: Callable[..., T], *args: Any) -> T:
+        """What is made; raises `Nothing` where no text is left of it."""
+        try:
+            return make(*args)
+        except Empty:
+            raise Nothing(path) from None
+
+    def refuse(self, what: str, path: str) -> NoReturn:
+        raise ConfigError(
+            f"{path} of the schema has to keep {what} from holding, for oneOf, not or if, which "
+            "is not supported: use anyOf, or a required property with a const of its own in each"
+        )
+
+
+def constants(reader: Base, schema: Schema, path: str) -> Part:
     values = constants_of(schema) or []
     if "enum" in schema and "const" in schema:
         allowed = {*map(same, schema["enum"])}
@@ -59,14 +140,14 @@ def constants(reader: Reader, schema: Schema, path: str) -> Part:
         values = [v for v in values if any(is_a(v, kind) for kind in wanted)]
     reader.budget.spend(len(values))
     rest = {k: v for k, v in schema.items() if k not in ("enum", "const", "type")}
-    for kind in {*map(kind_of, values)}:
+    for kind in dict.fromkeys(map(kind_of, values)):
         if rest.keys() & KEYWORDS[kind]:
             fits = automaton_of(reader.value({**rest, "type": kind}, path), reader.budget)
             values = [v for v in values if kind_of(v) != kind or fits.accepts(written(v))]
     return reader.either([partial(constant, reader, value) for value in values], path)
 
 
-def constant(reader: Reader, value: Any) -> Part:
+def constant(reader: Base, value: Any) -> Part:
     """One value as it is written."""
     if isinstance(value, Mapping):
         if reader.testing and len(value) > 1:
@@ -83,7 +164,7 @@ def constant(reader: Reader, value: Any) -> Part:
     return Bytes(written(value))
 
 
-def string(reader: Reader, schema: Schema, path: str) -> Part:
+def string(reader: Base, schema: Schema, path: str) -> Part:
     least, most = counts_of(schema, "minLength", "maxLength", path)
     patterns, form = as_list(schema.get("pattern", [])), schema.get("format")
     if form == "regex":
@@ -111,11 +192,11 @@ def string(reader: Reader, schema: Schema, path: str) -> Part:
     return reader.leaf(("string", *patterns, form, least, most), spelt)
 
 
-def integer(reader: Reader, schema: Schema, path: str) -> Part:
+def integer(reader: Base, schema: Schema, path: str) -> Part:
     return number(reader, schema, path, whole=True)
 
 
-def number(reader: Reader, schema: Schema, path: str, whole: bool = False) -> Part:
+def number(reader: Base, schema: Schema, path: str, whole: bool = False) -> Part:
     low, high, above, below = bounds_of(schema, path)
     step = schema.get("multipleOf")
     if step is not None and (not is_a(step, "number") or step <= 0):
@@ -133,15 +214,15 @@ def number(reader: Reader, schema: Schema, path: str, whole: bool = False) -> Pa
     return leaf(step, whole)
 
 
-def boolean(reader: Reader, schema: Schema, path: str) -> Part:
+def boolean(reader: Base, schema: Schema, path: str) -> Part:
     return Either((Bytes(b"true"), Bytes(b"false")))
 
 
-def null(reader: Reader, schema: Schema, path: str) -> Part:
+def null(reader: Base, schema: Schema, path: str) -> Part:
     return Bytes(b"null")
 
 
-def array(reader: Reader, schema: Schema, path: str) -> Part:
+def array(reader: Base, schema: Schema, path: str) -> Part:
     least, most = counts_of(schema, "minItems", "maxItems", path)
     rest, first = schema.get("items", True), schema.get("prefixItems", [])
     if isinstance(rest, list):  # as before 2020-12
@@ -177,7 +258,7 @@ def array(reader: Reader, schema: Schema, path: str) -> Part:
     return Row((Bytes(b"["), loop, Bytes(b"]")))
 
 
-def _unique(reader: Reader, items: Any, least: int, most: int | None, path: str) -> Part:
+def _unique(reader: Base, items: Any, least: int, most: int | None, path: str) -> Part:
     """Items that differ: of a few constants, in any order."""
     values = None if items is None else constants_of(reader.target(items, path))
     if isinstance(items, Mapping) and kinds_of(reader.target(items, path)) == {"boolean"}:
@@ -195,7 +276,7 @@ def _unique(reader: Reader, items: Any, least: int, most: int | None, path: str)
     return Row((Bytes(b"["), once, Bytes(b"]")))
 
 
-def pattern_of(reader: Reader, pattern: str, path: str) -> Part:
+def pattern_of(reader: Base, pattern: str, path: str) -> Part:
     return pattern_part(pattern, f"{path} of the schema", reader.testing)
 
 
