@@ -180,10 +180,6 @@ DRAFTING: dict[str, str] = {
     "coupled": "Shares the keyed noise of this library in place of the paper's sequence of draws.",
     "cps": "Which ends of chains win is reconstructed, as is the cut at end tokens.",
     "adl": "Rounding to an integer is reconstructed; generated length is that of the raw draft.",
-    "confidence_extend": "The official code drafts anew for every piece, with what it has so far "
-    "as context; here one forward gives all pieces.",
-    "threshold": "The crossing token and one more are sent, as in the official code. The paper "
-    "trains a head to predict acceptance; here it is calibrated confidence.",
     "apd": "LOSSY. Log-probabilities are mixed, in the official code raw logits: the same choice. "
     "The weight is this library's.",
     "block": "Tested to be lossless in distribution. HSD (2601.05724) has its outcomes, coin for "
@@ -192,7 +188,6 @@ DRAFTING: dict[str, str] = {
     "last six tokens relaxed, entropy of the three most probable tokens in nats, of raw logits; "
     "vLLM asks for six.",
     "keyed": "Equals plain decoding with the same seed token by token (tested).",
-    "point": "Tested to be lossless in distribution.",
     "ratio": "Tested to be lossless in distribution.",
 }
 

@@ -50,13 +50,12 @@ def speculate(
     as from ``generate`` of transformers.  ``options``:
 
     - ``rule``: how drafts are accepted.  "greedy" (default at temperature 0) and "keyed" (default
-      above) give the same tokens as ``drafter=None``; "match", "point", "ratio" and
-      "block" give the same distribution.  "fly" and "apd" are LOSSY.
+      above) give the same tokens as ``drafter=None``; "ratio" and "block" give the same
+      distribution.  "fly" and "apd" are LOSSY.
     - ``controller``: how many tokens to draft, e.g. "adaptive" (default) or "fixed(k=8)".
-    - for a diffusion drafter ``search`` (e.g. "cps"), ``window`` (masks it sees),
-      ``steps``, ``sampler``, ``cache``, ``refresh_rounds``, ``end_marker``;
-      see `DiffusionDrafter`; for a block drafter ``head``, ``nodes`` and ``ngram_candidates``; see
-      `BlockDrafter`.
+    - for a diffusion drafter ``search`` (e.g. "cps"), ``window`` (masks it sees), ``cache``,
+      ``refresh_rounds``, ``end_marker``, see `DiffusionDrafter`; for a block drafter ``head``,
+      ``nodes`` and ``ngram_candidates``, see `BlockDrafter`.
     - ``vocabulary``: "auto" refuses a model that uses other token ids than the verifier;
       "retokenize" and "intersect" bridge the difference.
     - ``max_new_tokens``, ``min_new_tokens``, ``temperature``, ``top_p``, ``top_k``,

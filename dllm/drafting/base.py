@@ -39,12 +39,10 @@ class Distribution(Enum):
 
     POINT: anything that is not plain sampling (argmax, search, lookup, best of several).
     MARGINALS: each token was drawn from a distribution that depends on its depth only.
-    CONDITIONALS: each token was drawn from a distribution that depends on the path above it.
     """
 
     POINT = "point"
     MARGINALS = "marginals"
-    CONDITIONALS = "conditionals"
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,11 +51,9 @@ class Draft:
 
     ``tokens`` (n,) int64; ``parents`` (n,) int64 are node indices, `ROOT` for children of the last
     committed token, None for a chain.  ``log_q`` are log-probabilities over the verifier's
-    vocabulary: (depths, V) for MARGINALS, row ``d`` for tokens at depth ``d``; (n + 1, V) for
-    CONDITIONALS, row ``i + 1`` for the children of node ``i``.  Siblings must stand in drawing
-    order and be drawn without replacement.  ``confidence`` (n,) is the drafter's largest
-    probability where each token stands.  ``end`` is the number of tokens before the drafter's own
-    end of text, if it expects one.
+    vocabulary, (depths, V), row ``d`` for tokens at depth ``d``.  ``confidence`` (n,) is the
+    drafter's largest probability where each token stands.  ``end`` is the number of tokens before
+    the drafter's own end of text, if it expects one.
     """
 
     tokens: IntArray
@@ -112,8 +108,7 @@ class Draft:
     def q(self, node: int) -> Array:
         """The distribution (V,) from which the children of ``node`` were drawn."""
         assert self.log_q is not None
-        row = self.depth(node) + 1 if self.distribution is Distribution.MARGINALS else node + 1
-        distribution: Array = np.exp(self.log_q[row].astype(np.float64))
+        distribution: Array = np.exp(self.log_q[self.depth(node) + 1].astype(np.float64))
         return distribution
 
     def cut(self, length: int) -> Draft:
@@ -325,12 +320,12 @@ class AcceptRule(DraftPart):
             raise ConfigError(
                 f"accept rule {self.name!r} is lossless only for tokens sampled from a known "
                 f"distribution, not for a draft of distribution {distribution.value!r}; use "
-                "'keyed', 'match', 'point' or 'greedy', or search='sample'"
+                "'keyed' or 'greedy', or search='sample'"
             )
         if tree and not self.trees:
             raise ConfigError(
-                f"accept rule {self.name!r} judges chains, the draft is a tree; use 'keyed', "
-                "'match' or 'greedy', or a search that returns a chain"
+                f"accept rule {self.name!r} judges chains, the draft is a tree; use 'keyed' or "
+                "'greedy', or a search that returns a chain"
             )
 
     def judge(self, rows: Any, draft: Draft) -> Outcome:

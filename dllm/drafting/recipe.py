@@ -25,8 +25,7 @@ from .naming import fit, load_verifier, make_drafter
 
 ARGUMENTS = GenerationConfig.fields(VERIFIER)
 SETTINGS = ("rule", "controller", "repetition_penalty", "logits_processor")
-DRAFTING = ("search", "window", "steps", "sampler", "cache", "refresh_rounds",
-            "end_marker", "head", "nodes",
+DRAFTING = ("search", "window", "cache", "refresh_rounds", "end_marker", "head", "nodes",
             "ngram_candidates")  # fmt: skip
 OTHERS = (*DRAFTING, "exact", "chat", "tokenizer", "vocabulary")
 
@@ -87,7 +86,7 @@ def recipe_for(
     _check_processors(repetition_penalty, logits_processor)
     judge = single(rule or ("keyed" if built.temperature else "greedy"), RULES, AcceptRule)
     if judge.name == "greedy" and built.temperature:
-        raise ConfigError("rule 'greedy' is for temperature 0: use 'keyed' or 'match'")
+        raise ConfigError("rule 'greedy' is for temperature 0: use 'keyed'")
     if judge.lossy and built.formatted:
         raise ConfigError(
             f"rule {judge.name!r} keeps tokens that the verifier would not write, and so "

@@ -294,7 +294,7 @@ def test_joins_cancels_and_threads_change_nothing(
     settings = [
         {
             "max_new_tokens": int(rng.integers(2, NEW)), "temperature": float(i % 2), "seed": i,
-            "controller": ("fixed(k=4)", "confidence_extend(tau=0.1)", "threshold")[i % 3],
+            "controller": ("fixed(k=4)", "adl", "full")[i % 3],
             **({"repetition_penalty": 1.2} if i % 5 == 0 else {}),
         }
         for i in range(12)
@@ -343,7 +343,7 @@ def test_numbers_that_are_broken_are_an_error(temperature: float) -> None:
     def nothing(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         return scores - torch.inf if ids.shape[1] > 5 else scores
 
-    ways: list[Any] = [(None, {}), ("prompt_lookup", {}), (None, {"rule": "point"})]
+    ways: list[Any] = [(None, {}), ("prompt_lookup", {}), (None, {"rule": "ratio"})]
     for drafter, rule in ways:
         with pytest.raises(dllm.NumericError, match="bans every token"):
             dllm.speculate(model, drafter, [4, 4, 4, 4], logits_processor=[nothing], **how, **rule)

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy.stats import chi2_contingency
 
 import dllm
 from dllm.drafting.accept.rows import ACCEPT, PURPOSES, RESIDUAL, KeyedNoise
@@ -48,23 +47,6 @@ def text_for(model: dllm.DiffusionModel, prompt: list[int], **how: Any) -> list[
     """Prompt and true continuation, further than the test writes."""
     result = plain(model, prompt, **(how | {"max_new_tokens": NEW + 8}))
     return [*prompt, *result.tokens]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("rule", ["point", "match"])
-def test_drafted_texts_have_the_distribution_of_plain_ones(
-    verifier: dllm.DiffusionModel, rule: str
-) -> None:
-    """The fourth token of many texts, in 64 buckets: rows of the table are the two samples."""
-    counts, (prompt,) = np.zeros((2, 64)), prompts(1, seed=3)
-    guess = Scripted([*prompt, *plain(verifier, prompt, max_new_tokens=4).tokens], noise=0.3)
-    for row, drafter in enumerate((None, guess)):
-        how = {} if drafter is None else {"rule": rule, "controller": "full"}
-        for seed in range(1_000):  # seeds of their own, or the samples would not be independent
-            out = dllm.speculate(verifier, drafter, prompt, temperature=1.0, max_new_tokens=4,
-                                 seed=seed + 10_000 * row, **how)  # fmt: skip
-            counts[row, out.tokens[-1] % 64] += 1
-    assert chi2_contingency(counts[:, counts.sum(0) > 0]).pvalue > 1e-4
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 5])
@@ -147,9 +129,7 @@ def test_keyed_equality(verifier: dllm.DiffusionModel, drafter: str, seeds: rang
             "tree": Scripted(text, noise=0.4, tree=True, seed=seed),
         }
         part: Drafter = models[drafter] if drafter in models else scripted[drafter]
-        controller = ("fixed(k=4)", "threshold", "adaptive", "confidence_extend(tau=0.1)")[
-            (seed + DRAFTERS.index(drafter)) % 4
-        ]
+        controller = ("fixed(k=4)", "full", "adaptive")[(seed + DRAFTERS.index(drafter)) % 3]
         result = dllm.speculate(
             verifier, part, prompt, controller=controller, max_new_tokens=WRITTEN, **how
         )

@@ -125,19 +125,6 @@ def argmax(target: Target, text: tuple[int, ...], rng: Any) -> Draft:
     return Draft(target.marginals(text, LENGTH).argmax(1))
 
 
-def conditional(target: Target, text: tuple[int, ...], rng: Any) -> Draft:
-    """Left to right, each from a blurred distribution given what was drawn before."""
-    tokens: list[int] = []
-    distributions = []
-    for _ in range(LENGTH + 1):
-        q = target.marginals((*text, *tokens), 1)[0]
-        distributions.append(q)
-        tokens.append(choose(rng, q))
-    return Draft(
-        np.array(tokens[:LENGTH]), None, Distribution.CONDITIONALS, np.log(np.array(distributions))
-    )
-
-
 def tree(target: Target, text: tuple[int, ...], rng: Any) -> Draft:
     """Children without replacement from the marginals, 2-2-1."""
     q = target.marginals(text, LENGTH)

@@ -15,10 +15,9 @@ from .seeds import case_of
 
 LOOKUPS = ("prompt_lookup(k=3, n=2)", "prompt_lookup", "suffix", "suffix(tree=False)",
            "cacheback", "aded", "first_of(prompt_lookup+cacheback)", None)  # fmt: skip
-CONTROLLERS = ("fixed(k=1)", "fixed(k=6)", "full", "adl", "confidence_extend",
-               "threshold", "adaptive")  # fmt: skip
+CONTROLLERS = ("fixed(k=1)", "fixed(k=6)", "full", "adl", "adaptive")
 SEARCHES = (None, "argmax", "cps")
-LOSSLESS = ("match", "point", "ratio", "block")  # in distribution
+LOSSLESS = ("ratio", "block")  # in distribution
 Outcome = tuple[list[int], str, str]
 
 
@@ -65,7 +64,7 @@ def case(seed: int) -> Case:
         drafting = ("scripted", rng.choice([0.0, 0.3, 0.8]), rng.random() < 0.5, seed)
     elif rng.random() < 0.25:
         drafting = "tiny"
-        mine |= {"window": rng.randint(2, 8), "steps": rng.choice([1, 1, 2])}
+        mine["window"] = rng.randint(2, 8)
         search = rng.choice(SEARCHES)
         mine |= {} if search is None else {"search": search}
     return Case(rng.choice(ARCHITECTURES), prompts, drafting, how, mine, seed % 5 == 0)

@@ -16,7 +16,7 @@ from ..base import ROOT, RULES, AcceptRule, Array, Distribution, Draft, Outcome
 from .rows import Rows
 
 register = RULES.register
-SAMPLED = frozenset({Distribution.MARGINALS, Distribution.CONDITIONALS})
+SAMPLED = frozenset({Distribution.MARGINALS})
 
 
 def walk(draft: Draft, emit: Callable[[int], int]) -> Outcome:
@@ -52,41 +52,15 @@ class Greedy(AcceptRule):
 class Keyed(AcceptRule):
     """Keep tokens while they are the ones that plain sampling with this seed emits.
 
-    The output is the same tokens, not only the same distribution, whatever the drafter does.
+    The output is the same tokens, not only the same distribution, whatever the drafter does.  A
+    token is kept as often as by any rule that knows no distribution of the draft: with the
+    verifier's probability of it.
     """
 
     trees = True
 
     def judge(self, rows: Rows, draft: Draft) -> Outcome:
         return walk(draft, rows.keyed)
-
-
-@register("match")
-@dataclass
-class Match(AcceptRule):
-    """Sample the verifier at every position and keep what agrees; on trees known as the walk."""
-
-    trees = True
-
-    def judge(self, rows: Rows, draft: Draft) -> Outcome:
-        return walk(draft, lambda node: rows.draw(rows.distribution(node), node))
-
-
-@register("point", paper="Fast Inference from Transformers via Speculative Decoding",
-          arxiv="2211.17192")  # fmt: skip
-@dataclass
-class Point(AcceptRule):
-    """Keep a token with the verifier's probability of it, else draw from the others."""
-
-    def judge(self, rows: Rows, draft: Draft) -> Outcome:
-        path: list[int] = []
-        for node, token in enumerate(draft.tokens.tolist()):
-            p = rows.distribution(node - 1)
-            if rows.coin(node) >= p[token]:
-                p[token] = 0.0
-                return Outcome(path, rows.draw(p, node - 1))
-            path.append(node)
-        return Outcome(path, rows.draw(rows.distribution(len(draft) - 1), len(draft) - 1))
 
 
 @register("ratio", paper="Fast Inference from Transformers via Speculative Decoding",

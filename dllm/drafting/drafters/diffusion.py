@@ -1,9 +1,8 @@
 """A masked diffusion model as a drafter.
 
 Every round its canvas is the committed text, ``window`` masks and, if it was trained with one, an
-end marker.  One forward (or ``steps``) gives a distribution for every
-mask; a search makes a draft of them.  The distributions are marginals: each averages over what
-might stand at the other positions.
+end marker.  One forward gives a distribution for every mask; a search makes a draft of them.  The
+distributions are marginals: each averages over what might stand at the other positions.
 """
 
 from __future__ import annotations
@@ -81,8 +80,7 @@ class DiffusionDrafter(Drafter):
     from the prompt and from what the verifier accepts.  ``window``: masks the
     model sees, a hyperparameter of its own that changes every marginal, independent of how many
     tokens are sent to the verifier (default 32, more where a longer draft is asked for).
-    ``steps`` forwards per round: before the last one, ``sampler`` commits tokens (default
-    ``llada(steps)``).  ``cache``: "reuse" keeps keys and values of the committed text across
+    ``cache``: "reuse" keeps keys and values of the committed text across
     rounds and recomputes them every ``refresh_rounds`` rounds (never for WeDLM's models, for which
     they stay right, nor with None); "none" recomputes everything.
     ``end_marker``: id that stood behind the masks in training ("do not end here"), by default what
@@ -95,8 +93,6 @@ class DiffusionDrafter(Drafter):
     search: Any = None
     proxy: Any = None
     window: int | None = None
-    steps: int = 1
-    sampler: str | None = None
     cache: str = "reuse"
     refresh_rounds: int | None = 8
     end_marker: int | None = None
@@ -109,8 +105,8 @@ class DiffusionDrafter(Drafter):
         register_all()
         self._engine: Engine | None = None
         self._lock = threading.Lock()
-        if min(self.window or WINDOW, self.steps, self.refresh_rounds or 1) < 1 or self.window == 0:
-            raise ConfigError("window, steps and refresh_rounds must be at least 1")
+        if any(n is not None and n < 1 for n in (self.window, self.refresh_rounds)):
+            raise ConfigError("window and refresh_rounds must be at least 1")
         self.model = load(self.model)
         if self.model.facts.mask_token_id is None:
             raise ConfigError(
@@ -127,10 +123,6 @@ class DiffusionDrafter(Drafter):
         self.proxy = self.proxy or NGram(vocab_size=self.model.facts.vocab_size)
         if self.end_marker is None:
             self.end_marker = self.model.generation_defaults.get("end_marker")
-        if self.steps > 1 and self._search(0.0).distribution is not Distribution.POINT:
-            raise ConfigError(
-                "with steps > 1 tokens are not drawn from marginals: use search='cps'"
-            )
 
     @property
     def distributions(self) -> frozenset[Distribution]:  # type: ignore[override]
@@ -150,7 +142,7 @@ class DiffusionDrafter(Drafter):
         return DiffusionDrafting(self, request)
 
     def propose_all(self, work: Sequence[tuple[Any, IntArray, Budget]]) -> list[Draft]:
-        """One forward (or ``steps``) for all sequences."""
+        """One forward for all sequences."""
         for drafting, prefix, _ in work:
             drafting.learn(prefix)
         found = self.marginals([(d, prefix, budget.length) for d, prefix, budget in work])
@@ -164,19 +156,12 @@ class DiffusionDrafter(Drafter):
     ) -> list[Marginals | None]:
         """Distributions of the positions after each prefix, for drafts of so many tokens; None
         where the context has no room for one."""
-        ready = [d for d, prefix, length in work if d.lay_out(prefix, length)]
-        engine = self.engine()
-        for _ in range(self.steps - 1):
-            engine.step([drafting.row for drafting in ready])
-            for drafting in ready:
-                if drafting.row.error is not None:
-                    raise drafting.row.error
-        asked = [drafting for drafting in ready if drafting.undecided()]
-        scored = iter(engine.scores([drafting.row for drafting in asked]) if asked else ())
-        logits = {id(drafting): next(scored) for drafting in asked}
+        ready = [d.lay_out(prefix, length) for d, prefix, length in work]
+        rows = [d.row for (d, _, _), fits in zip(work, ready, strict=True) if fits]
+        scored = iter(self.engine().scores(rows) if rows else ())
         return [
-            drafting.read(logits.get(id(drafting)), len(prefix)) if drafting in ready else None
-            for drafting, prefix, _ in work
+            drafting.read(next(scored), len(prefix)) if fits else None
+            for (drafting, prefix, _), fits in zip(work, ready, strict=True)
         ]
 
     def engine(self) -> Engine:
@@ -225,8 +210,6 @@ class DiffusionDrafting(Drafting):
     part: DiffusionDrafter
     request: DraftRequest
     rounds: int = 0
-    first: int = 0  # position of the first mask, and how many there are
-    window: int = 0
     learnt: int = 0  # committed tokens the proxy has seen
     since_refresh: int = 0
     fed: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -239,11 +222,7 @@ class DiffusionDrafting(Drafting):
         facts = model.facts
         pad = facts.pad_token_id if facts.pad_token_id is not None else facts.mask_token_id
         self.canvas_facts = {"mask_id": facts.mask_token_id, "pad_id": pad}
-        sampler = samplers.compose(
-            part.sampler or f"llada(steps={part.steps})+whole",
-            options={"eos_policy": "none"},
-            family=model.family.name,
-        )
+        sampler = samplers.compose("llada+whole", options={"eos_policy": "none"})
         window = part.window or WINDOW
         longest = min(self.request.limit + window + self.marker, facts.context_length)
         canvas = Canvas.for_prompt(np.zeros(0, np.int64), longest, **self.canvas_facts)
@@ -279,22 +258,10 @@ class DiffusionDrafting(Drafting):
             return False
         self._lay_out(self._own(prefix), window)
         self.rounds += 1
-        self.window = window
         return True
 
-    def undecided(self) -> bool:
-        """Whether the sampler left anything to predict; opens what it may not decide."""
-        canvas = self.row.canvas
-        canvas.window = (self.first, self.first + self.window)
-        here = np.arange(*canvas.window)
-        canvas.remask(here[np.isin(canvas.tokens[here], self.banned) & ~canvas.masked[here]])
-        return bool(canvas.masks().size)
-
-    def read(self, logits: torch.Tensor | None, first: int) -> Marginals:
-        """Distributions from position ``first`` on, of the logits of undecided positions."""
-        undecided = self.row.canvas.masks() - self.first
-        if logits is None or len(undecided) < self.window:
-            logits = self._with_decided(logits, undecided, self.window)
+    def read(self, logits: torch.Tensor, first: int) -> Marginals:
+        """Distributions from position ``first`` on, of the logits of the masks."""
         return Marginals.from_logits(
             logits, first, vocab_size=self.request.vocab_size, banned=self.banned,
             temperature=self.request.temperature, stop_ids=self.request.stop_ids,
@@ -309,8 +276,9 @@ class DiffusionDrafting(Drafting):
 
     def _lay_out(self, prefix: IntArray, window: int) -> None:
         """A new canvas; slots whose token changed, or that held a mask, are stale."""
-        marker, self.first = self.part.end_marker, len(prefix)
+        marker = self.part.end_marker
         canvas = Canvas.for_prompt(prefix, window + (marker is not None), **self.canvas_facts)
+        canvas.window = (len(prefix), len(prefix) + window)
         if marker is not None:
             canvas.tokens[-1] = marker
             canvas.masked[-1], canvas.given[-1] = False, True
@@ -325,19 +293,6 @@ class DiffusionDrafting(Drafting):
             self.row.slots.state(Refresh).due = True
             self.since_refresh = 0
         self.fed = prefix.copy()
-
-    def _with_decided(
-        self, logits: torch.Tensor | None, undecided: IntArray, window: int
-    ) -> torch.Tensor:
-        """Logits (window, V): positions that the sampler decided are certain."""
-        canvas, size = self.row.canvas, self.part.model.facts.vocab_size
-        device = self.part.model.device
-        rows = torch.full((window, size), -torch.inf, device=device)
-        tokens = canvas.tokens[canvas.window[0] : canvas.window[1]]
-        rows[range(window), torch.from_numpy(tokens).to(device)] = 0.0
-        if logits is not None:
-            rows[undecided.tolist()] = logits.float()
-        return rows
 
     def learn(self, prefix: IntArray) -> None:
         """Show the proxy what was committed since it was last asked."""

@@ -1,15 +1,11 @@
-"""Calibrated acceptance, for the controllers that decide with it."""
+"""Calibrated acceptance."""
 
 from __future__ import annotations
-
-import copy
-from dataclasses import dataclass
 
 import numpy as np
 
 from ...core.canvas import IntArray
-from ..base import Array, Feedback, RoundStats
-from .control import LengthController, at_least
+from ..base import Array
 
 DEPTHS = (0, 1, 2, 4, 8, 16)  # lower ends of the depth buckets
 CONFIDENCES = 10  # buckets of equal width
@@ -55,32 +51,3 @@ class Acceptance:
         depth = np.searchsorted(DEPTHS, at, side="right").astype(np.int64) - 1
         level = np.clip((confidence * CONFIDENCES).astype(np.int64), 0, CONFIDENCES - 1)
         return depth, level
-
-
-@dataclass
-class Calibrated(LengthController):
-    """Shares what it knows about drafter and machine between sequences."""
-
-    k_max: int = 24
-
-    def __post_init__(self) -> None:
-        at_least(1, k_max=self.k_max)
-        self.acceptance = Acceptance()
-        self._reset()
-
-    def fresh(self) -> LengthController:
-        one = copy.copy(self)  # the tables are shared, the state of the text is not
-        one._reset()
-        return one
-
-    def _reset(self) -> None:
-        """Forget the text."""
-        self._after_whole = False
-
-    def update(self, stats: RoundStats, feedback: Feedback) -> None:
-        draft = feedback.draft
-        if draft.is_chain and draft.confidence is not None and len(draft):
-            confidence = np.asarray(draft.confidence, np.float64)
-            self.acceptance.update(confidence, stats.accepted, self._after_whole)
-        if stats.depth:
-            self._after_whole = stats.depth == stats.accepted

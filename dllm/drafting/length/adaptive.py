@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 
 import numpy as np
 
 from ..base import Array, Budget, Feedback, RoundStats
-from .acceptance import Calibrated
-from .control import CONTROLLERS
+from .acceptance import Acceptance
+from .control import CONTROLLERS, LengthController, at_least
 
 CONTEXT = 512  # tokens of a text whose forwards are taken to cost the same
 
@@ -51,7 +52,7 @@ class Learned:
 
 @CONTROLLERS.register("adaptive")
 @dataclass
-class Adaptive(Calibrated):
+class Adaptive(LengthController):
     """The length with the most expected tokens per second, from this round's own confidences.
 
     Expected tokens come from calibrated acceptance, ``optimism`` standard errors above the estimate
@@ -62,16 +63,24 @@ class Adaptive(Calibrated):
     ``explore`` of its tokens pays for.  A design of this library: no paper's.
     """
 
+    k_max: int = 24
     optimism: float = 0.2
     explore: float = 0.02
     loan: float = 5.0
 
     def __post_init__(self) -> None:
-        self.learned = Learned()
-        super().__post_init__()
+        at_least(1, k_max=self.k_max)
+        self.acceptance, self.learned = Acceptance(), Learned()
+        self._reset()
+
+    def fresh(self) -> LengthController:
+        one = copy.copy(self)  # what is known of drafter and machine is shared, the text is not
+        one._reset()
+        return one
 
     def _reset(self) -> None:
-        super()._reset()
+        """Forget the text."""
+        self._after_whole = False
         self._context = self._beside = self._beside_emitted = 0
         saved, price = self.learned.saved, self.learned.price
         self._credit = self.loan * price + 2 * saved if saved >= 0 else 0.0
@@ -98,7 +107,12 @@ class Adaptive(Calibrated):
         return int(np.argmax(emitted / seconds))
 
     def update(self, stats: RoundStats, feedback: Feedback) -> None:
-        super().update(stats, feedback)
+        draft = feedback.draft
+        if draft.is_chain and draft.confidence is not None and len(draft):
+            confidence = np.asarray(draft.confidence, np.float64)
+            self.acceptance.update(confidence, stats.accepted, self._after_whole)
+        if stats.depth:
+            self._after_whole = stats.depth == stats.accepted
         if stats.first:  # it read the prompt, too
             return
         learned, costs = self.learned, self.learned.of(self._context)

@@ -9,8 +9,6 @@ from ...core.errors import ConfigError
 from ...core.registry import Registry
 from ..base import Budget, DraftPart, Feedback, RoundStats
 
-ALL = 2**30
-
 
 @dataclass
 class LengthController(DraftPart):

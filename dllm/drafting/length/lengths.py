@@ -1,4 +1,4 @@
-"""Draft lengths that need no measurement of time: fixed, by acceptance, by confidence."""
+"""Draft lengths that need no measurement of time: fixed, or by acceptance."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..base import Array, Budget, Feedback, RoundStats
-from .control import ALL, LengthController, at_least, register
+from ..base import Budget, Feedback, RoundStats
+from .control import LengthController, at_least, register
 
 
 @register("fixed")
@@ -71,29 +71,3 @@ class AdaptiveDraftLength(LengthController):
         self._accepted += self.rho * (accepted - self._accepted)
         grown = self._generated + self.delta * (self._accepted >= self._generated)
         self._k = int(np.clip(grown, self.k_min, self.k_max))
-
-
-@register("confidence_extend", paper="Fail Fast, or Win Big: Rethinking the Drafting Strategy in "
-          "Speculative Decoding via Diffusion LLMs", arxiv="2512.20573")  # fmt: skip
-@dataclass
-class ConfidenceExtend(LengthController):
-    """FailFast: extend by ``n`` tokens while no token of the draft is below ``tau``.
-
-    The piece with the first improbable token is still sent.  The official code drafts anew for
-    every piece, with what it has so far as context; here one forward gives all pieces.
-    """
-
-    n: int = 10
-    tau: float = 0.45
-    k_max: int = 60
-
-    def __post_init__(self) -> None:
-        at_least(1, n=self.n, k_max=self.k_max)
-
-    def next(self, room: int, context: int) -> Budget:
-        return Budget(min(self.k_max, room), room, self._refine)
-
-    def _refine(self, confidence: Array) -> int:
-        low = np.flatnonzero(confidence < self.tau)
-        sure = int(low[0]) if low.size else ALL
-        return min(self.n * (sure // self.n + 1), self.k_max, len(confidence))

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import dllm
-from dllm.drafting.accept.chains import Block, Keyed, Match, Point, Ratio
+from dllm.drafting.accept.chains import Block, Keyed, Ratio
 from dllm.drafting.accept.rows import KeyedNoise, Rows, Sampling
 from dllm.drafting.base import AcceptRule, Draft
 from dllm.kernels.statistics import Filters
@@ -35,8 +35,7 @@ SETTINGS = {
 RULES: dict[str, tuple[AcceptRule, toy.Make]] = {
     "keyed": (Keyed(), toy.sampled),
     "keyed tree": (Keyed(), toy.tree),
-    "match": (Match(), toy.argmax),
-    "point": (Point(), toy.argmax),
+    "keyed chain": (Keyed(), toy.argmax),
     "ratio": (Ratio(), toy.sampled),
     "block": (Block(), toy.sampled),
 }
@@ -144,7 +143,7 @@ class ForgetfulRows(ToyRows):
         return self.prefix
 
 
-@pytest.mark.parametrize(("case", "rows"), some([("ratio", LateRows), ("point", ForgetfulRows)], 1))
+@pytest.mark.parametrize(("case", "rows"), some([("ratio", LateRows), ("block", ForgetfulRows)], 1))
 def test_a_fault_is_noticed(case: str, rows: type[Rows]) -> None:
     assert p_value("all", *RULES[case], FEW, rows) < 1e-6
 

@@ -130,13 +130,13 @@ def test_longer_drafts_get_more_masks() -> None:
     assert drafting.row.canvas.length == 7 + 32  # type: ignore[attr-defined]
 
 
-def test_tokens_that_may_not_be_drafted_are_not_decided_either() -> None:
+def test_tokens_that_may_not_be_drafted_are_not_drafted() -> None:
     nano = dllm.load("nano")
     prompt = encode(nano, "Compute 69 + 49.")
     request = DraftRequest(prompt, nano.facts.vocab_size, (0,), len(prompt) + 60)
     free = dllm.DiffusionDrafter(nano, search="argmax", window=8).open(request)
     banned = tuple(set(free.propose(prompt, Budget(8, 8)).tokens.tolist()))
-    part = dllm.DiffusionDrafter(nano, search="argmax", window=8, steps=3, banned=banned)
+    part = dllm.DiffusionDrafter(nano, search="argmax", window=8, banned=banned)
     distributions = part.open(request).marginals(prompt)  # type: ignore[attr-defined]
     assert torch.allclose(distributions.log_q.exp().sum(1), torch.ones(8))
     assert not set(distributions.argmax.tolist()) & set(banned)
@@ -150,22 +150,8 @@ def test_the_window_ends_with_the_context(tiny: dllm.DiffusionModel) -> None:
     assert len(drafting.propose(np.resize(PREFIX, limit), Budget(9, 9))) == 0
 
 
-@pytest.mark.parametrize("sampler", [None, "threshold(0.5)+whole", "llada(steps=2)+whole"])
-def test_more_steps_decide_before_the_last_forward(
-    tiny: dllm.DiffusionModel, sampler: str | None
-) -> None:
-    drafting = start(tiny, steps=3, sampler=sampler, window=6)
-    result = log_q(drafting, PREFIX)
-    decided = drafting.row.canvas.commit_step[len(PREFIX) :] >= 0
-    assert decided.sum() > 0
-    assert torch.allclose(result.exp().amax(1)[torch.from_numpy(decided)], torch.tensor(1.0))
-    assert 1 <= drafting.row.canvas.nfe <= 3
-    again = log_q(drafting, np.append(PREFIX, [30]))
-    assert again.shape == result.shape
-
-
 def test_what_no_drafter_can_be(tiny: dllm.DiffusionModel) -> None:
-    for how in ({"window": 0}, {"steps": 0}, {"search": "nothing"},
+    for how in ({"window": 0}, {"refresh_rounds": 0}, {"search": "nothing"},
                 {"model": "none such"}):  # fmt: skip
         with pytest.raises(dllm.DllmError):
             dllm.DiffusionDrafter(**({"model": tiny} | how))  # type: ignore[arg-type]

@@ -229,19 +229,6 @@ def test_two_models_that_share_noise_agree_where_the_drafter_alone_counts(
         dllm.speculate(verifier, drafter, prompt, rule="apd", **how | {"search": "coupled"})
 
 
-@pytest.mark.parametrize(("confidence", "expected"), [(0.5, 2), (0.95, 8), (0.999, 20)])
-def test_threshold_sends_the_token_that_crosses_and_one_more(
-    confidence: float, expected: int
-) -> None:
-    """0.95^6 is 0.735, the first product below 0.7 is the seventh: six within, one that crosses,
-    one more."""
-    from dllm.drafting.length.control import CONTROLLERS, LengthController
-
-    budget = single("threshold", CONTROLLERS, LengthController).fresh().next(100, 10)
-    got = budget.chain_length(np.full(30, confidence))
-    assert got == expected
-
-
 def test_adl_counts_the_raw_draft() -> None:
     """Without an end of text its generated length is what was asked for, though the search may
     have cut the chain."""

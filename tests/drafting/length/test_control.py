@@ -76,13 +76,10 @@ def test_adl_is_a_constant_for_any_real_drafter(alpha: float) -> None:
 @pytest.mark.parametrize(
     ("spec", "confidence", "expected"),
     [
-        ("confidence_extend", [0.9] * 25, 25),
-        ("confidence_extend", [0.9] * 12 + [0.1] + [0.9] * 50, 20),
-        ("confidence_extend", [0.1] + [0.9] * 50, 10),
-        ("confidence_extend", [0.9] * 80, 60),
         ("fixed(k=3)", [0.1] * 9, 3),
-        ("threshold", [0.9, 0.9, 0.6, 0.9, 0.9, 0.9], 4),  # crosses at the third, sends one more
-        ("threshold(h=0.05)", [0.1] * 9, 2),
+        ("full", [0.1] * 9, 9),
+        ("adaptive", [0.9] * 30, 24),  # what nothing was measured of costs the same
+        ("adaptive(k_max=3)", [0.9] * 9, 3),
     ],
 )
 def test_lengths_from_confidence(spec: str, confidence: list[float], expected: int) -> None:
@@ -239,10 +236,10 @@ def test_the_suffix_drafter_remembers_whole_texts(
         ("nano", {"search": "nothing"}, "search"),
         (
             "nano",
-            {"search": "best_first_tree", "rule": "point", "temperature": 1.0},
+            {"search": "best_first_tree", "rule": "fly", "temperature": 1.0},
             "the draft is a tree",
         ),
-        ("nano", {"search": "sample", "steps": 2}, "steps"),
+        ("nano", {"steps": 2}, "steps"),
         ("first_of(3)", {}, "first_of"),
         ("no-such-model", {}, "no-such-model"),
     ],

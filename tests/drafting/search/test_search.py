@@ -13,7 +13,7 @@ import torch
 import dllm
 from dllm.drafting import register_all
 from dllm.drafting.base import ROOT, Distribution
-from dllm.drafting.search.best_first_tree import BestFirstTree, grow_lattice
+from dllm.drafting.search.best_first_tree import BestFirstTree
 from dllm.drafting.search.chains import SEARCHES, Argmax, Coupled, Sample, Search, SearchContext
 from dllm.drafting.search.marginals import NARROW, Lattice, Marginals, largest
 from dllm.drafting.search.paths import CausalPathSearch, beam_search
@@ -192,25 +192,6 @@ def test_the_tree_holds_the_most_probable_prefixes(nodes: int, stop: tuple[int, 
             path = draft.tokens[draft.path(node)]
             total += math.exp(log_q[range(len(path)), path].sum())
         assert math.isclose(total, best_prefixes(m.lattice(4, mass=1.0), nodes), rel_tol=1e-5)
-
-
-def test_a_tree_with_a_proxy_scores_nodes_like_a_path() -> None:
-    proxy, m = trained(), random_marginals(3, 5, 1)
-    lattice = m.lattice(3, mass=1.0)
-    tree = grow_lattice(lattice, 200, context(proxy), weight=0.5)
-    tokens, parents = [n.token for n in tree], [n.parent for n in tree]
-    log_q = m.log_q.double().numpy()
-    scores = []
-    for node in range(len(tokens)):
-        path, at = [], node
-        while at != ROOT:
-            path.append(tokens[at])
-            at = parents[at]
-        path.reverse()
-        scores.append(0.5 * log_q[range(len(path)), path].sum()
-                      + 0.5 * chain_logprob(proxy, [1, 2, 3], path))  # fmt: skip
-    assert len(tokens) == 5 + 25 + 125
-    assert all(a >= b - 1e-6 for a, b in itertools.pairwise(scores))
 
 
 def test_coupled_tokens_carry_the_verifiers_noise() -> None:
