@@ -163,14 +163,15 @@ def test_the_first_mistake_ends_the_reading(kind: str) -> None:
     assert seconds(refuse) < 8 * seconds(lambda: json.dumps(body)) + 0.05
 
 
-def test_holes_that_never_end_take_linear_time() -> None:
-    def seconds(length: int) -> float:
-        text = "[[8:" * 500 + "a" * length
+@pytest.mark.parametrize("sign", "a]")
+def test_holes_that_never_end_take_linear_time(sign: str) -> None:
+    def seconds(size: int) -> float:
+        text = "[[8:" * size + sign * 400 * size
         began = time.process_time()
-        assert hole_forms(text) == []
+        assert len(hole_forms(text)) <= 1
         return time.process_time() - began
 
-    assert seconds(800_000) < 4 * seconds(200_000) + 0.2
+    assert seconds(2000) < 4 * seconds(500) + 0.1
 
 
 def test_clients_take_turns_where_work_takes_long() -> None:
