@@ -40,7 +40,7 @@ MASKED = ("dmax", "wino")
 
 def train_both(folder: str) -> None:
     for kind in KINDS:
-        recipe, run = NanoTraining.of("uniform"), Path(folder) / kind
+        recipe, run = NanoTraining.of("uniform", tokens=1_024, steps=1_800), Path(folder) / kind
         train(
             recipe, run, accuracy_examples=0, noise_id=noise_id(kind),
             report=Report(print, log_every=50),

@@ -27,20 +27,16 @@ def network(folder: Path, canvas: int) -> None:
     """Random weights under DiffusionGemma's names."""
     from transformers import DiffusionGemmaConfig, DiffusionGemmaForBlockDiffusion
 
+    from dllm.train.recipes.nano import NO_IMAGES
+
     text = {
         "vocab_size": 262_144, "hidden_size": 256, "num_hidden_layers": 6, "head_dim": 64,
         "num_attention_heads": 4, "num_key_value_heads": 2, "global_head_dim": 64,
         "intermediate_size": 1024, "moe_intermediate_size": 256, "num_experts": 8,
         "top_k_experts": 2, "sliding_window": 512, "pad_token_id": 0, "initializer_range": 0.05,
     }  # fmt: skip
-    vision = {
-        "model_type": "gemma4_vision", "hidden_size": 8, "intermediate_size": 8,
-        "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 8,
-        "patch_size": 2, "pooling_kernel_size": 1, "position_embedding_size": 16,
-        "default_output_length": 4,
-    }  # fmt: skip
     torch.manual_seed(0)
-    config = DiffusionGemmaConfig(text_config=text, vision_config=vision, canvas_length=canvas)
+    config = DiffusionGemmaConfig(text_config=text, vision_config=NO_IMAGES, canvas_length=canvas)
     model: Any = DiffusionGemmaForBlockDiffusion(config)
     model.generation_config.eos_token_id = 1
     model.save_pretrained(folder)

@@ -11,6 +11,7 @@ from torch import nn
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from ..core.errors import ConfigError
+from ..kernels.linear import packed_of
 from .attention import set_attention, use_attention
 from .decoder import join_parts
 from .facts import generation_defaults, read_facts
@@ -64,6 +65,9 @@ def prepare(
     ``hf`` in place."""
     hf.train(False)
     pack_linears(hf)
+    head = packed_of(hf.get_output_embeddings())  # type: ignore[no-untyped-call]
+    if family.self_conditioning and head is not None:
+        head.copy = False  # its weight is the embedding's, which every step reads whole
     shorten_norms(hf)
     rotate_in_cache(hf)
     round_once(hf)

@@ -38,9 +38,13 @@ class Weight:
         self.shape, self.copy = weight.shape, copy
         self.blocks = _blocks(weight) if copy else weight
 
-    def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """``x`` (m, d) in the dtype of the weight, plus ``bias`` (n,): (m, n)."""
-        x, result = x.contiguous(), x.new_empty(len(x), self.shape[0])
+    def multiply(
+        self, x: torch.Tensor, bias: torch.Tensor | None, room: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """``x`` (m, d) in the dtype of the weight, plus ``bias`` (n,): (m, n), in ``room`` if it is
+        given, which has at least as many numbers."""
+        x, shape = x.contiguous(), (len(x), self.shape[0])
+        result = x.new_empty(shape) if room is None else room[: shape[0] * shape[1]].view(shape)
         bias = None if bias is None else bias.contiguous()
         loaded().dllm_product(
             x.data_ptr(), self.blocks.data_ptr(), not self.copy,

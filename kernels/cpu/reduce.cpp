@@ -48,26 +48,37 @@ extern "C" {
 
 // Of each row of logits (m, n), float32 or, where `half`, bfloat16: `best`, its column `index` (the
 // lowest of equal ones), the largest of the others `second`; over the others `rest` = the sum of
-// exp(x - best) and, where it is no nullptr, `moment` = that of (x - best) exp(x - best).
-void dllm_reduce(const void *logits, float *best, int64_t *index, float *second, float *rest,
-                 float *moment, int64_t m, int64_t n, int64_t stride, int half, int threads) {
+// exp(x - best) and, where it is no nullptr, `moment` = that of (x - best) exp(x - best).  Where
+// `weigh`, every logit becomes exp(x - best).
+void dllm_reduce(void *logits, float *best, int64_t *index, float *second, float *rest,
+                 float *moment, int64_t m, int64_t n, int64_t stride, int half, int weigh,
+                 int threads) {
 #pragma omp parallel for num_threads(threads) if (threads > 1 && m > 1) schedule(static)
   for (int64_t r = 0; r < m; r++) {
-    const Row row{(const char *)logits + r * stride * (half ? 2 : 4), n, bool(half)};
+    char *from = (char *)logits + r * stride * (half ? 2 : 4);
+    const Row row{from, n, bool(half)};
     largest(row, best + r, second + r, index + r);
     const float base = std::max(best[r], -std::numeric_limits<float>::max());
     Floats sum = {}, weighted = {};
     for (int64_t k = 0; k < n; k += WIDE) {
       Ints some = lanes(n - k);
       if (index[r] / WIDE * WIDE == k) some[index[r] % WIDE] = 0;
-      const Floats apart = larger(row.read(k) - base, all(FLOOR));
-      const Floats weight = some ? exponential(apart) : Floats{};
+      const Floats apart = larger(row.read(k) - base, all(FLOOR)), power = exponential(apart);
+      if (weigh) write(from, half, k, n - k, power);
+      const Floats weight = some ? power : Floats{};
       sum += weight;
       weighted = fma(apart, weight, weighted);
     }
     rest[r] = std::isnan(best[r]) ? NAN : sum_of(sum);
     if (moment) moment[r] = std::isnan(best[r]) ? NAN : sum_of(weighted);
   }
+}
+
+// Numbers x (n,) become `height` tanh(x / cap).
+void dllm_bend(float *x, int64_t n, float cap, float height, int threads) {
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
+  for (int64_t k = 0; k < n; k += WIDE)
+    write(x, false, k, n - k, tangent(read_or(x, false, k, n - k, 0) / cap) * height);
 }
 
 }  // extern "C"

@@ -154,6 +154,19 @@ inline Floats exponential(Floats x) {
   return p * (Floats)(((Words)moved << 23) + (127u << 23));
 }
 
+// tanh(x) to some units in the last place: m / (m + 2) with m = exp(2 x) - 1 = 2^n (exp(r) - 1) + 2^n - 1.
+inline Floats tangent(Floats x) {
+  constexpr float beside = 12582912;
+  const Floats twice = smaller(larger(x + x, all(-20.0f)), all(20.0f));
+  const Floats moved = twice * 1.44269504f + beside, n = moved - beside;
+  Floats r = fma(-n, all(0.693359375f), twice), p = all(1.0f / 5040);
+  r = fma(n, all(2.12194440e-4f), r);
+  for (float c : {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f}) p = fma(p, r, all(c));
+  const Floats power = (Floats)(((Words)moved << 23) + (127u << 23));
+  const Floats m = fma(power, p * r, power - 1);
+  return x == x ? m / (m + 2) : x;
+}
+
 // exp(x) for x from -700 to 700 in float64, to some units in the last place: as above, with a
 // polynomial of the eleventh degree.
 inline Doubles exponential(Doubles x) {

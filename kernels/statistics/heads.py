@@ -13,6 +13,7 @@ from typing import TypeAlias
 import torch
 from torch import nn
 
+from ..cpu import library
 from ..linear import linear as product_of
 from ..linear import packed_of
 
@@ -49,7 +50,12 @@ class Shaped:
 
     def shape(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` float32, changed in place."""
-        if self.cap is not None:
+        kernels = library() if x.is_contiguous() and x.device.type == "cpu" else None
+        if self.cap is not None and kernels is not None:
+            kernels.dllm_bend(
+                x.data_ptr(), x.numel(), self.cap, self.cap * self.scale, torch.get_num_threads()
+            )
+        elif self.cap is not None:
             x.div_(self.cap).tanh_().mul_(self.cap * self.scale)
         elif self.scale != 1:
             x.mul_(self.scale)

@@ -127,9 +127,10 @@ def reduce(
     return part
 
 
-def compiled(x: torch.Tensor, options: Options) -> Partial | None:
+def compiled(x: torch.Tensor, options: Options, weigh: bool = False) -> Partial | None:
     """What is asked of each row ``x`` (R, n) alone, float32 or bfloat16, in one pass that leaves
-    it as it is; None where no compiled kernel does that."""
+    it as it is, or as weights, exp(x - best), with ``weigh``; None where no compiled kernel does
+    that."""
     kernels = library()
     fits = x.dtype in (torch.float32, torch.bfloat16) and x.device.type == "cpu"
     if kernels is None or options.scale != 1 or options.warm or not fits or x.stride(1) != 1:
@@ -140,7 +141,7 @@ def compiled(x: torch.Tensor, options: Options) -> Partial | None:
     kernels.dllm_reduce(
         x.data_ptr(), best.data_ptr(), index.data_ptr(), second.data_ptr(), rest.data_ptr(),
         moment.data_ptr() if entropy else None, *x.shape, x.stride(0), x.dtype == torch.bfloat16,
-        torch.get_num_threads(),
+        weigh, torch.get_num_threads(),
     )  # fmt: skip
     return Partial(best, index, rest, second, moment if entropy else None)
 

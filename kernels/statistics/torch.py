@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from ..cpu import library
+from ..cpu.products import Weight
 from ..linear import ROWS, Packed, packed_of
 from ..linear import product as product_with
 from ..quantised import QuantisedLinear
@@ -76,19 +77,30 @@ class Call:
                     rows = self.banned_rows[first : first + len(x), j]
                     column.masked_fill_(rows, -torch.inf)
 
-    def tile(self, logits: torch.Tensor, first: int, low: int, owned: bool) -> Partial:
+    def tile(
+        self, logits: torch.Tensor, first: int, low: int, owned: bool, walk: Walk
+    ) -> Partial:  # fmt: skip
         """Reduce logits (r, n) of any dtype; they may be destroyed if ``owned``."""
-        options = self.options
+        options, expects = self.options, self.embeddings is not None
         more = options.filtered or options.top > 1 or options.classes is not None or options.warm
         plain = owned and self.keys is None and self.select is None and not more
-        if plain and library() is not None:
+        fits = plain and (not expects or logits.dtype == torch.float32)
+        if fits and library() is not None:
             self._ban(logits, first, low)
-            part = compiled(logits, options)
+            part = compiled(logits, options, expects)
             if part is not None:
+                if expects:
+                    walk.expect(logits, part.best, 1 + part.rest, low)
                 part.index += low
                 if options.top:
                     part.top_value, part.top_index = part.best, part.index
                 return part
+        if expects:
+            x = logits.to(torch.float32, copy=True)
+            self._ban(x, first, low)
+            best = x.amax(1, keepdim=True).clamp_(min=LOWEST)
+            x.sub_(best).exp_()
+            walk.expect(x, best, x.sum(1, keepdim=True), low)
         copy = logits.dtype != torch.float32 or not owned
         elements = PIECE if logits.device.type == "cpu" else logits.numel()
         step = max(1, elements // max(1, logits.shape[1]))
@@ -131,10 +143,7 @@ class Call:
                 if self.lowered is not None:
                     logits = logits if own else logits.to(torch.float32, copy=True)
                     self._lower(logits, first, low)
-                if self.embeddings is not None:
-                    self._ban(logits, first, low)
-                    walk.expect(logits, low)
-                part = self.tile(logits, first, low, own)
+                part = self.tile(logits, first, low, own, walk)
                 walk.parts.append((low, part))
                 total = part if total is None else merge(total, part, self.options)
             assert total is not None
@@ -167,24 +176,21 @@ class Walk:
         self.parts: list[tuple[int, Partial]] = []
         self.best = self.mass = self.sum = torch.zeros(0)
 
-    def expect(self, x: torch.Tensor, low: int) -> None:
-        """Add the embeddings of a tile ``x`` (r, n), weighted."""
+    def expect(
+        self, weight: torch.Tensor, best: torch.Tensor, mass: torch.Tensor, low: int
+    ) -> None:  # fmt: skip
+        """Add the embeddings of a tile by ``weight`` (r, n) = exp(x - ``best``), which sums up to
+        ``mass``."""
         assert self.call.embeddings is not None
-        rows = self.call.embeddings(low, low + x.shape[1])
-        x = x.float()
-        best = x.amax(1, keepdim=True).clamp_(min=LOWEST)
+        rows = self.call.embeddings(low, low + weight.shape[1])
+        best = best.clamp(min=LOWEST)
         if not low:
             self.best, self.mass = best, torch.zeros_like(best)
-            self.sum = rows.new_zeros(len(x), rows.shape[1], dtype=torch.float32)
-        best = torch.maximum(best, self.best)
-        weight, before = torch.exp_(x - best), torch.exp(self.best - best)
-        self.mass = self.mass * before + weight.sum(1, keepdim=True)
-        self.sum.mul_(before)
-        if rows.dtype == torch.float32:
-            self.sum.addmm_(weight, rows)
-        else:
-            self.sum.add_(weight.to(rows.dtype) @ rows)
-        self.best = best
+            self.sum = weight.new_zeros(len(weight), rows.shape[1])
+        high = torch.maximum(best, self.best)
+        now, before = torch.exp(best - high), torch.exp(self.best - high)
+        self.best, self.mass = high, self.mass * before + mass * now
+        self.sum.mul_(before).addcmul_((weight.to(rows.dtype) @ rows).float(), now)
 
     def finish(
         self, total: Partial, make: Callable[[torch.Tensor], Product], hidden: torch.Tensor,
@@ -318,14 +324,21 @@ def _tiled(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 
 
 def _packed(hidden: torch.Tensor, parts: Sequence[Any], bias: torch.Tensor | None) -> Product:
-    """Products of parts of a weight that is packed: one of them, or all side by side."""
+    """Products of parts of a weight that is packed: one of them, in the same memory each time, as
+    small pieces of what is freed would keep it from being used again; or all side by side."""
+    room: torch.Tensor | None = None
 
     def product(first: int, last: int, low: int, high: int) -> torch.Tensor:
-        x = hidden[first:last]
-        each = [
-            product_with(x, parts[at // ROWS], None if bias is None else bias[at : at + ROWS])
-            for at in range(low, high, ROWS)
-        ]
+        nonlocal room
+        x, each = hidden[first:last], []
+        for at in range(low, high, ROWS):
+            part, own = parts[at // ROWS], None if bias is None else bias[at : at + ROWS]
+            if isinstance(part, Weight) and high - low <= ROWS:
+                if room is None or room.numel() < len(x) * ROWS:
+                    room = x.new_empty(len(x) * ROWS)
+                each.append(part.multiply(x, own, room))
+            else:
+                each.append(product_with(x, part, own))
         joined = each[0] if len(each) == 1 else torch.cat(each, -1)
         return joined[:, : high - low]
 

@@ -14,7 +14,7 @@ from dllm.kernels import cpu, linear, quantised
 from dllm.kernels.cpu import compiled as of
 from dllm.kernels.cpu import layers
 from dllm.kernels.cpu.products import Rounded, Weight, Weight4, Weight8
-from dllm.kernels.statistics import reduce
+from dllm.kernels.statistics import Shaped, reduce
 from dllm.kernels.statistics.result import Options
 
 from .filtered import token_statistics
@@ -125,6 +125,14 @@ def test_a_row_of_logits_is_reduced_as_before(
     for name in ("rest", "moment"):
         own, other = getattr(found, name)[fine], getattr(plain, name)[fine]
         torch.testing.assert_close(own, other, rtol=3e-6, atol=1e-30, msg=name)
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_logits_are_bent_as_by_pytorch(size: int) -> None:
+    x = torch.cat([torch.linspace(-90, 90, size), torch.tensor([torch.inf, -torch.inf, torch.nan])])
+    found = Shaped(torch.empty(0), 30.0, 2.0).shape(x[None].clone())[0]
+    torch.testing.assert_close(found, (x / 30).tanh() * 60, rtol=1e-6, atol=0, equal_nan=True)
 
 
 @pytest.mark.usefixtures("compiled")

@@ -38,6 +38,7 @@ def both(rows: int, size: int, how: dict[str, Any], dtype: torch.dtype) -> tuple
 
 @pytest.mark.parametrize("size", [64, 40_000])
 @pytest.mark.parametrize("how", SETTINGS, ids=str)
+@pytest.mark.usefixtures("kernels")
 def test_the_walk_is_the_naive_product(how: dict[str, Any], size: int) -> None:
     oracle, walk = both(20, size, how, torch.float32)
     assert torch.equal(oracle.token, walk.token)
@@ -48,6 +49,7 @@ def test_the_walk_is_the_naive_product(how: dict[str, Any], size: int) -> None:
             torch.testing.assert_close(found, wanted, atol=2e-5, rtol=1e-5)
 
 
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("size", [64, 40_000])
 def test_many_tiles_are_one(size: int) -> None:
     """More rows make narrower tiles; each row draws and expects the same."""

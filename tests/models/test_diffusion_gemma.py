@@ -24,6 +24,7 @@ from dllm.models.checkpoint import open_checkpoint
 from dllm.models.footprint import footprint
 from dllm.samplers.ddim import DDIM
 from dllm.samplers.entropy_bound import EntropyBound
+from dllm.train.recipes.nano import NO_IMAGES
 
 from ..golden.conftest import goldens_dir
 
@@ -91,13 +92,7 @@ def config(seed: int) -> Any:
         "top_k_experts": 1, "sliding_window": int(rng.integers(4, 9)), "pad_token_id": 0,
         "max_position_embeddings": 128, "initializer_range": 0.3,
     }  # fmt: skip
-    vision = {
-        "model_type": "gemma4_vision", "hidden_size": 8, "intermediate_size": 8,
-        "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 8,
-        "patch_size": 2, "pooling_kernel_size": 1, "position_embedding_size": 16,
-        "default_output_length": 4,
-    }  # fmt: skip
-    return DiffusionGemmaConfig(text_config=text, vision_config=vision, canvas_length=6)
+    return DiffusionGemmaConfig(text_config=text, vision_config=NO_IMAGES, canvas_length=6)
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,12 @@ FIRST_PHASES = (
 )
 
 
+NO_IMAGES = {  # the smallest vision tower that a DiffusionGemma can have
+    "model_type": "gemma4_vision", "hidden_size": 8, "intermediate_size": 8,
+    "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 8,
+    "patch_size": 2, "pooling_kernel_size": 1, "position_embedding_size": 16,
+    "default_output_length": 4,
+}  # fmt: skip
 EXPERT = 64  # width of the one expert of nano-uniform
 DELIMITERS = ",:."  # where a unit of the tasks' answers ends, for adaptive blocks
 
@@ -176,15 +182,9 @@ def _diffusion_gemma(
             },
         },
     }  # fmt: skip
-    vision = {
-        "model_type": "gemma4_vision", "hidden_size": 8, "intermediate_size": 8,
-        "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 8,
-        "patch_size": 2, "pooling_kernel_size": 1, "position_embedding_size": 16,
-        "default_output_length": 4,
-    }  # fmt: skip
     how: dict[str, Any] = {"experts_implementation": "eager"}
     config = DiffusionGemmaConfig(
-        text_config=text, vision_config=vision, canvas_length=CANVAS // 2, **how
+        text_config=text, vision_config=NO_IMAGES, canvas_length=CANVAS // 2, **how
     )
     model = DiffusionGemmaForBlockDiffusion(config)
     with torch.no_grad():  # scores are not scaled by the head size: these begin as if they were
