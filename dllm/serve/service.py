@@ -90,14 +90,13 @@ class Service:
         self.name = self.settings.name or model.name
         self.started = int(time.time())
         self.draining = False
-        self.metrics = Metrics(
-            self.name,
-            {
-                "requests_running": lambda: self.running,
-                "requests_waiting": lambda: self.waiting,
-                "cache_positions_used_ratio": lambda: self.used,
-            },
-        )
+        self.metrics = Metrics(self.name, {
+            "requests_running": ("Rows that are being written.", lambda: self.running),
+            "requests_waiting": ("Requests in the queue.", lambda: self.waiting),
+            "cache_positions_used_ratio": (
+                "Share of the positions for keys and values in use.", lambda: self.used
+            ),
+        })  # fmt: skip
         self.sessions = {name: self._session(name) for name in self.settings.caches}
         self.encoder = Encoder(model, self.settings.max_prompt_tokens)
         self.reader = Reader(self.settings.max_body, self.encoder.limit)
@@ -159,9 +158,6 @@ class Service:
             "max_waiting": self.settings.max_waiting * len(self.sessions),
             "cache_positions_used_ratio": round(self.used, 4),
         }  # fmt: skip
-
-    def exposition(self) -> bytes:
-        return self.metrics.text()
 
     def fingerprint(self, ask: GenerateRequest) -> str:
         """What the answer is a function of, besides the request: versions, dtype, method."""

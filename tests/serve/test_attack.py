@@ -25,10 +25,11 @@ from dllm.core.text import hole_forms
 from dllm.serve import reading
 from dllm.serve import service as serving
 from dllm.serve.batch import read_lines
-from dllm.serve.connections import CLOSED, Connection
+from dllm.serve.bodies import ScoreBody
+from dllm.serve.connections import Connection
 from dllm.serve.encoding import CHARACTERS_PER_TOKEN, LONG, SHARE, THREADS, Encoder, Line, check
 from dllm.serve.problems import Problem
-from dllm.serve.requests import read_chat, read_score, read_text
+from dllm.serve.requests import read_chat, read_text
 from dllm.serve.responses import read_response
 
 from .conftest import PATIENCE, Served, Start, block_model, idle, until
@@ -136,7 +137,7 @@ WRONG: dict[str, Any] = {
     "prompts": (read_text, {"prompt": [5] * 599_999 + ["a"]}),
     "choices": (read_text, {"prompt": "a", "structured_outputs": {"choice": [5] * 300_000}}),
     "items": (read_response, {"input": [{"type": 5}] * 200_000}),
-    "texts": (read_score, {"continuation": [5] * 300_000}),
+    "texts": (ScoreBody.read, {"continuation": [5] * 300_000}),
 }
 
 
@@ -449,7 +450,7 @@ def test_more_connections_than_there_may_be(
 ) -> None:
     """Silent ones make room for whoever has something to say; the log has a line per second."""
     monkeypatch.setattr(Connection, "most", 8)
-    monkeypatch.setattr(CLOSED, "again", 0.0)
+    monkeypatch.setattr(Connection, "again", 0.0)
     began = time.monotonic()
     with ExitStack() as stack:
         for _ in range(60):
