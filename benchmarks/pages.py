@@ -30,7 +30,7 @@ import torch
 import dllm
 from dllm.cache import CACHES
 from dllm.cli.frames import COMMITTED, DRAFT, FRESH, MASK, Frame, Span, Speller, frame
-from dllm.core.capabilities import LEFT_TO_RIGHT
+from dllm.core.capabilities import BLOCK_CAUSAL
 from dllm.eval.measure import Record
 from dllm.eval.metrics import holm, paired
 from dllm.eval.plot import multiples, pareto
@@ -87,7 +87,7 @@ def sampler_pages() -> Iterator[tuple[Path, str]]:
     folder, rows = DOCS / "samplers", []
     for name, (spec, advice) in PAGES.items():
         cls, order, forwards = SAMPLERS[name], "", "–"
-        if LEFT_TO_RIGHT not in cls().needs:
+        if BLOCK_CAUSAL not in cls().needs:
             result, options = example(model, spec)
             yield folder / f"{name}.svg", picture(model, result)
             order = f"## Order\n\n`dllm generate PROMPT{options}`\n\n![commit order]({name}.svg)\n"

@@ -19,11 +19,10 @@ import numpy as np
 
 from ..core.canvas import BoolArray, Canvas, FloatArray, IntArray
 from ..core.capabilities import (
+    ALL_LOGITS,
     BRANCHES,
     FRESH_LOGITS,
-    REGION_LOGITS,
     WHOLE_REGION,
-    WINDOW_LOGITS,
     Capability,
 )
 from ..core.errors import ConfigError
@@ -32,11 +31,9 @@ from ..core.registry import Registry, frozen
 from ..core.spec import FamilyDefaults, Info, fill_open, info, parse
 
 # What caches offer: PARTIAL those that answer part of what is asked.  The others serve all of
-# it, by computing more where they must: BLOCK those that plan for the window, REGION those that
-# compute all masks anyway.
+# it, by computing more where they must.
 PARTIAL = frozenset({FRESH_LOGITS, WHOLE_REGION})
-BLOCK = PARTIAL | {WINDOW_LOGITS, BRANCHES}
-REGION = BLOCK | {REGION_LOGITS}
+ALL = PARTIAL | {ALL_LOGITS, BRANCHES}
 
 # How long a plan holds.
 STEP, OPEN_BLOCK, SAME_LENGTH = 0, 1, 2

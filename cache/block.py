@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from ..core.canvas import Canvas, IntArray
-from ..core.capabilities import BLOCK_CAUSAL, JUDGED, PREFIX, REPEATED_MASKS
-from .base import OPEN_BLOCK, REGION, STEP, Cache, Plan, Slots, register
+from ..core.capabilities import BLOCK_CAUSAL, REPEATED_MASKS
+from .base import ALL, OPEN_BLOCK, STEP, Cache, Plan, Slots, register
 
 
 @register("block", paper="Fast-dLLM v2: Efficient Block-Diffusion LLM", arxiv="2509.26328")
@@ -20,7 +20,7 @@ class ExactBlockCache(Cache):
     """
 
     needs = frozenset({BLOCK_CAUSAL})
-    offers = REGION | {JUDGED, PREFIX, REPEATED_MASKS}
+    offers = ALL | {BLOCK_CAUSAL, REPEATED_MASKS}
     survives_growth = True
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..core.canvas import Canvas, IntArray
-from .base import BLOCK, Cache, Plan, Slots, register
+from .base import ALL, Cache, Plan, Slots, register
 from .delayed import KeptBlocks, borders, decided
 
 
@@ -23,7 +23,7 @@ class D2FCache(Cache):
     blocks (``d2f``, ``staged_blocks``); with others the window is the only open block.
     """
 
-    offers = BLOCK
+    offers = ALL
     survives_growth = True
     branches_slide = True
     trained = True

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from ..core.canvas import Canvas, IntArray
-from ..core.capabilities import Capability
 from ..core.limits import NOT_NEGATIVE, bounds, one_of
-from .base import BLOCK, REGION, Plan, Slots, full_plan, register
+from .base import ALL, Plan, Slots, full_plan, register
 from .refresh import Refreshing
 from .sliding import Edge, span
 
@@ -27,6 +26,7 @@ class DCDCache(Refreshing):
     too, although it predicts nothing in it.
     """
 
+    offers = ALL
     by_block = True
     limits = bounds(delay=NOT_NEGATIVE, mode=one_of(("dual", "prefix")))
 
@@ -34,10 +34,6 @@ class DCDCache(Refreshing):
     delay: int = 2
     mode: str = "dual"
     lookahead: bool = True
-
-    @property
-    def offers(self) -> frozenset[Capability]:  # type: ignore[override]
-        return REGION if self.mode == "prefix" else BLOCK
 
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
         (low, high), edge = canvas.window, slots.state(Edge)

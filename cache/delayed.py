@@ -14,7 +14,7 @@ from ..core.canvas import Canvas, IntArray
 from ..core.limits import COUNT, NOT_NEGATIVE, bounds
 from ..core.shared import Blocks
 from ..core.spec import FamilyDefaults
-from .base import REGION, Cache, Plan, Slots, full_plan, register
+from .base import ALL, Cache, Plan, Slots, full_plan, register
 
 
 @dataclass
@@ -64,7 +64,7 @@ class DelayedCache(Cache):
     before it, as in the code for LLaDA; in that for Dream they wait together.
     """
 
-    offers = REGION
+    offers = ALL
     family_defaults: ClassVar[FamilyDefaults] = {
         "llada": {"in_turn": True},
         "dream": {"in_turn": False},

@@ -11,7 +11,7 @@ from ..core.canvas import Canvas, IntArray
 from ..core.capabilities import BRANCHES, FRESH_LOGITS
 from ..core.limits import COUNT, SHARE, bounds
 from ..core.spec import FamilyDefaults
-from .base import REGION, Cache, Layer, LayerPlan, Plan, Slots, register
+from .base import ALL, Cache, Layer, LayerPlan, Plan, Slots, register
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class DLLMCache(Cache):
     """
 
     # rows that a layer does not compute look converged
-    offers = REGION - {BRANCHES, FRESH_LOGITS}
+    offers = ALL - {BRANCHES, FRESH_LOGITS}
     layerwise = True
     keeps = "change"
 

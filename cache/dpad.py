@@ -8,7 +8,7 @@ import numpy as np
 
 from ..core.canvas import SELECTION, Canvas, IntArray
 from ..core.limits import COUNT, NOT_NEGATIVE, bounds, one_of
-from .base import BLOCK, Plan, Slots, register
+from .base import ALL, Plan, Slots, register
 from .refresh import Refreshing
 
 BASES = ("none", "prefix", "dual")
@@ -44,7 +44,7 @@ class DPadCache(Refreshing):
     ``eos_policy="block_contains"``.
     """
 
-    offers = BLOCK
+    offers = ALL
     by_block = True
     limits = bounds(
         base=one_of(BASES), dropout=one_of(DROPOUTS), window=COUNT, number=NOT_NEGATIVE,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..core.canvas import Canvas, IntArray
 from ..core.limits import NOT_NEGATIVE, bounds
-from .base import BLOCK, Plan, Slots, full_plan, register
+from .base import ALL, Plan, Slots, full_plan, register
 from .refresh import Refreshing
 from .sliding import Edge, span
 
@@ -19,7 +19,7 @@ class DSBCache(Refreshing):
     commits, a block length in the paper.
     """
 
-    offers = BLOCK
+    offers = ALL
     limits = bounds(before=NOT_NEGATIVE, after=NOT_NEGATIVE)
 
     refresh_after: float | None = 32

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..core.canvas import Canvas, IntArray
-from .base import BLOCK, Plan, Slots, register
+from .base import ALL, Plan, Slots, register
 from .prefix import FAST_DLLM
 from .refresh import Refreshing
 
@@ -14,7 +14,7 @@ from .refresh import Refreshing
 class DualCache(Refreshing):
     """Freeze everything outside the open block; recompute the block alone."""
 
-    offers = BLOCK
+    offers = ALL
     by_block = True
 
     def between(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..core.canvas import Canvas, IntArray
-from .base import REGION, Plan, Slots, register
+from .base import ALL, Plan, Slots, register
 from .refresh import Refreshing
 
 FAST_DLLM = "Fast-dLLM: Training-free Acceleration of Diffusion LLM"
@@ -19,7 +19,7 @@ FAST_DLLM = "Fast-dLLM: Training-free Acceleration of Diffusion LLM"
 class PrefixCache(Refreshing):
     """Freeze everything left of the open block; recompute from its start to the end."""
 
-    offers = REGION
+    offers = ALL
     by_block = True
 
     def between(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:

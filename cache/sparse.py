@@ -9,7 +9,7 @@ import numpy as np
 from ..core.canvas import Canvas, FloatArray, IntArray
 from ..core.capabilities import BRANCHES, WHOLE_REGION
 from ..core.limits import SHARE, bounds, limit
-from .base import BLOCK, Layer, LayerPlan, Plan, Slots, full_plan, register
+from .base import ALL, Layer, LayerPlan, Plan, Slots, full_plan, register
 from .refresh import Refreshing
 
 
@@ -35,7 +35,7 @@ class SparseCache(Refreshing):
     Fewer keys are read; the buffer still holds all of them, so no memory is saved here.
     """
 
-    offers = BLOCK - {BRANCHES, WHOLE_REGION}
+    offers = ALL - {BRANCHES, WHOLE_REGION}
     by_block = True
     layerwise = True
     limits = bounds(

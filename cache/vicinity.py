@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..core.canvas import Canvas, IntArray
 from ..core.limits import NOT_NEGATIVE, bounds
-from .base import BLOCK, Plan, Slots, full_plan, register
+from .base import ALL, Plan, Slots, full_plan, register
 from .refresh import Refreshing
 from .sliding import span
 
@@ -21,7 +21,7 @@ class VicinityCache(Refreshing):
     block opens and in the first ``warmup`` steps; 16, 16 and 4 as released.
     """
 
-    offers = BLOCK
+    offers = ALL
     by_block = True
     limits = bounds(before=NOT_NEGATIVE, after=NOT_NEGATIVE, warmup=NOT_NEGATIVE)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from ..core.canvas import Canvas, IntArray
-from ..core.capabilities import DECIDED_FIRST, REORDERING
-from .base import REGION, Cache, Plan, Slots, register
+from ..core.capabilities import DECIDED_FIRST
+from .base import ALL, Cache, Plan, Slots, register
 
 
 @register(
@@ -27,7 +27,7 @@ class WeDLMCache(Cache):
     """
 
     needs = frozenset({DECIDED_FIRST})
-    offers = REGION | {REORDERING}
+    offers = ALL | {DECIDED_FIRST}
     survives_growth = True
 
     @property

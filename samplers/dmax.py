@@ -8,12 +8,12 @@ import numpy as np
 
 from ..core.canvas import Canvas, IntArray
 from ..core.capabilities import (
+    ALL_LOGITS,
     FIXED_WINDOW,
     GREEDY,
     KEEPS_TEXT,
-    MASK_EMBEDDING,
+    MASKED,
     OWN_PREDICTIONS,
-    WINDOW_LOGITS,
 )
 from ..core.limits import COUNT, SHARE, bounds
 from .base import NOTHING, Reads
@@ -42,9 +42,7 @@ class DMax(Reviser):
     changes, or after as many steps as it has positions.
     """
 
-    needs = frozenset(
-        {FIXED_WINDOW, GREEDY, KEEPS_TEXT, MASK_EMBEDDING, OWN_PREDICTIONS, WINDOW_LOGITS}
-    )
+    needs = frozenset({FIXED_WINDOW, GREEDY, KEEPS_TEXT, MASKED, OWN_PREDICTIONS, ALL_LOGITS})
     limits = bounds(threshold=SHARE, top_k=COUNT, settled=SHARE, block=COUNT)
 
     threshold: float = 0.5

@@ -8,11 +8,11 @@ import numpy as np
 
 from ..core.canvas import Canvas
 from ..core.capabilities import (
+    ALL_LOGITS,
+    FINAL,
     FIXED_WINDOW,
     KEEPS_TEXT,
     OWN_PREDICTIONS,
-    REPLACES,
-    WINDOW_LOGITS,
 )
 from ..core.limits import NOT_NEGATIVE, THRESHOLD, bounds
 from .base import Part, Reads
@@ -43,8 +43,8 @@ class Edit(Reviser):
     ``threshold(tau=0.7, n=2)`` commits at least two.
     """
 
-    needs = frozenset({WINDOW_LOGITS, FIXED_WINDOW, KEEPS_TEXT, OWN_PREDICTIONS})
-    offers = frozenset({REPLACES})
+    needs = frozenset({ALL_LOGITS, FIXED_WINDOW, KEEPS_TEXT, OWN_PREDICTIONS})
+    offers = frozenset({FINAL})
     limits = bounds(tau=THRESHOLD, post_steps=NOT_NEGATIVE)
 
     tau: float = 0.5

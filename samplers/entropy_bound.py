@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..core.canvas import Canvas, FloatArray, IntArray
-from ..core.capabilities import OWN_TEMPERATURE, UNIFORM_NOISE
+from ..core.capabilities import GREEDY, UNIFORM_NOISE
 from ..core.limits import COUNT, NOT_NEGATIVE, POSITIVE, bounds
 from .base import Draws, Prediction
 from .compose import register
@@ -44,7 +44,7 @@ class EntropyBound(Reviser):
     tokens.  What is left open is taken from the checkpoint's ``generation_config.json``.
     """
 
-    needs = frozenset({OWN_TEMPERATURE, UNIFORM_NOISE})
+    needs = frozenset({GREEDY, UNIFORM_NOISE})
     statistics: ClassVar = {"entropy": 1, "top_token": 1, "top_logprob": 1}
     limits = bounds(
         entropy_bound=NOT_NEGATIVE, max_denoising_steps=COUNT, t_min=POSITIVE, t_max=POSITIVE,

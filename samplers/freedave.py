@@ -7,7 +7,15 @@ from typing import ClassVar
 import numpy as np
 
 from ..core.canvas import BoolArray, Canvas
-from ..core.capabilities import BRANCHES, FINAL, GREEDY, KEEPS_TEXT, REPEATABLE, SLIDING_BRANCHES
+from ..core.capabilities import (
+    BRANCHES,
+    CONSTRAINED,
+    FINAL,
+    GREEDY,
+    KEEPS_TEXT,
+    REPEATABLE,
+    SLIDING_BRANCHES,
+)
 from ..core.limits import COUNT, bounds
 from ..core.spec import FamilyDefaults
 from .base import Part, View
@@ -35,7 +43,9 @@ class FreeDave(Explorer):
     with such bases, and no longer exactly their text.
     """
 
-    needs = frozenset({BRANCHES, FINAL, GREEDY, KEEPS_TEXT, REPEATABLE, SLIDING_BRANCHES})
+    needs = frozenset({
+        BRANCHES, CONSTRAINED, FINAL, GREEDY, KEEPS_TEXT, REPEATABLE, SLIDING_BRANCHES,
+    })  # fmt: skip
     family_defaults: ClassVar[FamilyDefaults] = {
         "llada": {"draft_depth": 4},
         "dream": {"draft_depth": 8},

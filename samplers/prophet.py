@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from ..core.canvas import Canvas, IntArray
-from ..core.capabilities import FINAL, FIXED_LENGTH, OWN_PREDICTIONS, REGION_LOGITS
+from ..core.capabilities import ALL_LOGITS, CONSTRAINED, FINAL, FIXED_LENGTH, OWN_PREDICTIONS
 from ..core.errors import ConfigError
 from ..core.limits import COUNT, NOT_NEGATIVE, bounds, one_of
 from .base import Part, Reads, Stop, View
@@ -38,7 +38,7 @@ class Prophet(Stop):
     LLaDA-8B's.
     """
 
-    needs = frozenset({REGION_LOGITS, FINAL, OWN_PREDICTIONS, FIXED_LENGTH})
+    needs = frozenset({ALL_LOGITS, CONSTRAINED, FINAL, OWN_PREDICTIONS, FIXED_LENGTH})
     statistics: ClassVar = {"gap": 1}
     limits = bounds(
         region=one_of(REGIONS), progress=one_of(PROGRESS), answer=COUNT, start=NOT_NEGATIVE

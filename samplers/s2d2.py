@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from ..core.canvas import SELECTION, Canvas, FloatArray, IntArray
-from ..core.capabilities import FIXED_WINDOW, JUDGED, KEEPS_TEXT, LEFT_TO_RIGHT, REPLACES
+from ..core.capabilities import BLOCK_CAUSAL, FINAL, FIXED_WINDOW, KEEPS_TEXT, MASKED
 from ..core.limits import COUNT, NOT_NEGATIVE, POSITIVE, SHARE, THRESHOLD, bounds, one_of
 from .base import NO_SCORES, Part, Prediction, View
 from .compose import register
@@ -62,7 +62,7 @@ class S2D2(Explorer):
     Models whose attention is bidirectional are not autoregressive in any block and are refused.
     """
 
-    needs = frozenset({JUDGED, FIXED_WINDOW, KEEPS_TEXT, LEFT_TO_RIGHT, REPLACES})
+    needs = frozenset({BLOCK_CAUSAL, FIXED_WINDOW, KEEPS_TEXT, MASKED, FINAL})
     statistics: ClassVar = {"residual": 1, "entropy": 1, "margin": 1}
     limits = bounds(
         policy=one_of(("span", "score", "hysteresis")), estimator=one_of(("entropy", "margin")),

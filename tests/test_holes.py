@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import random
+import re
+
 import numpy as np
 import pytest
 import torch
 
 import dllm
+from dllm.core.text import LONGEST_FORM, hole_forms
 from dllm.request.holes import measured
-from dllm.request.prompts import encode
+from dllm.request.prompts import encode, without_forms
 
 QUESTION = "What is 23 + 12?"
 
@@ -78,3 +82,21 @@ def test_a_range_that_the_context_does_not_hold_is_refused() -> None:
     with pytest.raises(dllm.PromptError, match=f"room for {room - 4} tokens there: lower it"):
         measured(model, f"[[1..{room - 3}]][[4..4]]", before)
     assert dllm.infill(model, "a [[2]] b").finish_reason == "stop"
+
+
+def test_holes_are_found_as_an_expression_finds_them() -> None:
+    """One whose search is quadratic."""
+    sized = re.compile(rf"\[\[(\d+)(?::(.{{1,{LONGEST_FORM}}}?))?\]\](?!\])")
+    every = re.compile(rf"{sized.pattern}|\[\[(?:\*|\d+\.\.\d+)\]\]")
+    parts = ["[[", "[[8", "[[8:", "]]", "]", "[", "a", ":", "[[*]]", "[[1..3]]", "0", "\n"]
+    rng, found = random.Random(0), 0
+    for _ in range(3000):
+        text = "".join(rng.choices(parts, k=rng.randint(1, 12)))
+        forms = [form or None for size, form in every.findall(text) if not size or int(size)]
+        assert hole_forms(text) == forms, text
+        assert without_forms(text) == sized.sub(r"[[\1]]", text), text
+        found += any(forms)
+    assert found > 100
+    for more in (0, 1):
+        long = "[[8:" + "a" * (LONGEST_FORM + more) + "]]"
+        assert len(hole_forms(long)) == 1 - more == len(every.findall(long))

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 import dllm
 
@@ -112,6 +113,21 @@ def test_constraints_pin_every_direct_dependency() -> None:
         if requirement.name != "dllm":
             version = versions[canonicalize_name(requirement.name)]
             assert requirement.specifier.contains(version), line
+
+
+def test_the_lowest_versions_are_those_that_are_accepted() -> None:
+    lines = (ROOT / "constraints-lowest.txt").read_text(encoding="utf-8").splitlines()
+    pins = dict(line.split("==") for line in lines if not line.startswith("#"))
+    extras = PROJECT["optional-dependencies"]
+    wanted = [*PROJECT["dependencies"]]
+    wanted += [line for name in ("train", "grammar", "serve", "test") for line in extras[name]]
+    higher = set()
+    for requirement in map(Requirement, wanted):
+        if requirement.name in pins:
+            (least,) = requirement.specifier
+            if Version(least.version) != Version(pins.pop(requirement.name)):
+                higher.add(requirement.name)
+    assert not pins and higher == {"torch", "huggingface-hub"}  # as the file says
 
 
 @pytest.mark.slow

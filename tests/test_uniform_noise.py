@@ -141,11 +141,14 @@ def test_append_adds_canvases(noisy: dllm.DiffusionModel) -> None:
 
 def test_what_cannot_apply_says_why(noisy: dllm.DiffusionModel) -> None:
     for how, reason in (
-        ({"sampler": "dmax"}, "embedding of a mask token"),
+        ({"sampler": "dmax"}, "needs masks at undecided positions"),
         ({"sampler": "wino"}, "predicts in place"),
-        ({"sampler": "lopa(d2f(0.5), k=3)+staged_blocks(4)", "cache": "block"}, "sliding window"),
-        ({"cfg_scale": 1.0}, "cfg_scale=1.0 needs predictions of a text .* use cfg_scale=0"),
-        ({"cache": "dual"}, "read causally"),
+        (
+            {"sampler": "lopa(d2f(0.5), k=3)+staged_blocks(4)", "cache": "block"},
+            "sliding window",
+        ),
+        ({"cfg_scale": 1.0}, "cfg_scale=1.0 needs masks .* leave it out"),
+        ({"cache": "dual"}, "needs block-causal attention"),
     ):
         with pytest.raises(dllm.ConfigError, match=reason):
             dllm.generate(noisy, PROMPT, max_new_tokens=8, **how)  # type: ignore[arg-type]

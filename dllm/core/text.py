@@ -3,24 +3,59 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from typing import Any
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from .canvas import Canvas
 from .config import GenerationConfig
 
 Decode = Callable[[Sequence[int]], str]
-FORM = ".{1,4096}?"  # of a hole; without a bound many holes that never end take quadratic time
-HOLE = re.compile(rf"\[\[(\d+)(?::({FORM}))?\]\](?!\])")
-ANY_HOLE = re.compile(rf"{HOLE.pattern}|\[\[(?:\*|\d{{1,9}}\.\.\d{{1,9}})\]\]")
+LONGEST_FORM = 4096  # characters of the form of a hole
+BEGIN = re.compile(r"\[\[(\*|\d+\.\.\d+|\d+)(:?)")
+END = re.compile(r"\]\](?!\])|\n")
 UNFINISHED = "\ufffd"  # what a tokenizer writes for bytes that are no character yet
+
+
+class Hole(NamedTuple):
+    """``[[8]]``, ``[[8:[a-z]+]]``, ``[[*]]`` or ``[[2..9]]``, from ``first`` to before ``behind``;
+    ``form``: "" for a hole without."""
+
+    first: int
+    behind: int
+    size: str
+    form: str
+
+    @property
+    def plain(self) -> bool:
+        """Whether it says how long it is."""
+        return self.size.isdigit()
+
+
+def holes_in(text: Any) -> Iterator[Hole]:
+    """The holes of a text, in time linear in its length; of what is no text none."""
+    if not isinstance(text, str):
+        return
+    ends, behind = [found.start() for found in END.finditer(text)], 0
+    for begin in BEGIN.finditer(text):
+        (size, formed), end = begin.groups(), begin.end()
+        if formed:
+            at = bisect_left(ends, end + (text[end : end + 1] != "\n"))
+            end = ends[at] if at < len(ends) else len(text)
+        form = text[begin.end() : end]
+        whole = text.startswith("]]", end) and not (
+            size.isdigit() and text.startswith("]", end + 2)
+        )
+        if begin.start() >= behind and whole and len(form) <= LONGEST_FORM:
+            behind = end + 2
+            yield Hole(begin.start(), behind, size, form)
 
 
 def hole_forms(text: Any) -> list[str | None]:
     """The form of each hole of a text that has positions: ``[[8:[a-z]+]]`` is one of 8 tokens whose
     text matches ``[a-z]+``; None for a hole without."""
-    found = ANY_HOLE.findall(text) if isinstance(text, str) else []
-    return [form or None for size, form in found if not size or int(size[:9])]
+    holes = [hole for hole in holes_in(text) if not hole.plain or int(hole.size[:9])]
+    return [hole.form or None for hole in holes]
 
 
 class GrowingText:

@@ -16,14 +16,10 @@ from ..core.capabilities import (
     CONSTRAINED,
     DECIDED_FIRST,
     FIXED_WINDOW,
-    LEFT_TO_RIGHT,
-    MASK_EMBEDDING,
+    MASKED,
     OWN_PREDICTIONS,
-    PREFIX,
-    REORDERING,
     REPEATED_MASKS,
     SLIDING_BRANCHES,
-    UNCONDITIONAL,
     UNIFORM_NOISE,
     Capability,
 )
@@ -280,10 +276,10 @@ def offers_of(facts: Facts) -> frozenset[Capability]:
     if facts.mask_kind == "decided_first":  # where decided tokens predict the next one
         return frozenset(offered | {DECIDED_FIRST})
     if facts.block_length:
-        offered |= {BLOCK_CAUSAL} if facts.uniform else {BLOCK_CAUSAL, LEFT_TO_RIGHT}
+        offered |= {BLOCK_CAUSAL}
     if facts.uniform:  # nothing that is fed says that a position is undecided
         return frozenset(offered - {REPEATED_MASKS} | {OWN_PREDICTIONS, UNIFORM_NOISE})
-    return frozenset(offered | {MASK_EMBEDDING, OWN_PREDICTIONS, UNCONDITIONAL})
+    return frozenset(offered | {MASKED, OWN_PREDICTIONS})
 
 
 def check_pair(sampler: Sampler, cache: Cache) -> None:
@@ -292,7 +288,6 @@ def check_pair(sampler: Sampler, cache: Cache) -> None:
     if not cache.stores or cache.branches_slide or FIXED_WINDOW in sampler.window.offers:
         offered |= {SLIDING_BRANCHES}
     check_needs(sampler.parts, "a cache", f"cache={cache.name!r}", offered)
-    check_needs([cache], "a sampler", f"sampler={sampler.spec!r}", sampler.offers)
 
 
 def check_format(sampler: Sampler, judged: bool, filtered: bool = False) -> None:
@@ -334,15 +329,17 @@ def check_recipe(recipe: MaskedRecipe, cache: Cache, model: DiffusionModel) -> N
     if config.temperature > 0:
         name = f"temperature={config.temperature}"
         check_needs(sampler.parts, "a temperature", name, frozenset())
-    asked = [Setting(f"cfg_scale={config.cfg_scale}", UNCONDITIONAL)] if config.cfg_scale else []
+    asked = [Setting(f"cfg_scale={config.cfg_scale}", MASKED)] if config.cfg_scale else []
     check_needs([*sampler.parts, cache, *asked], "a model", model.name, offers_of(model.facts))
-    kept = {"decided_first": REORDERING, "causal_prefix": PREFIX}.get(model.facts.mask_kind)
+    kept = {"decided_first": DECIDED_FIRST, "causal_prefix": BLOCK_CAUSAL}.get(
+        model.facts.mask_kind
+    )
     if kept is not None:
         named = f"cache={cache.name!r}"
         check_needs([Setting(model.name, kept)], "a cache", named, cache.offers)
     if recipe.format is not None:
         check_format(sampler, isinstance(recipe.format, Judged), recipe.filters.cut)
-    mixes = any(MASK_EMBEDDING in part.needs for part in sampler.parts)
+    mixes = any(MASKED in part.needs for part in sampler.parts)
     if (sampler.feeds_masks or mixes) and config.cfg_scale > 0:
         raise ConfigError(f"{sampler.spec} cannot be guided: use cfg_scale=0")
     implementation = getattr(model.hf.config, "_attn_implementation", "") or ""

@@ -21,7 +21,7 @@ from ..cache import Slots
 from ..cache.base import full_plan
 from ..core.canvas import BoolArray, Canvas, IntArray
 from ..core.errors import PromptError, UnknownNameError, short
-from ..core.text import hole_forms
+from ..core.text import hole_forms, holes_in
 from ..engine import MaskedRecipe
 from ..engine.forward import Forward
 from ..engine.recipe import RowOptions
@@ -30,7 +30,6 @@ from ..kernels.noise import uniform
 from ..models import DiffusionModel
 from ..samplers.compose import lengths as length_rules
 from .prompts import (
-    UNSIZED,
     encode_continuation,
     encode_holes,
     encode_text,
@@ -74,11 +73,12 @@ def measured(
     name = name_of(rule)
     if name not in known:
         raise UnknownNameError("length of holes", rule, known)
-    odd = UNSIZED.search(text) if isinstance(text, str) else None
-    if odd:
-        raise PromptError(
-            f"{short(odd[0])}: a hole with a form says how many tokens it has, as [[8:[0-9]+]] does"
-        )
+    for hole in holes_in(text):
+        if hole.form and not hole.plain:
+            raise PromptError(
+                f"{short(text[hole.first : hole.behind])}: a hole with a form says how many tokens "
+                "it has, as [[8:[0-9]+]] does"
+            )
     if not open_holes(text):
         return Measured(*encode_holes(model, text))
     if name != SURE and any(hole_forms(text)):

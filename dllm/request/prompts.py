@@ -22,15 +22,13 @@ from transformers import PreTrainedTokenizerBase
 
 from ..core.canvas import BoolArray, IntArray
 from ..core.errors import PromptError, UnknownNameError, check_unicode, one_line, short
-from ..core.text import FORM, HOLE
+from ..core.text import holes_in
 from ..models import DiffusionModel
 
 Message = Mapping[str, Any]
 TEMPLATE_ARGUMENTS = ("messages", "add_generation_prompt", "continue_final_message", "tokenize")
 KINDS = "a prompt is a string, chat messages or token ids"
 MARK = "\ue000"  # stands for what is said
-UNSIZED = re.compile(rf"\[\[(?:\*|\d+\.\.\d+):{FORM}\]\](?!\])")
-ODD_HOLE = re.compile(rf"\[\[(?:(?:\*|\d+\.\.\d+)(?::{FORM})?|\d+:{FORM})\]\](?!\])")
 SEEMING_HOLE = re.compile(r"\[\[[^\[\]]{0,40}\]\]")
 LOCKS: WeakKeyDictionary[PreTrainedTokenizerBase, threading.Lock] = WeakKeyDictionary()
 OPENINGS: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[str, tuple[str, ...]]] = (
@@ -180,7 +178,7 @@ def encode_holes(model: DiffusionModel, text: Any) -> tuple[IntArray, BoolArray,
     """
     array = encode_open(model, text, "a text to fill in")
     holes = array == -1
-    sizes = tuple(int(size) for size, _ in HOLE.findall(text)) if isinstance(text, str) else ()
+    sizes = tuple(int(hole.size) for hole in holes_in(text) if hole.plain)
     if 0 in sizes:
         raise PromptError("[[0]] is a hole of no tokens: write how many it has, from 1")
     if not holes.any():
@@ -207,12 +205,12 @@ def _mask_in(model: DiffusionModel, text: str) -> str | None:
 
 def check_lengths_alone(text: Any, what: str) -> None:
     """Raises for a hole that says more than how long it is, where nothing heeds that."""
-    odd = ODD_HOLE.search(text) if isinstance(text, str) else None
-    if odd:
-        raise PromptError(
-            f"{what} has holes of known length without a form, such as [[8]], not {short(odd[0])}: "
-            "infill takes those"
-        )
+    for hole in holes_in(text):
+        if hole.form or not hole.plain:
+            raise PromptError(
+                f"{what} has holes of known length without a form, such as [[8]], not "
+                f"{short(text[hole.first : hole.behind])}: infill takes those"
+            )
 
 
 def encode_open(model: DiffusionModel, text: Any, what: str, continued: bool = False) -> IntArray:
@@ -230,7 +228,11 @@ def encode_open(model: DiffusionModel, text: Any, what: str, continued: bool = F
 
 def without_forms(text: str) -> str:
     """The text with the length of each hole alone."""
-    return HOLE.sub(r"[[\1]]", text)
+    parts, behind = list[str](), 0
+    for hole in holes_in(text):
+        parts += [text[behind : hole.first], f"[[{hole.size}]]"]
+        behind = hole.behind
+    return "".join([*parts, text[behind:]])
 
 
 def _pieces(model: DiffusionModel, text: str, continued: bool = False) -> list[int]:
@@ -239,18 +241,19 @@ def _pieces(model: DiffusionModel, text: str, continued: bool = False) -> list[i
         raise PromptError(f"{model.name} came without a tokenizer: pass ids with -1 for holes")
     limit = model.facts.context_length
     ids: list[int] = []
-    for i, piece in enumerate(HOLE.split(text)):
-        if i % 3 == 2:  # the form of the hole
-            continue
-        if i % 3:
-            if len(piece) > 9 or int(piece) > limit:
-                raise PromptError(
-                    f"a hole of {piece[:20]} tokens exceeds the context of {limit}: make it smaller"
-                )
-            ids += [-1] * int(piece)
-        elif piece:
+    behind = 0
+    for hole in [*(hole for hole in holes_in(text) if hole.plain), None]:
+        if piece := text[behind : None if hole is None else hole.first]:
             follows = bool(ids) or continued
             ids += (encode_continuation if follows else encode_text)(model.tokenizer, piece)
+        if hole is not None:
+            if len(hole.size) > 9 or int(hole.size) > limit:
+                raise PromptError(
+                    f"a hole of {hole.size[:20]} tokens exceeds the context of {limit}: make it "
+                    "smaller"
+                )
+            ids += [-1] * int(hole.size)
+            behind = hole.behind
     return ids
 
 

@@ -127,7 +127,7 @@ class Operation:
 
     async def metrics(self, request: Request) -> Response:
         """Prometheus metrics."""
-        return Response(self.serving.exposition(), media_type=CONTENT_TYPE_LATEST)
+        return Response(self.serving.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     async def openapi(self, request: Request) -> Response:
         """This document."""

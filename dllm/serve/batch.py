@@ -65,14 +65,15 @@ def read_lines(file: Path, defaults: Mapping[str, Any], chat: bool = True) -> It
             for number, content in enumerate(stream, 1):
                 if not content.strip():
                     continue
-                yield _line(content, number, structured, defaults, chat)
+                yield line_of(content, number, structured, defaults, chat)
     except OSError as error:
         raise PromptError(f"cannot read {file}: {error.strerror}") from error
 
 
-def _line(
-    content: bytes, number: int, structured: bool, defaults: Mapping[str, Any], chat: bool
+def line_of(
+    content: bytes, number: int, structured: bool, defaults: Mapping[str, Any], chat: bool = True
 ) -> Line:
+    """A request of a file, see `read_lines`."""
     name = f"line-{number}"
     try:
         text = content.decode().rstrip("\r\n")

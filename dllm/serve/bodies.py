@@ -102,10 +102,6 @@ Choice = Annotated[
     Field(min_length=1, max_length=MOST_CHOICES_OF_TEXT, fail_fast=True),
     Must(f"a list of 1 to {MOST_CHOICES_OF_TEXT} strings"),
 ]  # fmt: skip
-Schema = Annotated[
-    dict[str, Any],
-    Must(f"a JSON schema of at most {LONGEST_FORM} characters", _is_schema),
-]
 Values = Annotated[
     dict[str, Any],
     Must(f"an object of at most {LONGEST_FORM} characters", _is_schema),
@@ -203,7 +199,7 @@ class Function(Body):
         Must("a name of 1 to 64 letters, digits, _ and -"),
     ]  # fmt: skip
     description: str = ""
-    parameters: Schema | None = None
+    parameters: Values | None = None
     strict: bool | None = None
 
 
@@ -292,9 +288,9 @@ class StructuredOutputs(Body):
 
     regex: Annotated[str, Field(min_length=1, max_length=LONGEST_FORM)] | None = None
     choice: Choice | None = None
-    schema_: Schema | None = Field(default=None, alias="json")
+    schema_: Values | None = Field(default=None, alias="json")
     grammar: Annotated[str, Field(min_length=1, max_length=LONGEST_FORM)] | None = None
-    structural_tag: Schema | None = None
+    structural_tag: Values | None = None
 
 
 class Writing(Decoding):
@@ -382,6 +378,12 @@ class ScoreBody(Body):
     early_stop: bool | None = None
 
     TAKES = ("cfg_scale", "seed")
+
+    @property
+    def scoring(self) -> dict[str, Any]:
+        """How to score."""
+        names = self.given.keys() & {"estimator", "samples", "greedy", "early_stop"}
+        return {**{name: getattr(self, name) for name in names}, **self.how}
 
 
 class StepBody(Body):

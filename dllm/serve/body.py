@@ -3,6 +3,7 @@ what it must be, and suggest the one that was meant."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Collection
 from contextlib import suppress
@@ -141,16 +142,8 @@ def _is_among(value: Any, harmless: Collection[Any]) -> bool:
 
 def is_unicode(value: Any) -> bool:
     """Whether all texts in a JSON value can be encoded."""
-    todo, texts = list[Any]([[value]]), list[str]()
-    while todo:
-        here = todo.pop()
-        if isinstance(here, dict):
-            texts += here
-            here = here.values()
-        texts += [one for one in here if isinstance(one, str)]
-        todo += [one for one in here if isinstance(one, (dict, list))]
     try:
-        "".join(texts).encode()
+        json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         return False
     return True

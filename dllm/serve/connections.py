@@ -31,6 +31,7 @@ class Connection(H11Protocol):
 
     patience = REQUEST_PATIENCE
     most: int | None = None
+    closed, again = 0, 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -60,7 +61,11 @@ class Connection(H11Protocol):
 
     def give_up(self, why: str) -> None:
         """Close the connection at once."""
-        CLOSED.note(why)
+        cls = Connection  # one line a second, whatever number was closed
+        cls.closed += 1
+        if (now := time.monotonic()) >= cls.again:
+            log.warning("closed %d connections: %s", cls.closed, why)
+            cls.closed, cls.again = 0, now + SAYING
         self.connections.discard(self)  # now, and not once the event loop hears of it
         self.transport.abort()
 
@@ -86,20 +91,3 @@ def drop_unfinished(connections: Iterable[Any]) -> None:
     for connection in list(connections):
         if connection.waiting:
             connection.transport.abort()
-
-
-class Said:
-    """One line of the log a second, whatever number of connections were closed."""
-
-    def __init__(self) -> None:
-        self.count, self.again = 0, 0.0
-
-    def note(self, why: str) -> None:
-        self.count += 1
-        now = time.monotonic()
-        if now >= self.again:
-            log.warning("closed %d connections: %s", self.count, why)
-            self.count, self.again = 0, now + SAYING
-
-
-CLOSED = Said()

@@ -64,10 +64,11 @@ class Path(NamedTuple):
     body: type[Body] | None = None
 
 
-async def unless_gone(request: Request, work: Awaitable[T]) -> T:
+async def unless_gone(client: Request | Receive, work: Awaitable[T]) -> T:
     """The result of ``work``, which is cancelled when the client leaves."""
     working = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(disconnected(request.receive))
+    receive = client.receive if isinstance(client, Request) else client
+    gone = asyncio.ensure_future(disconnected(receive))
     try:
         await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -202,21 +203,14 @@ class Streaming(Response):
             raise
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        writing = asyncio.ensure_future(self._write(send))
-        gone = asyncio.ensure_future(disconnected(receive))
         try:
-            await asyncio.wait({writing, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if not writing.done():
-                self.service.failed(asyncio.CancelledError())
-        finally:
-            for task in (writing, gone):
-                task.cancel()
-            results = await asyncio.gather(writing, gone, return_exceptions=True)
-            await self.rest.aclose()  # type: ignore[attr-defined]
-        if isinstance(results[0], OSError):  # the connection closes without an end
+            await unless_gone(receive, self._write(send))
+        except ClientDisconnect:
+            self.service.failed(asyncio.CancelledError())
+        except OSError:  # the connection closes without an end
             log.info("a reader left or stopped reading")
-        elif isinstance(results[0], Exception):
-            raise results[0]
+        finally:
+            await self.rest.aclose()  # type: ignore[attr-defined]
 
     async def _write(self, send: Send) -> None:
         start: Message = {

@@ -19,21 +19,16 @@ POSITIONS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536)
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1)
 RATES = (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 32, 64)
 T = TypeVar("T", Counter, Gauge, Histogram)
-GAUGES = {
-    "requests_running": "Rows that are being written.",
-    "requests_waiting": "Requests in the queue.",
-    "cache_positions_used_ratio": "Share of the positions for keys and values in use.",
-}
 
 
 class Metrics:
-    """``gauges``, by the names of `GAUGES`, are read when they are asked for."""
+    """``gauges``, name -> what it is and its value, are read when they are asked for."""
 
-    def __init__(self, model: str, gauges: Mapping[str, Callable[[], float]]) -> None:
+    def __init__(self, model: str, gauges: Mapping[str, tuple[str, Callable[[], float]]]) -> None:
         self.registry = CollectorRegistry()
         self._model = model
-        for name, read in gauges.items():
-            self._made(Gauge, name, GAUGES[name]).set_function(read)
+        for name, (text, read) in gauges.items():
+            self._made(Gauge, name, text).set_function(read)
         self._requests = Counter(
             "dllm_requests", "Requests that ended, by how they did.",
             ["model_name", "finished_reason"], registry=self.registry,

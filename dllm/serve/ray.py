@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -123,23 +124,17 @@ class Worker:
         return {**batch, **{name: np.asarray(values) for name, values in columns.items()}}
 
     def _lines(self, batch: Mapping[str, Any]) -> list[Line]:
-        from .batch import CHAT, TEXT, Line, digest_of
+        from .batch import line_of
 
-        if "request" in batch:
-            bodies = [json.loads(str(item)) for item in batch["request"]]
-        elif "prompt" in batch:
-            bodies = [
-                {"messages": [{"role": "user", "content": str(item)}]} for item in batch["prompt"]
-            ]
-        else:
+        kind = next((name for name in ("request", "prompt") if name in batch), None)
+        if kind is None:
             raise ConfigError("rows need a column 'request' (JSON) or 'prompt' (text)")
-        urls = [str(url) for url in batch["url"]] if "url" in batch else [
-            CHAT if "messages" in body else TEXT for body in bodies
-        ]  # fmt: skip
-        return [
-            Line(str(i), url, {**self.defaults, **body}, digest_of(url, body))
-            for i, (url, body) in enumerate(zip(urls, bodies, strict=True))
+        texts = [str(item) if kind == "request" else json.dumps(str(item)) for item in batch[kind]]
+        lines = [
+            line_of(one.encode(), i, True, self.defaults, kind == "prompt")
+            for i, one in enumerate(texts)
         ]
+        return [replace(line, id=str(i)) for i, line in enumerate(lines)]
 
 
 def _body(entry: Mapping[str, Any]) -> Any:
@@ -175,7 +170,8 @@ def answer_with_ray(
             done(line, answer_unreadable(line))
             continue
         by_id[line.id] = line
-        rows.append({"id": line.id, "url": line.url, "request": json.dumps(line.body)})
+        asked = {"url": line.url, "body": line.body}
+        rows.append({"id": line.id, "request": json.dumps(asked)})
     if not rows:
         return
     size = max(1, min(BLOCK * settings.max_batch_size, -(-len(rows) // workers)))

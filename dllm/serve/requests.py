@@ -6,7 +6,7 @@ import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..core.config import FILTERS, FORMATS
 from ..core.text import hole_forms
@@ -208,28 +208,6 @@ def read_infill(data: Any) -> GenerateRequest:
     """``POST /v1/infill``."""
     body = InfillBody.read(data)
     return _request("infill", body, [question(body)], None, text=body.text)
-
-
-class ScoreRequest(NamedTuple):
-    """Whose likelihoods are wanted behind a prompt, and how."""
-
-    prompt: Any
-    continuations: list[str]
-    how: dict[str, Any]
-    model: str | None = None
-
-    @property
-    def texts(self) -> list[Any]:
-        return [self.prompt, *self.continuations]
-
-
-def read_score(data: Any) -> ScoreRequest:
-    """``POST /v1/score``."""
-    body = ScoreBody.read(data)
-    texts, skipped = body.continuation, ("model", "prompt", "messages", "continuation")
-    how = {name: value for name, value in body.given.items() if name not in skipped}
-    return ScoreRequest(question(body) or "", [texts] if isinstance(texts, str) else texts,
-                        how | body.how, body.model)  # fmt: skip
 
 
 def _request(

@@ -22,7 +22,6 @@ from .bodies import (
     Message,
     Part,
     Role,
-    Schema,
     Spoken,
     Values,
     parsed,
@@ -78,7 +77,7 @@ class TextFormat(Body):
     """The form of an answer of ``/v1/responses``."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
-    schema_: Schema | None = Field(default=None, alias="schema")
+    schema_: Values | None = Field(default=None, alias="schema")
     name: str | None = None
     description: str | None = None
     strict: bool | None = None

@@ -25,7 +25,7 @@ from .bodies import (
 )
 from .http import Path, Streaming, as_json, unless_gone
 from .problems import Problem
-from .requests import GenerateRequest, question, read_chat, read_infill, read_score, read_text
+from .requests import GenerateRequest, question, read_chat, read_infill, read_text
 from .responses import ResponseBody, read_response, reply_to
 from .service import Service
 from .settings import SAMPLER
@@ -107,9 +107,11 @@ class TextRoutes:
     async def score(self, request: Request) -> Response:
         """How likely continuations are, with standard errors."""
         service = self.service
-        prompt, texts, how, model = await service.reader.read(request, read_score)
-        service.check_model(model)
-        scores = await unless_gone(request, service.likelihoods.score(prompt, texts, how))
+        body = await service.reader.read(request, ScoreBody.read)
+        service.check_model(body.model)
+        texts = [body.continuation] if isinstance(body.continuation, str) else body.continuation
+        asked = service.likelihoods.score(question(body) or "", texts, body.scoring)
+        scores = await unless_gone(request, asked)
         data = [
             {
                 "index": index, "logprob": one.logprob, "stderr": one.stderr,

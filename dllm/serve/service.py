@@ -34,6 +34,7 @@ from ..request.prompts import (
 from ..request.requests import occurrences
 from ..runtime.handle import Handle
 from ..session import Session
+from ..structured.building import WORKER
 from .encoding import Encoder
 from .http import NOBODY, Client
 from .likelihoods import Likelihoods
@@ -54,6 +55,7 @@ log, access = logging.getLogger("dllm.serve"), logging.getLogger("dllm.access")
 CANVAS = {"steps", "block_length", "length", "cfg_scale", "eos_policy", "constraints",
           "initial_text", "remask"}  # fmt: skip
 MOST_UNKNOWN = 16  # holes of a request that are measured
+OTHERS, LONGEST_PAUSE = 3, 1.0  # time left to texts that are written per time of that, and seconds
 MOST_FORMS = 32  # whose automata are known, half of what the library remembers
 SAMPLE = 64  # values of a weight that identify it
 LONG_ENOUGH = 256  # tokens of an object, where the request does not say
@@ -89,16 +91,15 @@ class Service:
         self.name = self.settings.name or model.name
         self.started = int(time.time())
         self.draining = False
-        self.metrics = Metrics(
-            self.name,
-            {
-                "requests_running": lambda: self.running,
-                "requests_waiting": lambda: self.waiting,
-                "cache_positions_used_ratio": lambda: self.used,
-            },
-        )
+        self.metrics = Metrics(self.name, {
+            "requests_running": ("Rows that are being written.", lambda: self.running),
+            "requests_waiting": ("Requests in the queue.", lambda: self.waiting),
+            "cache_positions_used_ratio": (
+                "Share of the positions for keys and values in use.", lambda: self.used
+            ),
+        })  # fmt: skip
         self.sessions = {name: self._session(name) for name in self.settings.caches}
-        self.encoder = Encoder(model, self.settings.max_prompt_tokens)
+        self.encoder = Encoder(model, self.settings.max_prompt_tokens, WORKER.close)
         self.reader = Reader(self.settings.max_body, self.encoder.limit)
         self.likelihoods = Likelihoods(self.encoder)
         self._seconds = 1.0  # of a request, lately
@@ -158,9 +159,6 @@ class Service:
             "max_waiting": self.settings.max_waiting * len(self.sessions),
             "cache_positions_used_ratio": round(self.used, 4),
         }  # fmt: skip
-
-    def exposition(self) -> bytes:
-        return self.metrics.text()
 
     def fingerprint(self, ask: GenerateRequest) -> str:
         """What the answer is a function of, besides the request: versions, dtype, method."""
@@ -277,9 +275,17 @@ class Service:
         if ask.text is not None:
             if any(hole_forms(ask.text)):
                 return ids, ask.text
-            before = np.zeros(0, np.int64) if ids is None else ids
+            before, began = np.zeros(0, np.int64) if ids is None else ids, time.monotonic()
+
+            def in_spare_time() -> None:
+                nonlocal began
+                go_on()
+                if self.running:
+                    time.sleep(min(LONGEST_PAUSE, OTHERS * (time.monotonic() - began)))
+                began = time.monotonic()
+
             rule = ask.arguments.get("length", "sure")
-            return ids, measured(model, ask.text, before, rule, go_on)
+            return ids, measured(model, ask.text, before, rule, in_spare_time)
         if ask.suffix is not None:
             length = ask.arguments.get("max_new_tokens", DEFAULT_HOLE)
             if length > (most := model.facts.context_length):

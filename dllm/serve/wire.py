@@ -3,6 +3,8 @@ what the library does."""
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -34,19 +36,11 @@ def _is_stop(value: Any) -> bool:
     )
 
 
-def _within(number: Any, most: float) -> bool:
-    return bool(-most <= number <= most)
-
-
-def _by_number(kinds: type | tuple[type, ...], most: float = 0) -> Callable[[Any], bool]:
-    def will_do(value: Any) -> bool:
-        return isinstance(value, dict) and len(value) <= MOST_ITEMS and all(
-            key.isascii() and key.isdigit() and len(key) <= 7 and isinstance(item, kinds)
-            and not isinstance(item, bool) and (not most or _within(item, most))
-            for key, item in value.items()
-        )  # fmt: skip
-
-    return will_do
+def _by_number(*kinds: type, most: float = math.inf) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, dict) and len(value) <= MOST_ITEMS and all(
+        re.fullmatch("[0-9]{1,7}", key) and type(item) in kinds
+        and (isinstance(item, str) or abs(item) <= most) for key, item in value.items()
+    )  # fmt: skip
 
 
 def _is_draft(value: Any) -> bool:
@@ -81,9 +75,9 @@ SENT = {
     "stop_strings": Sent(f"a string or at most {MOST_STOPS} strings of 1 to {LONGEST_STOP} "
                          "characters", _is_stop),
     "constraints": Sent(f"an object of at most {MOST_ITEMS} texts by their offset, "
-                        '{"0": "The answer"}', _by_number((str, int)), _keys),
+                        '{"0": "The answer"}', _by_number(str, int), _keys),
     "logit_bias": Sent(f"an object of at most {MOST_ITEMS} numbers from -100 to 100 by token id, "
-                       '{"17": -2.5}', _by_number((int, float), 100), _keys),
+                       '{"17": -2.5}', _by_number(int, float, most=100), _keys),
     "initial_text": Sent("a string, in which [[8]] stands for 8 open tokens, or token ids with -1",
                       _is_draft),
     "remask": Sent(f"a list of at most {MOST_HOLES} positions and [first, past the last] pairs",

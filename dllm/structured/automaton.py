@@ -159,27 +159,24 @@ class Automaton:
             state = int(self.next[state, label]) if state >= 0 and label >= 0 else -1
         return state
 
-    def before(self, states: BoolArray, token: int | None = None) -> BoolArray:
-        """(S,) from where one token, any or this one, leads to one of ``states`` (S,)."""
-        result = np.zeros_like(states)
-        if token is None:
-            arcs = self.arcs
-            result[arcs.sources] = np.logical_or.reduceat(states[arcs.target], arcs.first)
-            return result
-        label = int(self.class_of(np.asarray(token)))
-        if label >= 0:
+    def before(self, states: BoolArray, label: int | None = None) -> BoolArray:
+        """(S,) from where one token, any or one of this class, leads to one of ``states`` (S,)."""
+        if label is not None:
             follow = self.next[:, label]
-            result[follow >= 0] = states[follow[follow >= 0]]
+            return (follow >= 0) & states[follow] & (label >= 0)
+        arcs, result = self.arcs, np.zeros_like(states)
+        result[arcs.sources] = np.logical_or.reduceat(states[arcs.target], arcs.first)
         return result
 
     def leading(self, tokens: IntArray, masked: BoolArray, final: BoolArray) -> BoolArray:
         """(S,) from where some completion of ``tokens``, any id standing where ``masked``, leads to
         one of the ``final`` states (S,)."""
         states, steady = final, False  # whether one more free position changes nothing
-        for token, free in zip(tokens[::-1].tolist(), masked[::-1].tolist(), strict=True):
+        labels = self.class_of(tokens)[::-1].tolist()
+        for label, free in zip(labels, masked[::-1].tolist(), strict=True):
             if free and steady:
                 continue
-            earlier = self.before(states, None if free else token)
+            earlier = self.before(states, None if free else label)
             states, steady = earlier, free and np.array_equal(earlier, states)
         return states
 

@@ -62,15 +62,13 @@ def _judge(
     return judged(json.loads(text), vocabulary, size, stop_ids, pad_id, shortest)
 
 
-def _judged(model: Any, source: Source, error: RefusedError) -> Judged | None:
-    """What llguidance makes of a source that was refused; None where it does not read it.  Its
-    regular expressions are not Python's: it gets one that both read alike."""
-    if "regex" in source:
-        if error.regex is None:
-            return None
-        source = {"regex": error.regex}
+def _judged(model: Any, error: RefusedError) -> Judged | None:
+    """What llguidance makes of a source that was refused; None where it does not read it, or reads
+    it otherwise."""
+    if error.source is None:
+        return None
     vocabulary, facts = _facts(model)
-    return _judge(encoded(source), vocabulary, *facts, error.shortest)
+    return _judge(encoded(error.source), vocabulary, *facts, error.shortest)
 
 
 def format_of(
@@ -82,7 +80,7 @@ def format_of(
     try:
         found, vocabulary = _built(model, encoded(source))
     except RefusedError as error:
-        form = _judged(model, source, error)
+        form = _judged(model, error)
         if form is None:
             raise
         if literals or not ends:

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from ..core.errors import ConfigError
 from . import grammar
-from .expressions import TEXT, plain_regex, regex_part
+from .expressions import TEXT, regex_part
 from .parts import (
     MOST_STEPS,
     Budget,
@@ -43,7 +43,10 @@ from .parts import (
     ranges,
     shortest,
 )
-from .reading import DEPTH, Reader
+from .plain import plain
+from .reading import Reader
+from .source import Source
+from .values import DEPTH
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
@@ -59,6 +62,8 @@ MOST_LOOKUPS = 300_000_000  # where a byte leads from a state
 ROOM = 1 << 21  # of these at once
 FEW = 64  # longest tokens, which are followed one by one
 STAY = 256  # as a byte: none
+# Of what is not well formed, or cannot be used.
+FAILED = Unfit, ConfigError, RecursionError, AttributeError, TypeError, ValueError
 
 
 @dataclass(frozen=True)
@@ -373,18 +378,16 @@ def serve() -> None:
             send(sys.stdout.buffer, answer(request["source"], *trees[request["key"]]))
 
 
-def _answer(refused: bytes, error: object, source: Mapping[str, Any]) -> bytes:
+def _answer(refused: bytes, error: object, source: Source) -> bytes:
     """Why a source is refused, and what a judge is told of one that can be read: a text of it, and
-    a regular expression in the words that every dialect has."""
-    told: dict[str, str] = {}
-    with contextlib.suppress(Unfit, ConfigError, RecursionError):
+    a source that every dialect reads alike."""
+    told: dict[str, Any] = {}
+    with contextlib.suppress(*FAILED):
+        told["source"] = plain(source)
         compiler = Compiler(1)
         compiler.budget = Budget()
-        part = compiler.part(source)
-        text = shortest(part, compiler.budget)
-        told = {} if text is None else {"shortest": text.hex()}
-        if "regex" in source:
-            told["regex"] = plain_regex(part)
+        text = shortest(compiler.part(source), compiler.budget)
+        told["shortest"] = None if text is None else text.hex()
     return refused + json.dumps([str(error), told]).encode()
 
 

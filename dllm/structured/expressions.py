@@ -29,7 +29,6 @@ from .parts import (
     Ranges,
     Repeat,
     Row,
-    Unfit,
     automaton_of,
     both,
     combined,
@@ -80,34 +79,17 @@ def regex_part(regex: str) -> Part:
     return expression.kept(Either(tuple(variant.part for variant in expression.variants())))
 
 
-def plain_regex(part: Part) -> str:
-    """``part`` as a regular expression of numbered characters, groups and counts, which mean the
-    same in every dialect.  Raises `Unfit` where some of it is an automaton."""
-    if isinstance(part, Bytes):
-        return "".join(rf"\x{{{ord(c):x}}}" for c in part.data.decode())
-    if isinstance(part, Letters):
-        ranges = both(part.ranges, inverse([SURROGATES]))
-        return "[" + "".join(rf"\x{{{a:x}}}-\x{{{b:x}}}" for a, b in ranges) + "]"
-    if isinstance(part, Row):
-        return "".join(map(plain_regex, part.parts))
-    if isinstance(part, Either):
-        return f"(?:{'|'.join(map(plain_regex, part.parts))})"
-    if isinstance(part, Repeat):
-        most = "" if part.most is None else part.most
-        return f"(?:{plain_regex(part.part)}){{{part.least},{most}}}"
-    raise Unfit("is written as an automaton")
-
-
-def pattern_part(pattern: str, what: str, exact: bool = False) -> Part:
+def pattern_part(pattern: str, what: str, exact: bool = False, decoded: bool = False) -> Part:
     """The content of a JSON string in which ``pattern``, an expression of a schema, is found.
     ``exact``: refused is what dialects read differently, of which a part is written otherwise.
 
-    Quotes, backslashes and line breaks are written as escapes.
+    Quotes, backslashes and line breaks are written as escapes, unless it is ``decoded``.
     """
     what = f"{what} has the pattern {short(pattern)}, which"
-    expression = Expression(pattern, what, True, exact)
+    expression = Expression(pattern, what, True, exact, decoded)
+    more = Repeat(Letters(TEXT), 0, None) if decoded else CHARACTERS
     return expression.kept(Either(tuple(
-        Row((EMPTY if v.begins else CHARACTERS, v.part, EMPTY if v.ends else CHARACTERS))
+        Row((EMPTY if v.begins else more, v.part, EMPTY if v.ends else more))
         for v in expression.variants()
     )))  # fmt: skip
 
@@ -119,10 +101,13 @@ def string_bytes(text: str) -> bytes:
 
 class Expression:
     """A parsed expression; ``what`` names it in errors.  ``in_string``: it is about the content of
-    a JSON string."""
+    a JSON string, which is written with escapes unless it is ``decoded``."""
 
-    def __init__(self, pattern: str, what: str, in_string: bool, exact: bool = False) -> None:
+    def __init__(
+        self, pattern: str, what: str, in_string: bool, exact: bool = False, decoded: bool = False
+    ) -> None:
         self.what, self.in_string, self.exact = what, in_string, exact
+        self.escapes = in_string and not decoded
         self.properties: list[Ranges] = []
         self.possessive: dict[str, Part] = {}  # what does not follow a mark, in their order
         if not isinstance(pattern, str):
@@ -293,8 +278,8 @@ class Expression:
 
     def _letters(self, ranges: Ranges) -> Part:
         """One character of a set."""
-        plain = Letters(both(ranges, STRING if self.in_string else TEXT))
-        if not self.in_string:
+        plain = Letters(both(ranges, STRING if self.escapes else TEXT))
+        if not self.escapes:
             return plain
         escaped = [
             Bytes(text.encode()) for c, text in ESCAPES.items() if both(ranges, ((ord(c), ord(c)),))
@@ -304,7 +289,7 @@ class Expression:
     def _character(self, code: int) -> Part:
         if SURROGATES[0] <= code <= SURROGATES[1]:
             self._refuse("half of a surrogate pair")
-        return Bytes(string_bytes(chr(code)) if self.in_string else chr(code).encode())
+        return Bytes(string_bytes(chr(code)) if self.escapes else chr(code).encode())
 
     def _refuse_ends(self) -> NoReturn:
         raise ConfigError(
@@ -324,28 +309,13 @@ def _at(item: Any) -> str:
 
 
 def _has_end(item: Any) -> bool:
-    """Whether an item holds ``^`` or ``$``."""
-    name, value = str(item[0]), item[1]
-    if name == "AT":
-        return str(value) in BEGINS + ENDS
-    inner: list[Any] = []
-    if name == "SUBPATTERN":
-        inner = list(value[3])
-    elif name == "BRANCH":
-        inner = [each for items in value[1] for each in items]
-    elif name in ("MAX_REPEAT", "MIN_REPEAT"):
-        inner = list(value[2])
-    return any(map(_has_end, inner))
+    """Whether an item is, or holds, ``^`` or ``$``."""
+    if isinstance(item, tuple) and item and str(item[0]) in ("AT", *BEYOND):
+        return _at(item) in BEGINS + ENDS
+    return isinstance(item, tuple | list | PARSER.SubPattern) and any(map(_has_end, item))
 
 
 @functools.lru_cache(64)
 def general_category(name: str) -> Ranges:
     """The characters whose general category begins with ``name``."""
-    ranges: list[list[int]] = []
-    for code in range(TOP + 1):
-        if unicodedata.category(chr(code)).startswith(name):
-            if ranges and ranges[-1][1] == code - 1:
-                ranges[-1][1] = code
-            else:
-                ranges.append([code, code])
-    return tuple((low, high) for low, high in ranges)
+    return union((c, c) for c in range(TOP + 1) if unicodedata.category(chr(c)).startswith(name))

@@ -60,5 +60,3 @@ FORMATS = {
 # Of addresses in all alphabets those are written that need no others.
 FORMATS |= {"iri": FORMATS["uri"], "iri-reference": FORMATS["uri-reference"],
             "idn-email": FORMATS["email"], "idn-hostname": FORMATS["hostname"]}  # fmt: skip
-# Formats of OpenAPI and others, which say how a value is meant and not which it may be.
-UNCHECKED = {"password", "byte", "binary", "int32", "int64", "float", "double", "decimal"}

@@ -90,8 +90,6 @@ class Grammar:
     def part(self) -> Part:
         """All texts.  Raises `ConfigError`, `Unfit`."""
         start = "root" if self.gbnf else "start"
-        if start not in self.rules:
-            raise ConfigError(f"the grammar has no rule {start}")
         try:
             if not self.ignored:
                 return self._rule(start)
@@ -288,7 +286,7 @@ class Grammar:
 
     def _looped(self, name: str) -> Part:
         """A rule whose alternatives begin or end with itself as a repetition."""
-        node = self.rules[name]
+        node = self.rule(name)
         ways = node[1] if node[0] == "either" else [node]
         own: Node = ("name", name)
         kinds: dict[tuple[bool, bool], list[Node]] = {}
@@ -338,9 +336,7 @@ class Grammar:
                 if node[2]:
                     raise
                 return EMPTY
-        if (kind == "name" and not _is_terminal(node[1])) or (kind == "name" and self.gbnf):
-            if node[1] not in self.rules:
-                raise ConfigError(f"the grammar has no rule {node[1]}")
+        if kind == "name" and not self.is_terminal(node[1]):
             return self._rule(node[1])
         token = self._terminal(node)
         if not self.ignored:
@@ -351,28 +347,35 @@ class Grammar:
     def _terminal(self, node: Node) -> Part:
         """The texts of a token, within which nothing is ignored."""
         kind = node[0]
-        if kind == "regex":
-            return regex_part(node[1])
-        if kind == "text":
-            return regex_part(f"(?i:{re.escape(node[1])})" if node[2] else re.escape(node[1]))
+        if kind in ("regex", "text"):
+            return self.token(node)
         if kind in ("either", "row"):
             parts = tuple(map(self._terminal, node[1]))
             return Either(parts) if kind == "either" else Row(parts)
         if kind == "repeat":
             return Repeat(self._terminal(node[1]), node[2], node[3])
-        if node[1] not in self.rules:
-            raise ConfigError(f"the grammar has no rule {node[1]}")
         if self.open.count(node[1]):
             raise ConfigError(f"the terminal {node[1]} of the grammar contains itself")
         self.open.append(node[1])
         try:
-            return self._terminal(self.rules[node[1]])
+            return self._terminal(self.rule(node[1]))
         finally:
             self.open.pop()
 
+    def token(self, node: Node) -> Part:
+        """The texts of an expression or of a text in quotes."""
+        if node[0] == "regex":
+            return regex_part(node[1])
+        return regex_part(f"(?i:{re.escape(node[1])})" if node[2] else re.escape(node[1]))
 
-def _is_terminal(name: str) -> bool:
-    return name.lstrip("_")[:1].isupper()
+    def rule(self, name: str) -> Node:
+        if name not in self.rules:
+            raise ConfigError(f"the grammar has no rule {name}")
+        return self.rules[name]
+
+    def is_terminal(self, name: str) -> bool:
+        """Whether nothing is ignored within a rule."""
+        return not self.gbnf and name.lstrip("_")[:1].isupper()
 
 
 def read(source: str, budget: Budget, depth: int) -> tuple[Part, bool]:

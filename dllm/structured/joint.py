@@ -159,6 +159,14 @@ class Lattice:
         return visits
 
 
+def _largest(states: IntArray, scores: Float64Array, count: int) -> tuple[IntArray, IntArray]:
+    """The ``count`` states with the largest scores, of equal ones the first, and the others."""
+    least = np.partition(scores, -count)[-count]
+    kept = scores > least
+    kept[np.flatnonzero(scores == least)[: count - np.count_nonzero(kept)]] = True
+    return states[kept], states[~kept]
+
+
 class Pruned(Lattice):
     """Completions of one chain through the ``kept`` likeliest states of each position only.
 
@@ -171,7 +179,7 @@ class Pruned(Lattice):
         self.chain, self.kept = chain, kept
         self.bound = -np.inf
         self._steps: list[Step] = []
-        self._terms: list[Float64Array] = []  # of the masses, by arcs; last position first
+        self._masses: list[Float64Array] = []  # of the masses, by arcs; last position first
         self._sources: list[IntArray] = []  # the kept states that arcs leave; last position first
         super().__init__(automaton, [chain])
 
@@ -201,29 +209,24 @@ class Pruned(Lattice):
             np.maximum.at(scores, target, reached)
             states = np.flatnonzero(scores > -np.inf)
             if len(states) > self.kept:
-                order = np.argpartition(-scores[states], self.kept)
-                self.bound = max(self.bound, scores[states[order[self.kept]]] + later[i + 1])
-                scores[states[order[self.kept :]]] = -np.inf
-                states = np.sort(states[order[: self.kept]])
+                states, dropped = _largest(states, scores[states], self.kept)
+                self.bound = max(self.bound, scores[dropped].max() + later[i + 1])
+                scores[dropped] = -np.inf
                 inside = np.flatnonzero(scores[target] > -np.inf)
                 here, best = here[inside], best[inside]
             self._steps.append(Step(here, best, ways[i].take(arcs.label[here])))
 
     def _leading(self) -> list[BoolArray]:
         """(S,) per position: from where the end can be reached."""
-        chain, automaton = self.chain, self.automaton
-        found, steady = [chain.final], False
-        for weight in chain.weight[::-1]:
+        found, steady = [self.chain.final], False
+        for weight in self.chain.weight[::-1]:
             possible = weight > -np.inf
-            if np.count_nonzero(possible) == 1:
-                follow, states = automaton.next[:, int(possible.argmax())], found[-1]
-                found.append((follow >= 0) & states[follow])
-                steady = False
-            elif steady:
-                found.append(found[-1])
+            label = int(possible.argmax()) if np.count_nonzero(possible) == 1 else None
+            if label is not None or not steady:
+                found.append(self.automaton.before(found[-1], label))
+                steady = label is None and np.array_equal(found[-1], found[-2])
             else:
-                found.append(automaton.before(found[-1]))
-                steady = np.array_equal(found[-1], found[-2])
+                found.append(found[-1])
         return found[::-1]
 
     def _backward(self) -> None:
@@ -236,7 +239,7 @@ class Pruned(Lattice):
         for i in range(self.length - 1, -1, -1):
             here, largest, ways = self._steps[i]
             if not here.size:
-                self._terms.append(largest)
+                self._masses.append(largest)
                 self._sources.append(here)
                 continue
             source = arcs.source[here]  # ascending
@@ -249,7 +252,7 @@ class Pruned(Lattice):
             x *= ways * self.scaled[i + 1, 0, arcs.target[here]]
             mass = np.add.reduceat(x, first)
             top = mass.max()
-            self._terms.append(x)
+            self._masses.append(x)
             self._sources.append(sources)
             self.best[i, 0, sources], self.mass[i, 0, sources] = best, mass
             self.scaled[i, 0, sources] = np.maximum(mass / (top if top > 0 else 1), LEAST)
@@ -261,7 +264,7 @@ class Pruned(Lattice):
         for i in range(self.length):
             here = self._steps[i].arcs
             source, mass = arcs.source[here], self.mass[i, 0, arcs.source[here]]
-            share = self._terms[-1 - i] * visits[i, 0, source] / np.where(mass > 0, mass, 1.0)
+            share = self._masses[-1 - i] * visits[i, 0, source] / np.where(mass > 0, mass, 1.0)
             np.add.at(visits[i + 1, 0], arcs.target[here], share)
         return visits
 

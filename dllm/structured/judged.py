@@ -363,8 +363,8 @@ def judged(
     source: Source, vocabulary: Vocabulary, size: int, stops: Sequence[int], pad: int,
     shortest: bytes | None,
 ) -> Judged | None:  # fmt: skip
-    """A source that llguidance reads; None where it is not installed, does not read it, or where no
-    text of it is found.  ``shortest``: a text of it, if one is known."""
+    """A source that llguidance reads, a grammar in Lark; None where it is not installed, does not
+    read it, or where no text of it is found.  ``shortest``: a text of it, if one is known."""
     ((kind, value),) = source.items()
     try:
         guidance = importlib.import_module("llguidance")
@@ -380,9 +380,7 @@ def judged(
         elif kind == "regex":
             grammar = matcher.grammar_from_regex(value)
         else:
-            converter = importlib.import_module("llguidance.gbnf_to_lark")
-            lark = converter.any_to_lark(value)
-            grammar = matcher.grammar_from_lark(lark)
+            grammar = matcher.grammar_from_lark(value)
     except Exception:
         return None
     tokenizer, tokens = _tokenizer(vocabulary, size, stops[0])

@@ -28,6 +28,10 @@ class Unfit(ValueError):
     """A structure that is understood, and cannot be used."""
 
 
+class Empty(Unfit):
+    """One that no text has."""
+
+
 class TooLarge(Unfit):
     """One beyond a limit."""
 
@@ -158,27 +162,28 @@ class Members(Part):
 @dataclass(frozen=True, eq=False)
 class Mixed(Part):
     """Members in any order, with a ``comma`` between them: ``least`` to ``most``, those that are
-    needed once; ``ordered``: these in their own order."""
+    needed once, the others, too, if ``once``; ``ordered``: the needed ones in their own order."""
 
     members: tuple[tuple[Part, bool], ...]  # and whether one is needed
     comma: Part
     least: int
     most: int | None
-    ordered: bool
+    ordered: bool = False
+    once: bool = False
 
     def build(self, net: Net, then: int) -> int:
         top = max(self.least, 1) if self.most is None else self.most
         needed = [i for i, (_, needed) in enumerate(self.members) if needed]
         number = {(frozenset[int](), 0): net.node([])}  # what is there, and how many
         for there, n in (order := [*number]):  # which grows
-            node = number[there, n]
-            if len(there) == len(needed) and n >= self.least:
+            node, missing = number[there, n], [i for i in needed if i not in there]
+            if not missing and n >= self.least:
                 net.free[node].append(then)
             for i, (part, need) in enumerate(self.members):
-                early = need and self.ordered and i != needed[min(len(there), len(needed) - 1)]
+                early = need and self.ordered and i not in missing[:1]
                 if i in there or early or (n == top and self.most is not None):
                     continue
-                after = there | {i} if need else there, min(n + 1, top)
+                after = there | {i} if need or self.once else there, min(n + 1, top)
                 if after not in number:
                     number[after] = net.node([])
                     order.append(after)
@@ -408,7 +413,7 @@ def minimal(
     edges = np.array(flat, np.int64).reshape(-1, 4)
     far = distances(edges[:, [3, 0]].T, np.flatnonzero(accepting), size)
     if far[start] < 0:
-        raise Unfit("allows no text")
+        raise Empty("allows no text")
     source, low, high, target = edges[far[edges[:, 3]] >= 0].T
     random = np.random.default_rng(1).integers(1, 2**63, 257 + size + 1, np.uint64)
     ahead = np.append(np.uint64(0), random[:256].cumsum(dtype=np.uint64))

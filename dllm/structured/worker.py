@@ -79,13 +79,15 @@ def _told(tables: Tables) -> Tables:
 
 
 class RefusedError(ConfigError):
-    """A source that has no automaton.  ``shortest``: a text of it, ``regex``: a regular expression
-    in the words that every dialect has; None where there is none."""
+    """A source that has no automaton.  ``shortest``: a text of it, ``source``: the same texts in
+    words that every dialect reads alike; None where there is none."""
 
-    def __init__(self, message: str, shortest: str | None = None, regex: str | None = None) -> None:
+    def __init__(
+        self, message: str, shortest: str | None = None, source: Source | None = None
+    ) -> None:
         super().__init__(message)
         self.shortest = None if shortest is None else bytes.fromhex(shortest)
-        self.regex = regex
+        self.source = source
 
 
 class Worker:
@@ -132,7 +134,9 @@ class Worker:
         return _told(read(answer[1:]))
 
     def close(self) -> None:
-        """End the process."""
+        """End the process; what it compiles is given up."""
+        if (process := self._process) is not None and self._owner == os.getpid():
+            process.kill()
         with self._lock:
             self._end()
 

@@ -11,8 +11,8 @@ import pytest
 import dllm
 from dllm import cache as caches
 from dllm.core.capabilities import (
+    BLOCK_CAUSAL,
     FIXED_WINDOW,
-    LEFT_TO_RIGHT,
     REPEATED_MASKS,
     SLIDING_BRANCHES,
     UNIFORM_NOISE,
@@ -56,16 +56,12 @@ def refused(name: str, sampler: str, cache: str) -> bool:
     family, model = load(name).family.name, load(name).facts
     parts, how = compose(sampler, family=family), caches.compose(cache, family)
     needs = {need for part in parts.parts for need in part.needs}
-    lacks = {need for need in needs if "a cache" in need.remedies} - how.offers
-    if (
-        how.branches_slide or FIXED_WINDOW in parts.window.offers
-    ):  # what branches ask for under a cache
-        lacks -= {SLIDING_BRANCHES}
+    stays = how.branches_slide or not how.stores or FIXED_WINDOW in parts.window.offers
+    offers = how.offers | {SLIDING_BRANCHES} if stays else how.offers
     return bool(
-        lacks
-        or {need for need in how.needs if "a sampler" in need.remedies} - parts.offers
+        {need for need in needs if "a cache" in need.remedies} - offers
         or (REPEATED_MASKS in needs and model.logit_shift)
-        or needs & {LEFT_TO_RIGHT, UNIFORM_NOISE}
+        or needs & {BLOCK_CAUSAL, UNIFORM_NOISE}
     )
 
 

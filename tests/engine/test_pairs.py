@@ -123,7 +123,7 @@ def test_forbidden_pairs_are_refused(spec: str) -> None:
 
 @pytest.mark.parametrize(
     ("spec", "cache"),
-    [("prophet", "dual"), ("wino", "prefix"), ("wino", "dual")],
+    [("prophet", "elastic"), ("wino", "prefix"), ("wino", "dual")],
 )  # fmt: skip
 def test_forbidden_caches_are_refused(spec: str, cache: str) -> None:
     with pytest.raises(ConfigError, match=f"{spec} needs .*cache='{cache}'"):

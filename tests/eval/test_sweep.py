@@ -221,10 +221,10 @@ def test_the_readme_has_every_cache_that_nano_can_run(
 
 
 def test_what_cannot_work_is_left_out_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dllm.core.capabilities import REGION_LOGITS
+    from dllm.core.capabilities import WHOLE_TEXT
     from dllm.samplers.threshold import Threshold
 
-    monkeypatch.setattr(Threshold, "needs", Threshold.needs | {REGION_LOGITS})
+    monkeypatch.setattr(Threshold, "needs", Threshold.needs | {WHOLE_TEXT})
     result = sweep(samplers=["threshold"])
     assert {cell.setting.cache for cell in result.cells()} == {"none"}
     assert "threshold needs" in result.refused()["threshold · dual"]

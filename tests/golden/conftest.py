@@ -32,8 +32,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         together = getattr(getattr(item, "module", None), "TOGETHER", None)
         if together is not None and hasattr(item, "callspec") and "case" in item.callspec.params:
             group = together.group(item.callspec.params["case"])
-            if group is not None:
-                item.add_marker(pytest.mark.xdist_group(f"{item.module.__name__} {group}"))
+            item.add_marker(pytest.mark.xdist_group(f"{item.module.__name__} {group}"))
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -49,8 +49,7 @@ def _model(case: Case) -> tuple[str, int | None, int | None]:
 class Together:
     """Results of ``cases``.  ``call_of`` a case is its call, ``prompts_of`` its prompts as ids.
 
-    The first case that is asked for is decoded with all that can join it.  A cache that remembers
-    what was ``fed`` belongs to one case, which is decoded alone.  ``draws_of`` a case are
+    The first case that is asked for is decoded with all that can join it.  ``draws_of`` a case are
     recorded numbers that it gets in place of this library's noise, None where there are none.
     """
 
@@ -66,11 +65,6 @@ class Together:
 
     def results(self, case: Case, call: Call) -> list[dllm.Result]:
         """What becomes of each prompt of ``case``.  Raises what its decoding raised."""
-        if self.group(case) is None:
-            return dllm.generate(
-                model_of(*_model(case)), self.prompts_of(case),
-                sampler=call.sampler, cache=call.cache, trace=True, **call.arguments,
-            )  # fmt: skip
         if case["id"] not in self._results:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(requests, "uniform", self._uniform)
@@ -89,11 +83,9 @@ class Together:
             return uniform(seed, stream, positions, step, token)
         return draws(stream, step, positions)
 
-    def group(self, case: Case) -> str | None:
-        """What `case` shares with those that are decoded with it; None for one that is alone."""
-        call = self.call_of(case)
-        alone = getattr(call.cache, "fed", None) is not None
-        return None if alone else f"{_model(case)} {call.cache}"
+    def group(self, case: Case) -> str:
+        """What `case` shares with those that are decoded with it."""
+        return f"{_model(case)} {self.call_of(case).cache}"
 
     def _decode(self, *group: Any) -> None:
         with dllm.Session(model_of(*group[:-1]), cache=group[-1], max_batch_size=ROWS) as session:

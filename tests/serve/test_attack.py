@@ -25,10 +25,11 @@ from dllm.core.text import hole_forms
 from dllm.serve import reading
 from dllm.serve import service as serving
 from dllm.serve.batch import read_lines
-from dllm.serve.connections import CLOSED, Connection
+from dllm.serve.bodies import ScoreBody
+from dllm.serve.connections import Connection
 from dllm.serve.encoding import CHARACTERS_PER_TOKEN, LONG, SHARE, THREADS, Encoder, Line, check
 from dllm.serve.problems import Problem
-from dllm.serve.requests import read_chat, read_score, read_text
+from dllm.serve.requests import read_chat, read_text
 from dllm.serve.responses import read_response
 
 from .conftest import PATIENCE, Served, Start, block_model, idle, until
@@ -136,7 +137,7 @@ WRONG: dict[str, Any] = {
     "prompts": (read_text, {"prompt": [5] * 599_999 + ["a"]}),
     "choices": (read_text, {"prompt": "a", "structured_outputs": {"choice": [5] * 300_000}}),
     "items": (read_response, {"input": [{"type": 5}] * 200_000}),
-    "texts": (read_score, {"continuation": [5] * 300_000}),
+    "texts": (ScoreBody.read, {"continuation": [5] * 300_000}),
 }
 
 
@@ -163,14 +164,15 @@ def test_the_first_mistake_ends_the_reading(kind: str) -> None:
     assert seconds(refuse) < 8 * seconds(lambda: json.dumps(body)) + 0.05
 
 
-def test_holes_that_never_end_take_linear_time() -> None:
-    def seconds(length: int) -> float:
-        text = "[[8:" * 500 + "a" * length
+@pytest.mark.parametrize("sign", "a]")
+def test_holes_that_never_end_take_linear_time(sign: str) -> None:
+    def seconds(size: int) -> float:
+        text = "[[8:" * size + sign * 400 * size
         began = time.process_time()
-        assert hole_forms(text) == []
+        assert len(hole_forms(text)) <= 1
         return time.process_time() - began
 
-    assert seconds(800_000) < 4 * seconds(200_000) + 0.2
+    assert seconds(2000) < 4 * seconds(500) + 0.1
 
 
 def test_clients_take_turns_where_work_takes_long() -> None:
@@ -448,7 +450,7 @@ def test_more_connections_than_there_may_be(
 ) -> None:
     """Silent ones make room for whoever has something to say; the log has a line per second."""
     monkeypatch.setattr(Connection, "most", 8)
-    monkeypatch.setattr(CLOSED, "again", 0.0)
+    monkeypatch.setattr(Connection, "again", 0.0)
     began = time.monotonic()
     with ExitStack() as stack:
         for _ in range(60):

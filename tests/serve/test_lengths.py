@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import dllm
 from dllm.core.canvas import Edit
+from dllm.serve import service as serving
 
 from .conftest import Served, Start
 from .test_openai import sse
@@ -143,3 +147,20 @@ def test_holes_of_unknown_length(start: Start, nano: dllm.DiffusionModel, stream
 def test_holes_that_are_refused(served: Served, body: dict[str, Any], message: str) -> None:
     answer = served.post("/v1/infill", body)
     assert answer.status_code == 400 and message in json.loads(answer.text)["error"]["message"]
+
+
+def test_holes_are_measured_in_spare_time(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While others' texts are written, a probe is followed by a pause of some times its length."""
+    body = {"text": "one [[1..8]] two [[1..8]]"}
+    pauses, count = list[float](), itertools.count()
+
+    def monotonic() -> float:  # at least so much passes between two looks
+        return time.monotonic() + 0.01 * next(count)
+
+    monkeypatch.setattr(serving, "time", SimpleNamespace(monotonic=monotonic, sleep=pauses.append))
+    plain = served.post("/v1/infill", body).json()["choices"]
+    assert not pauses
+    monkeypatch.setattr(serving.Service, "running", 1)
+    assert served.post("/v1/infill", body).json()["choices"] == plain
+    assert len(pauses) > 1
+    assert all(serving.OTHERS * 0.01 <= one <= serving.LONGEST_PAUSE for one in pauses)

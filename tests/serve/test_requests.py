@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from dllm.serve.bodies import REFUSED
+from dllm.serve.bodies import REFUSED, ScoreBody
 from dllm.serve.problems import Problem
-from dllm.serve.requests import GenerateRequest, read_chat, read_infill, read_score, read_text
+from dllm.serve.requests import GenerateRequest, question, read_chat, read_infill, read_text
 from dllm.serve.words import in_http
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -132,14 +132,14 @@ def test_unknown_fields_are_never_ignored() -> None:
 
 @pytest.mark.parametrize("body", [[], None, "x", 3, True])
 def test_a_body_is_an_object(body: Any) -> None:
-    for read in (read_chat, read_text, read_infill, read_score):
+    for read in (read_chat, read_text, read_infill, ScoreBody.read):
         assert "JSON object" in refused(read, body).message
 
 
 @pytest.mark.parametrize(
     ("read", "name"),
     [(read_chat, "messages"), (read_text, "prompt"), (read_infill, "text"),
-     (read_score, "continuation")],
+     (ScoreBody.read, "continuation")],
 )  # fmt: skip
 def test_what_has_to_be_there(read: Any, name: str) -> None:
     problem = refused(read, {})
@@ -351,10 +351,8 @@ def test_a_conversation_with_tools() -> None:
 
 
 def test_scores() -> None:
-    assert read_score({"continuation": "x"}) == ("", ["x"], {}, None)
-    prompt, texts, how, model = asked = read_score(
-        {"messages": HELLO, "continuation": ["x", "y"], "samples": 8, "model": "m"}
-    )
-    assert prompt == HELLO and texts == ["x", "y"] and how == {"samples": 8} and model == "m"
-    assert asked.texts == [HELLO, "x", "y"]
-    assert refused(read_score, {"continuation": "x", "prompt": "a", "messages": HELLO}).param
+    body = ScoreBody.read({"messages": HELLO, "continuation": ["x"], "samples": 8, "seed": 3})
+    assert question(body) == HELLO and body.scoring == {"samples": 8, "seed": 3}
+    body = ScoreBody.read({"continuation": "x", "prompt": "a", "messages": HELLO})
+    with pytest.raises(Problem, match="keep one"):
+        question(body)

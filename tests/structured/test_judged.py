@@ -16,7 +16,10 @@ from dllm.core.errors import ConfigError
 from dllm.structured import compiling
 from dllm.structured.judged import TOP, Judged, Witness, judged
 from dllm.structured.parts import Budget, shortest
+from dllm.structured.plain import plain
 from dllm.structured.vocabulary import Vocabulary
+
+from ..thin import covering
 
 pytest.importorskip("llguidance")
 WORDS = (b'":', b'", "', b"true", b"null", b'{"', b"12", b"ab", b"END", b"IF ", b"((", b"))")
@@ -47,7 +50,7 @@ def form_of(source: dict[str, Any]) -> Judged:
     }
     budget = Budget()
     part = compiling.Compiler(1).part(source)
-    form = judged(source, VOCABULARY, len(PIECES) + 1, (STOP,), PAD, shortest(part, budget))
+    form = judged(plain(source), VOCABULARY, len(PIECES) + 1, (STOP,), PAD, shortest(part, budget))
     assert form is not None
     return form
 
@@ -192,31 +195,49 @@ def test_batches_and_rows_alone(tiny: dllm.DiffusionModel) -> None:
     assert [out.structured for out in batch] == ["completable"] * 3
 
 
-@pytest.mark.parametrize(
-    "regex",
-    [
-        r"(\d|\s)*\d(\d|\s){14}",
-        r"(?i:(k|b)*k(k|b){14})",
-        r"[^b]*a[^b]{14}",
-        r"(a|\102)*a(a|\x42){14}",
-    ],
-)
+def written(kind: str, regex: str) -> dict[str, Any]:
+    """An expression as a source of its own, in a schema and in a grammar."""
+    return {
+        "regex": {"regex": regex},
+        "json_schema": {"json_schema": {"type": "string", "pattern": f"^({regex})$"}},
+        "grammar": {"grammar": f"start: /{regex}/"},
+    }[kind]
+
+
+KINDS = ["regex", "json_schema", "grammar"]
+READ_OTHERWISE = [
+    r"(\d|\s)*\d(\d|\s){14}", r"(?i:(k|b)*k(k|b){14})", r"[^b]*a[^b]{14}",
+    r"(a|\102)*a(a|\x42){14}",
+]  # fmt: skip
+REFUSED = [
+    ("a*+a", "no (text|value)"), (r"(a|b)*a(a|b){14}c*+c", "no (text|value)"),
+    (r"(a|b)*a(a|b){14}c*+", "states"), ("a(?=b)", "look-around"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("regex", "kind"), covering(READ_OTHERWISE, KINDS))
 def test_judged_expressions_are_read_as_python_reads_them(
-    tiny: dllm.DiffusionModel, regex: str
+    tiny: dllm.DiffusionModel, regex: str, kind: str
 ) -> None:
-    how: dict[str, Any] = {"regex": regex, "max_new_tokens": 40, "temperature": 3.0}
+    how = {"max_new_tokens": 40, "temperature": 3.0, **written(kind, regex)}
     for seed in range(3):
         out = dllm.generate(tiny, [5, 9, 17], seed=seed, sampler="fixed(4)", **how)
+        text = json.loads(out.text) if kind == "json_schema" else out.text
         assert out.structured == "completable"
-        assert re.fullmatch(regex, out.text, re.ASCII)
+        assert re.fullmatch(regex, text, re.ASCII)
 
 
-@pytest.mark.parametrize(
-    ("regex", "why"),
-    [("a*+a", "no text"), (r"(a|b)*a(a|b){14}c*+", "states"), ("a(?=b)", "look-around")],
-)
+@pytest.mark.parametrize(("refused", "kind"), covering(REFUSED, KINDS))
 def test_what_a_judge_would_read_otherwise_is_refused(
-    tiny: dllm.DiffusionModel, regex: str, why: str
+    tiny: dllm.DiffusionModel, refused: tuple[str, str], kind: str
 ) -> None:
+    regex, why = refused
     with pytest.raises(ConfigError, match=why):
-        dllm.generate(tiny, [5, 9, 17], regex=regex, max_new_tokens=40)
+        dllm.generate(tiny, [5, 9, 17], max_new_tokens=40, **written(kind, regex))
+
+
+def test_a_judge_knows_the_dates_that_there_are() -> None:
+    source = {"json_schema": {"type": "string", "format": "date"}}
+    form = form_of(source)
+    for text, valid in (b'"2024-02-29"', True), (b'"2023-02-29"', False), (b'"0000-01-01"', False):
+        assert form.accepts(form.start, [PIECES.index(bytes([c])) for c in text]) == valid

@@ -1,0 +1,132 @@
+"""What keywords of a JSON schema say: which there are, and of which values each speaks."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ..core.errors import ConfigError, short
+from .parts import Empty
+
+KEYWORDS: dict[str, set[Any]] = {
+    "object": {"properties", "required", "additionalProperties", "patternProperties",
+               "propertyNames", "minProperties", "maxProperties"},
+    "array": {"items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems",
+              "contains", "minContains", "maxContains"},
+    "string": {"minLength", "maxLength", "pattern", "format"},
+    "number": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"},
+    "boolean": set(), "null": set(),
+}  # fmt: skip
+NAMES = (*KEYWORDS, "integer")
+REFUSED = {
+    "contains", "unevaluatedProperties", "unevaluatedItems", "$dynamicRef", "$recursiveRef",
+}  # fmt: skip
+Schema = Mapping[str, Any]
+# Those that stand for other schemas.
+COMBINING = {"$ref", "allOf", "not", "anyOf", "oneOf"}
+CONDITION = ("if", "then", "else")
+DEPENDENCIES = ("dependencies", "dependentRequired", "dependentSchemas")
+CHECKED = {
+    *COMBINING, *CONDITION, *DEPENDENCIES, *REFUSED, "const", "enum", "type"
+}.union(*KEYWORDS.values())  # fmt: skip
+
+
+class Nothing(Empty):
+    """A schema that no value satisfies."""
+
+
+class TooDeep(Nothing):
+    """One that contains itself, beyond the depth that is written."""
+
+
+def without(schema: Schema, key: str) -> dict[str, Any]:
+    return {k: v for k, v in schema.items() if k != key and k in CHECKED}
+
+
+def as_list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def types_of(schema: Schema, path: str) -> list[str] | None:
+    """The types that are written; where none is named, those that the keywords are about; None for
+    any."""
+    if "type" in schema:
+        types = as_list(schema["type"])
+        for name in types:
+            if name not in NAMES and name != "any":
+                raise ConfigError(f"{path} of the schema has the type {short(name)}")
+        if "any" in types:
+            return None
+        return [t for t in types if not (t == "integer" and "number" in types)]
+    return [name for name, keys in KEYWORDS.items() if keys & schema.keys()] or None
+
+
+def constants_of(schema: Any) -> list[Any] | None:
+    if not isinstance(schema, Mapping):
+        return None
+    found = [schema["const"]] if "const" in schema else schema.get("enum")
+    return None if found is None else list(found)
+
+
+def same(value: Any) -> str:
+    """Equal for equal JSON values."""
+    if isinstance(value, float) and value == int(value):
+        value = int(value)
+    return json.dumps(value, sort_keys=True)
+
+
+def kinds_of(schema: Schema) -> set[str] | None:
+    """JSON types that may satisfy a schema; None where that is not said."""
+    values = constants_of(schema)
+    if values is not None:
+        return {*map(kind_of, values)}
+    if "type" not in schema or "any" in as_list(schema["type"]):
+        return None
+    return {"number" if kind == "integer" else kind for kind in as_list(schema["type"])}
+
+
+def kind_of(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int | float):
+        return "number"
+    kinds = ("string", str), ("array", list), ("object", Mapping)
+    return next(name for name, kind in kinds if isinstance(value, kind))
+
+
+def is_a(value: Any, kind: str) -> bool:
+    """Whether a value has a JSON type."""
+    own = kind_of(value)
+    return kind in (own, "any") or (kind == "integer" and own == "number" and value == int(value))
+
+
+def counts_of(schema: Schema, low: str, high: str, path: str) -> tuple[int, int | None]:
+    least, most = schema.get(low, 0), schema.get(high)
+    for value in (least, most):
+        if value is not None and not (
+            is_a(value, "number") and math.isfinite(value) and value == int(value) and value >= 0
+        ):
+            raise ConfigError(f"{path} of the schema has {low} or {high} that is no count")
+    if most is not None and least > most:
+        raise Nothing(path)
+    return int(least), None if most is None else int(most)
+
+
+def bounds_of(schema: Schema, path: str) -> tuple[Any, Any, bool, bool]:
+    """Least and largest number, and whether each is itself left out."""
+    low, high = schema.get("minimum"), schema.get("maximum")
+    above, below = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
+    if isinstance(above, bool):  # as before draft 6
+        above = low if above else None
+    if isinstance(below, bool):
+        below = high if below else None
+    for value in (low, high, above, below):
+        if value is not None and not (is_a(value, "number") and math.isfinite(value)):
+            raise ConfigError(f"{path} of the schema has a bound that is no number")
+    open_low = above is not None and (low is None or above >= low)
+    open_high = below is not None and (high is None or below <= high)
+    return above if open_low else low, below if open_high else high, open_low, open_high

@@ -1,0 +1,143 @@
+"""Two schemas that both hold, as one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ..core.errors import ConfigError, short
+from .keywords import CHECKED, CONDITION, Nothing, Schema, as_list, same
+
+MOST_PAIRS = 256  # of alternatives that two schemas have
+
+
+def merged(a: Any, b: Any, path: str) -> Any:
+    """One schema of the values that satisfy both."""
+    if a is True or b is True:
+        return b if a is True else a
+    if a is False or b is False:
+        return False
+    for each in (a, b):
+        if not isinstance(each, Mapping):
+            raise ConfigError(f"{path} of the schema is {short(each)}, which is no schema")
+    a, b = ({k: v for k, v in each.items() if k in CHECKED} for each in (a, b))
+    if not a or not b:
+        return a or b or {}
+    if "if" in a and "if" in b:
+        condition = {key: b[key] for key in CONDITION if key in b}
+        rest = {key: value for key, value in b.items() if key not in CONDITION}
+        b = {**rest, "allOf": [*rest.get("allOf", ()), condition]}
+    result = {**a, **b}
+    for key in a.keys() & b.keys():
+        if a[key] == b[key] and key not in OBJECT:
+            continue
+        if key in OBJECT:
+            continue
+        if key not in MERGE:
+            raise ConfigError(
+                f"{path} of the schema has several {key!r} at once: write them as one"
+            )
+        result[key] = MERGE[key](a[key], b[key], path)
+    if (a.keys() | b.keys()) & OBJECT:
+        result |= _merged_members(a, b, path)
+    if result.get("type") == []:
+        return False
+    return result
+
+
+OBJECT = {"properties", "patternProperties", "additionalProperties"}
+
+
+def _merged_members(a: Schema, b: Schema, path: str) -> dict[str, Any]:
+    """Keywords about the members of an object.  A property that one of them does not declare is
+    one of its additional ones, or of those of its patterns."""
+    properties: dict[str, Any] = {}
+    named = [each.get("patternProperties", {}) for each in (a, b)]
+    declared = [each.get("properties", {}) for each in (a, b)]
+    more = [each.get("additionalProperties", True) for each in (a, b)]
+    for name in dict.fromkeys((*declared[0], *declared[1])):
+        sides: list[Any] = []
+        for mine, patterns, others in zip(declared, named, more, strict=True):
+            if name in mine:
+                sides.append(mine[name])
+            elif not patterns:
+                sides.append(others)
+            elif others is not True:
+                raise ConfigError(f"{path} of the schema has patternProperties in allOf")
+        properties[name] = conjoined(sides)
+    if named[0] and named[1] and more != [True, True]:
+        raise ConfigError(f"{path} of the schema has patternProperties in allOf")
+    patterns = {
+        pattern: conjoined([each[pattern] for each in named if pattern in each])
+        for pattern in (*named[0], *named[1])
+    }
+    found = {"properties": properties, "patternProperties": patterns,
+             "additionalProperties": conjoined(more)}  # fmt: skip
+    return {key: value for key, value in found.items() if key in a or key in b}
+
+
+def conjoined(schemas: Sequence[Any]) -> Any:
+    """All of them, merged where they are read."""
+    if False in [each for each in schemas if isinstance(each, bool)]:
+        return False
+    rest = [each for each in schemas if each is not True and each != {}]
+    return rest[0] if len(rest) == 1 else {"allOf": rest} if rest else True
+
+
+def _merged_types(u: Any, v: Any, path: str) -> list[str]:
+    mine, other = (
+        {*as_list(x)} | ({"integer"} if "number" in as_list(x) else set()) for x in (u, v)
+    )
+    found = mine & other
+    return sorted(found - {"integer"} if "number" in found else found)
+
+
+def _merged_ways(u: Any, v: Any, path: str) -> list[Any]:
+    """Alternatives of both: pairs."""
+    if len(u) * len(v) > MOST_PAIRS:
+        raise ConfigError(f"{path} of the schema has too many alternatives in allOf")
+    return [{"allOf": [x, y]} for x in u for y in v]
+
+
+def _merged_steps(u: Any, v: Any, path: str) -> Any:
+    if int(u) != u or int(v) != v:
+        raise ConfigError(f"{path} of the schema has several 'multipleOf' at once")
+    return math.lcm(int(u), int(v))
+
+
+def _strictest(pick: Callable[..., Any]) -> Callable[[Any, Any, str], Any]:
+    def merge(u: Any, v: Any, path: str) -> Any:
+        if isinstance(u, bool) or isinstance(v, bool):  # as before draft 6
+            raise ConfigError(f"{path} of the schema has bounds of two drafts at once")
+        return pick(u, v)
+
+    return merge
+
+
+MERGE: dict[str, Callable[[Any, Any, str], Any]] = {
+    "type": _merged_types,
+    "required": lambda u, v, path: list(dict.fromkeys((*u, *v))),
+    "enum": lambda u, v, path: [x for x in u if same(x) in {*map(same, v)}],
+    "const": lambda u, v, path: u if same(u) == same(v) else _none(path),
+    "pattern": lambda u, v, path: (*as_list(u), *as_list(v)),
+    "not": lambda u, v, path: {"anyOf": [u, v]},
+    "items": lambda u, v, path: (_none(path, "items") if isinstance(u, list) or isinstance(v, list)
+                                 else conjoined([u, v])),
+    "propertyNames": lambda u, v, path: conjoined([u, v]),
+    "uniqueItems": lambda u, v, path: u or v,
+    "allOf": lambda u, v, path: [*u, *v],
+    "anyOf": _merged_ways, "oneOf": _merged_ways, "multipleOf": _merged_steps,
+    "dependentRequired": lambda u, v, path: {
+        name: [*u.get(name, ()), *v.get(name, ())] for name in {**u, **v}},
+    **dict.fromkeys(("minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties"),
+                    _strictest(max)),
+    **dict.fromkeys(("maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties"),
+                    _strictest(min)),
+}  # fmt: skip
+
+
+def _none(path: str, key: str | None = None) -> Any:
+    if key is None:
+        raise Nothing(path)
+    raise ConfigError(f"{path} of the schema has several {key!r} at once: write them as one")

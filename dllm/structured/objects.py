@@ -1,0 +1,135 @@
+"""Objects of JSON schemas."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from ..core.errors import ConfigError
+from .keywords import Nothing, Schema, counts_of
+from .merging import merged
+from .parts import (
+    ByteAutomaton,
+    Bytes,
+    Either,
+    Empty,
+    Leaf,
+    Members,
+    Mixed,
+    Part,
+    Row,
+    automaton_of,
+)
+from .values import COLON, COMMA, QUOTE, Base, listed, pattern_of, quoted
+
+NONE = ByteAutomaton([[]], [False], 0)
+MOST_NEEDED = 3, 6  # properties that stand in any order; in schemas that may not hold
+
+
+def record(reader: Base, schema: Schema, path: str) -> Part:
+    least, most = counts_of(schema, "minProperties", "maxProperties", path)
+    properties, required = schema.get("properties", {}), schema.get("required", ())
+    if isinstance(required, str) or not all(isinstance(name, str) for name in required):
+        if isinstance(required, bool):  # as before draft 4
+            required = ()
+        else:
+            raise ConfigError(f"{path} of the schema has a required that is no list of names")
+    more, named = schema.get("additionalProperties", True), schema.get("patternProperties", {})
+    keys = schema.get("propertyNames", True)
+    needed = {*required}
+    missing = {name: more for name in required if name not in properties}
+    missing |= {name: {} for name in missing if _matching(reader, named, name, path)}
+    declared = {**properties, **missing}
+    members: list[tuple[Part, bool]] = []
+    for name, part in declared.items():
+        also = [named[pattern] for pattern in _matching(reader, named, name, path)]
+        try:
+            if keys is not True and not _key(reader, keys, path).accepts(quoted(name)):
+                raise Nothing(path)
+            where = f"{path}/properties/{name}"
+            value = (
+                reader.followed(also, part, where)
+                if also and isinstance(part, Mapping)
+                else reader.value(part, where)
+            )
+        except Nothing:
+            if name in needed:
+                raise
+            continue
+        members.append((Row((Bytes(quoted(name)), COLON, value)), name in needed))
+    # A name may be written twice; the last counts, so that not so many names are sure.
+    if reader.testing or (reader.loose and least < 2):
+        most_needed = MOST_NEEDED[reader.testing]
+        if reader.testing and len(needed) > most_needed:
+            reader.refuse(f"more than {most_needed} required properties", path)
+        others = _others(reader, more, named, keys, path, [*declared])
+        if others is not None:
+            members.append((others, False))
+        mixed = Mixed(tuple(members), COMMA, least, most, len(needed) > most_needed)
+        return Row((Bytes(b"{"), mixed, Bytes(b"}")))
+    if declared:
+        if least > len(members):
+            raise Nothing(path)
+        low = least if least > sum(need for _, need in members) else 0
+        top = None if most is None or most >= len(members) else most
+        return Row((Bytes(b"{"), Members(tuple(members), COMMA, low, top), Bytes(b"}")))
+    others = _others(reader, more, named, keys, path)
+    if others is None and least:
+        raise Nothing(path)
+    return Bytes(b"{}") if others is None else listed(b"{", others, b"}", least, most)
+
+
+def _matching(reader: Base, named: Schema, name: str, path: str) -> list[str]:
+    """The patterns of properties that a name matches."""
+    return [p for p in named if _pattern(reader, p, path).accepts(quoted(name))]
+
+
+def _pattern(reader: Base, pattern: str, path: str) -> ByteAutomaton:
+    part = partial(pattern_of, reader, pattern, path)
+    try:
+        return reader.leaf(("pattern", pattern), lambda: Row((QUOTE, part(), QUOTE))).automaton
+    except Empty:
+        return NONE
+
+
+def _key(reader: Base, schema: Any, path: str) -> ByteAutomaton:
+    """The names that a schema of names allows."""
+    if schema is True:
+        return reader.text().automaton
+    with_type = merged({"type": "string"}, schema, path)
+    return automaton_of(reader.value(with_type, f"{path}/propertyNames"), reader.budget)
+
+
+def _others(
+    reader: Base, more: Any, named: Schema, keys: Any, path: str, declared: Sequence[str] = ()
+) -> Part | None:
+    """A member that is not ``declared``; None where there is none."""
+    allowed = _key(reader, keys, path)
+    if declared:
+        names = Either(tuple(Bytes(quoted(name)) for name in declared))
+        try:
+            allowed = reader.met(allowed, automaton_of(names, reader.budget), without=True)
+        except Empty:
+            return None
+    if reader.testing and len(named) > 1:
+        reader.refuse("several patternProperties", path)
+    groups: list[tuple[ByteAutomaton, Any]] = []
+    for pattern, schema in named.items():
+        with suppress(Empty):
+            mine = reader.met(allowed, _pattern(reader, pattern, path))
+            for other in named:
+                if other != pattern:  # keys of one pattern alone are written
+                    mine = reader.met(mine, _pattern(reader, other, path), without=True)
+            groups.append((mine, schema))
+    with suppress(Empty):
+        for pattern in named:
+            allowed = reader.met(allowed, _pattern(reader, pattern, path), without=True)
+        groups.append((allowed, more))
+    ways: list[Part] = []
+    for automaton, schema in groups:
+        with suppress(Empty):
+            value = reader.value(schema, f"{path}/additionalProperties")
+            ways.append(Row((Leaf(automaton), COLON, value)))
+    return Either(tuple(ways)) if ways else None

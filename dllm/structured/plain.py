@@ -1,0 +1,118 @@
+"""What a judge is told of a structure: expressions and grammars in words that it reads as we do.
+
+Raises `Unfit` and `ConfigError` for what has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .expressions import pattern_part, regex_part
+from .formats import FORMATS
+from .grammar import Grammar, Node
+from .parts import (
+    SURROGATES,
+    Budget,
+    Bytes,
+    Either,
+    Letters,
+    Part,
+    Repeat,
+    Row,
+    Unfit,
+    both,
+    inverse,
+)
+from .source import Source
+
+DATA = {"const", "enum", "default", "example", "examples"}  # keywords that hold values
+NAMED = {"properties", "$defs", "definitions", "dependencies", "dependentSchemas"}  # schemas
+
+
+def plain(source: Source) -> Source:
+    """The same texts."""
+    ((kind, value),) = source.items()
+    if kind == "regex":
+        return {"regex": plain_regex(regex_part(value))}
+    if kind == "grammar":
+        return {"grammar": plain_grammar(Grammar(value, Budget(), 0))}
+    if kind in ("json_schema", "open_schema"):
+        return {kind: plain_schema(value)}
+    raise Unfit("is of several parts")
+
+
+def plain_regex(part: Part) -> str:
+    """``part`` as a regular expression of numbered characters, groups and counts, which mean the
+    same in every dialect.  Raises `Unfit` where some of it is an automaton."""
+    if isinstance(part, Bytes):
+        return "".join(rf"\x{{{ord(c):x}}}" for c in part.data.decode())
+    if isinstance(part, Letters):
+        ranges = both(part.ranges, inverse([SURROGATES]))
+        return "[" + "".join(rf"\x{{{a:x}}}-\x{{{b:x}}}" for a, b in ranges) + "]"
+    if isinstance(part, Row):
+        return "".join(map(plain_regex, part.parts))
+    if isinstance(part, Either):
+        return f"(?:{'|'.join(map(plain_regex, part.parts))})"
+    if isinstance(part, Repeat):
+        most = "" if part.most is None else part.most
+        return f"(?:{plain_regex(part.part)}){{{part.least},{most}}}"
+    raise Unfit("is written as an automaton")
+
+
+def plain_schema(schema: Any) -> Any:
+    """A schema with its patterns as expressions of whole strings; formats that we write are such,
+    too."""
+    if isinstance(schema, list):
+        return [plain_schema(each) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    result: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in DATA or (key == "format" and "pattern" in schema):
+            result[key] = value
+        elif key == "pattern":
+            result[key] = _pattern(value)
+        elif key == "format" and value in FORMATS:
+            result["pattern"] = f"^(?:{plain_regex(regex_part(FORMATS[value]))})$"
+        elif key == "patternProperties":
+            result[key] = {_pattern(name): plain_schema(each) for name, each in value.items()}
+        elif key in NAMED:
+            result[key] = {name: plain_schema(each) for name, each in value.items()}
+        else:
+            result[key] = plain_schema(value)
+    return result
+
+
+def _pattern(pattern: str) -> str:
+    return f"^(?:{plain_regex(pattern_part(pattern, 'the schema', decoded=True))})$"
+
+
+def plain_grammar(grammar: Grammar) -> str:
+    """A grammar in the syntax of Lark, its rules by their numbers."""
+    start = "root" if grammar.gbnf else "start"
+    names = {
+        name: f"{'T' if grammar.is_terminal(name) else 'r'}{i}"
+        for i, name in enumerate(grammar.rules)
+    }
+
+    def text(node: Node) -> str:
+        kind, value = node[0], node[1]
+        if kind == "name":
+            grammar.rule(value)
+            return names[value]
+        if kind in ("either", "row"):
+            return f"({(' | ' if kind == 'either' else ' ').join(map(text, value)) or EMPTY})"
+        if kind == "repeat":
+            most = "" if node[3] is None else node[3]
+            return f"({text(value)}){{{node[2]},{most}}}"
+        if value == "":
+            return EMPTY
+        return f"/{plain_regex(grammar.token(node))}/"
+
+    lines = [f"start: {text(('name', start))}"]
+    lines += [f"{names[name]}: {text(node)}" for name, node in grammar.rules.items()]
+    return "\n".join(lines + [f"%ignore {text(node)}" for node in grammar.ignored])
+
+
+EMPTY = '""'

@@ -1,0 +1,288 @@
+"""Constants, strings, numbers and arrays of JSON schemas."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+from functools import partial
+from typing import Any, NoReturn
+
+from ..core.errors import ConfigError
+from .expressions import CHARACTER, CHARACTERS, pattern_part, regex_part, string_bytes
+from .formats import FORMATS
+from .keywords import (
+    KEYWORDS,
+    Nothing,
+    Schema,
+    as_list,
+    bounds_of,
+    constants_of,
+    counts_of,
+    is_a,
+    kind_of,
+    kinds_of,
+    same,
+)
+from .numbers import numbers
+from .parts import (
+    EMPTY,
+    Budget,
+    ByteAutomaton,
+    Bytes,
+    Either,
+    Empty,
+    Leaf,
+    Members,
+    Mixed,
+    Part,
+    Repeat,
+    Row,
+    automaton_of,
+    combined,
+    maybe,
+)
+
+DEPTH = 3  # of recursive schemas, and of values of any kind
+MOST_UNIQUE = 6  # values that may stand in any order in an array without equal items
+COMMA, COLON = Row((Bytes(b","), maybe(Bytes(b" ")))), Row((Bytes(b":"), maybe(Bytes(b" "))))
+QUOTE = Bytes(b'"')
+
+
+class Base:
+    """What values are read with.  ``depth``: of what contains itself; ``ignored``: unknown
+    keywords that were met; ``cut``: whether something was written to a depth.
+
+    ``loose``: properties stand in any order, with undeclared ones between them.  ``testing``: every
+    text is read that another reader writes for a value that satisfies the schema, in order to take
+    it away.
+    """
+
+    def __init__(
+        self, root: Schema, budget: Budget, depth: int = DEPTH, loose: bool = False,
+        testing: bool = False,
+    ) -> None:  # fmt: skip
+        self.root, self.budget, self.depth, self.loose = root, budget, depth, loose or testing
+        self.testing = testing
+        self.open: list[str] = []  # references that are being followed
+        self.parts = 0
+        self.ignored: dict[str, None] = {}
+        self.cut = False  # whether something was written to a depth
+        self._leaves: dict[Any, Leaf] = {}
+        self._read: dict[Any, tuple[Any, Part | Nothing]] = {}
+        self._any: dict[int, Part] = {}
+
+    def value(self, schema: Any, path: str) -> Part:
+        """The texts of a schema."""
+        raise NotImplementedError
+
+    def followed(self, parts: Sequence[Any], rest: Schema, path: str) -> Part:
+        """The texts of all ``parts`` and ``rest`` together, references followed."""
+        raise NotImplementedError
+
+    def target(self, schema: Any, path: str) -> Schema:
+        """What a schema that is a reference stands for."""
+        raise NotImplementedError
+
+    def either(self, parts: Sequence[Callable[[], Part]], path: str) -> Part:
+        """Alternatives, those left out that allow nothing."""
+        found, failed = list[Part](), Empty(path)
+        for part in parts:
+            try:
+                found.append(part())
+            except Empty as error:
+                failed = error
+        if not found:
+            raise failed
+        return found[0] if len(found) == 1 else Either(tuple(dict.fromkeys(found)))
+
+    def leaf(self, key: Any, make: Callable[[], Part | ByteAutomaton]) -> Leaf:
+        """What ``make`` makes, as a leaf; remembered by ``key``."""
+        if key not in self._leaves:
+            made = make()
+            automaton = made if isinstance(made, ByteAutomaton) else automaton_of(made, self.budget)
+            self._leaves[key] = Leaf(automaton)
+        return self._leaves[key]
+
+    def text(self) -> Leaf:
+        """Any string."""
+        return self.leaf("text", lambda: Row((QUOTE, CHARACTERS, QUOTE)))
+
+    def met(self, a: ByteAutomaton, b: ByteAutomaton, without: bool = False) -> ByteAutomaton:
+        """What both accept, or the first alone.  Raises `Empty`."""
+        return combined(a, b, self.budget, without)
+
+    def refuse(self, what: str, path: str) -> NoReturn:
+        raise ConfigError(
+            f"{path} of the schema has to keep {what} from holding, for oneOf, not or if, which "
+            "is not supported: use anyOf, or a required property with a const of its own in each"
+        )
+
+
+def constants(reader: Base, schema: Schema, path: str) -> Part:
+    values = constants_of(schema) or []
+    if "enum" in schema and "const" in schema:
+        allowed = {*map(same, schema["enum"])}
+        values = [v for v in values if same(v) in allowed]
+    if "type" in schema:
+        wanted = as_list(schema["type"])
+        values = [v for v in values if any(is_a(v, kind) for kind in wanted)]
+    reader.budget.spend(len(values))
+    rest = {k: v for k, v in schema.items() if k not in ("enum", "const", "type")}
+    for kind in dict.fromkeys(map(kind_of, values)):
+        if rest.keys() & KEYWORDS[kind]:
+            fits = automaton_of(reader.value({**rest, "type": kind}, path), reader.budget)
+            values = [v for v in values if kind_of(v) != kind or fits.accepts(written(v))]
+    return reader.either([partial(constant, reader, value) for value in values], path)
+
+
+def constant(reader: Base, value: Any) -> Part:
+    """One value as it is written."""
+    if isinstance(value, Mapping):
+        if reader.testing and len(value) > 1:
+            reader.refuse("an object", "a constant")
+        members = [
+            (Row((Bytes(quoted(k)), COLON, constant(reader, v))), True) for k, v in value.items()
+        ]
+        return Row((Bytes(b"{"), Members(tuple(members), COMMA), Bytes(b"}")))
+    if isinstance(value, list | tuple):
+        items = [(constant(reader, item), True) for item in value]
+        return Row((Bytes(b"["), Members(tuple(items), COMMA), Bytes(b"]")))
+    if reader.testing and kind_of(value) == "number":
+        return number(reader, {"minimum": value, "maximum": value}, "a constant")
+    return Bytes(written(value))
+
+
+def string(reader: Base, schema: Schema, path: str) -> Part:
+    least, most = counts_of(schema, "minLength", "maxLength", path)
+    patterns, form = as_list(schema.get("pattern", [])), schema.get("format")
+    if form == "regex":
+        raise ConfigError(
+            f"{path} of the schema has the format 'regex'; supported: {', '.join(sorted(FORMATS))}"
+        )
+    form = form if form in FORMATS else None
+    if form is not None and reader.testing:
+        reader.refuse(f"the format {form!r}", path)
+
+    def spelt() -> Part | ByteAutomaton:
+        parts = [pattern_of(reader, pattern, path) for pattern in patterns]
+        if form is not None:
+            parts.append(regex_part(FORMATS[form]))
+        if (least, most) != (0, None) or not parts:
+            parts.append(Repeat(CHARACTER, least, most))
+        first, *others = (Row((QUOTE, part, QUOTE)) for part in parts)
+        if not others:
+            return first
+        result = automaton_of(first, reader.budget)
+        for other in others:
+            result = reader.met(result, automaton_of(other, reader.budget))
+        return result
+
+    return reader.leaf(("string", *patterns, form, least, most), spelt)
+
+
+def integer(reader: Base, schema: Schema, path: str) -> Part:
+    return number(reader, schema, path, whole=True)
+
+
+def number(reader: Base, schema: Schema, path: str, whole: bool = False) -> Part:
+    low, high, above, below = bounds_of(schema, path)
+    step = schema.get("multipleOf")
+    if step is not None and (not is_a(step, "number") or step <= 0):
+        raise ConfigError(f"{path} of the schema has a multipleOf that is no positive number")
+
+    def leaf(step: float | None, whole: bool) -> Leaf:
+        given = low, high, above, below, step, whole
+        return reader.leaf(("number", *given), lambda: numbers(*given, reader.budget))
+
+    if reader.testing and whole:  # with zeros behind a point
+        integer, found = leaf(1, False), leaf(step, False)
+        return Leaf(reader.met(integer.automaton, found.automaton))
+    return leaf(step, whole)
+
+
+def boolean(reader: Base, schema: Schema, path: str) -> Part:
+    return Either((Bytes(b"true"), Bytes(b"false")))
+
+
+def null(reader: Base, schema: Schema, path: str) -> Part:
+    return Bytes(b"null")
+
+
+def array(reader: Base, schema: Schema, path: str) -> Part:
+    least, most = counts_of(schema, "minItems", "maxItems", path)
+    rest, first = schema.get("items", True), schema.get("prefixItems", [])
+    if isinstance(rest, list):  # as before 2020-12
+        rest, first = schema.get("additionalItems", True), rest
+    if schema.get("uniqueItems") and (most is None or most > 1):
+        return _unique(reader, rest if not first else None, least, most, path)
+    parts: list[Part] = []
+    each: Part | None = None
+    for i, part in enumerate(first):
+        try:
+            parts.append(reader.value(part, f"{path}/prefixItems/{i}"))
+        except Nothing:
+            most = i if most is None else min(most, i)
+            break
+    try:
+        each = reader.value(rest, f"{path}/items") if len(parts) == len(first) else None
+    except Nothing:
+        most = len(parts) if most is None else min(most, len(parts))
+    if most is not None and least > most:
+        raise Nothing(path)
+    reader.budget.spend(least if most is None else most)
+    parts = parts[:most]
+    ends = max(least, len(parts)) if most is None else most
+    loop: Part = EMPTY  # what may stand behind so many items
+    if most is None and each is not None:
+        loop = Repeat(Row((COMMA, each)), 0, None)
+        ends = max(ends, 1)
+    for n in range(ends - 1, -1, -1):
+        item = parts[n] if n < len(parts) else each
+        assert item is not None
+        loop = Row((COMMA if n else EMPTY, item, loop))
+        loop = loop if n < least else Either((loop, EMPTY))
+    return Row((Bytes(b"["), loop, Bytes(b"]")))
+
+
+def _unique(reader: Base, items: Any, least: int, most: int | None, path: str) -> Part:
+    """Items that differ: of a few constants, in any order."""
+    values = None if items is None else constants_of(reader.target(items, path))
+    if isinstance(items, Mapping) and kinds_of(reader.target(items, path)) == {"boolean"}:
+        values = values or [True, False]
+    if values is None or len(values) > MOST_UNIQUE:
+        raise ConfigError(
+            f"{path} of the schema has 'uniqueItems', which is supported for items of at most "
+            f"{MOST_UNIQUE} constants"
+        )
+    texts = [constant(reader, value) for value in values]
+    most = len(texts) if most is None else min(most, len(texts))
+    if least > most:
+        raise Nothing(path)
+    once = Mixed(tuple((text, False) for text in texts), COMMA, least, most, once=True)
+    return Row((Bytes(b"["), once, Bytes(b"]")))
+
+
+def pattern_of(reader: Base, pattern: str, path: str) -> Part:
+    return pattern_part(pattern, f"{path} of the schema", reader.testing)
+
+
+def listed(begin: bytes, item: Part, end: bytes, least: int = 0, most: int | None = None) -> Part:
+    """Items with commas between them."""
+    if most == 0:
+        return Bytes(begin + end)
+    more = Repeat(Row((COMMA, item)), max(least - 1, 0), None if most is None else most - 1)
+    some = Row((item, more))
+    return Row((Bytes(begin), some if least else Either((some, EMPTY)), Bytes(end)))
+
+
+def written(value: Any) -> bytes:
+    """One value as JSON, numbers without an exponent."""
+    if isinstance(value, float) and math.isfinite(value):
+        return f"{Decimal(repr(value)):f}".encode()
+    return json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+
+
+def quoted(name: str) -> bytes:
+    return b'"' + string_bytes(name) + b'"'
