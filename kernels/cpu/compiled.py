@@ -34,7 +34,7 @@ SIGNATURES = {
     "dllm_product4": (_A, _A, _A, _A, _A, _A, _A, _N, _N, _N, _N, _I, _I),
     "dllm_layer_begin": (*[_A] * 10, *[_N] * 3, _I, _I),
     "dllm_layer_end": (*[_A] * 5, _N, _I, _I),
-    "dllm_bend": (_A, _N, ctypes.c_float, ctypes.c_float, _I),
+    "dllm_bend": (_A, _N, _N, _N, ctypes.c_float, ctypes.c_float, _I),
     "dllm_reduce": (_A, _A, _A, _A, _A, _A, _N, _N, _N, _I, _I, _I),
     "dllm_rms_norm": (_A, _A, _A, _N, _N, ctypes.c_double, _I, _I),
     "dllm_rotate_scatter": (*[_A] * 10, *[_N] * 5, _I, _I),

@@ -74,11 +74,15 @@ void dllm_reduce(void *logits, float *best, int64_t *index, float *second, float
   }
 }
 
-// Numbers x (n,) become `height` tanh(x / cap).
-void dllm_bend(float *x, int64_t n, float cap, float height, int threads) {
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
-  for (int64_t k = 0; k < n; k += WIDE)
-    write(x, false, k, n - k, tangent(read_or(x, false, k, n - k, 0) / cap) * height);
+// Numbers x (m, n) become `height` tanh(x / cap).
+void dllm_bend(float *x, int64_t m, int64_t n, int64_t stride, float cap, float height,
+               int threads) {
+#pragma omp parallel for num_threads(threads) if (threads > 1 && m > 1) schedule(static)
+  for (int64_t r = 0; r < m; r++)
+    for (int64_t k = 0; k < n; k += WIDE) {
+      const Floats part = read_or(x + r * stride, false, k, n - k, 0);
+      write(x + r * stride, false, k, n - k, tangent(part / cap) * height);
+    }
 }
 
 }  // extern "C"

@@ -49,12 +49,13 @@ class Shaped:
         return self.shape(full_logits(hidden, self.head).float().clone())
 
     def shape(self, x: torch.Tensor) -> torch.Tensor:
-        """``x`` float32, changed in place."""
-        kernels = library() if x.is_contiguous() and x.device.type == "cpu" else None
+        """``x`` (r, n) float32, changed in place."""
+        kernels = library() if x.stride(-1) == 1 and x.device.type == "cpu" else None
         if self.cap is not None and kernels is not None:
             kernels.dllm_bend(
-                x.data_ptr(), x.numel(), self.cap, self.cap * self.scale, torch.get_num_threads()
-            )
+                x.data_ptr(), *x.shape, x.stride(0), self.cap, self.cap * self.scale,
+                torch.get_num_threads(),
+            )  # fmt: skip
         elif self.cap is not None:
             x.div_(self.cap).tanh_().mul_(self.cap * self.scale)
         elif self.scale != 1:
