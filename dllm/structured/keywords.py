@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..core.errors import ConfigError, short
-from .parts import Unfit
+from .parts import Empty
 
 KEYWORDS: dict[str, set[Any]] = {
     "object": {"properties", "required", "additionalProperties", "patternProperties",
@@ -33,7 +33,7 @@ CHECKED = {
 }.union(*KEYWORDS.values())  # fmt: skip
 
 
-class Nothing(Unfit):
+class Nothing(Empty):
     """A schema that no value satisfies."""
 
 

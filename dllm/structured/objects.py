@@ -10,9 +10,21 @@ from typing import Any
 from ..core.errors import ConfigError
 from .keywords import Nothing, Schema, counts_of
 from .merging import merged
-from .parts import ByteAutomaton, Bytes, Either, Leaf, Members, Mixed, Part, Row, automaton_of
+from .parts import (
+    ByteAutomaton,
+    Bytes,
+    Either,
+    Empty,
+    Leaf,
+    Members,
+    Mixed,
+    Part,
+    Row,
+    automaton_of,
+)
 from .values import COLON, COMMA, QUOTE, Base, listed, pattern_of, quoted
 
+NONE = ByteAutomaton([[]], [False], 0)
 MOST_NEEDED = 3, 6  # properties that stand in any order; in schemas that may not hold
 
 
@@ -76,7 +88,10 @@ def _matching(reader: Base, named: Schema, name: str, path: str) -> list[str]:
 
 def _pattern(reader: Base, pattern: str, path: str) -> ByteAutomaton:
     part = partial(pattern_of, reader, pattern, path)
-    return reader.leaf(("pattern", pattern), lambda: Row((QUOTE, part(), QUOTE))).automaton
+    try:
+        return reader.leaf(("pattern", pattern), lambda: Row((QUOTE, part(), QUOTE))).automaton
+    except Empty:
+        return NONE
 
 
 def _key(reader: Base, schema: Any, path: str) -> ByteAutomaton:
@@ -95,26 +110,26 @@ def _others(
     if declared:
         names = Either(tuple(Bytes(quoted(name)) for name in declared))
         try:
-            allowed = reader.met(allowed, automaton_of(names, reader.budget), path, without=True)
-        except Nothing:
+            allowed = reader.met(allowed, automaton_of(names, reader.budget), without=True)
+        except Empty:
             return None
     if reader.testing and len(named) > 1:
         reader.refuse("several patternProperties", path)
     groups: list[tuple[ByteAutomaton, Any]] = []
     for pattern, schema in named.items():
-        with suppress(Nothing):
-            mine = reader.met(allowed, _pattern(reader, pattern, path), path)
+        with suppress(Empty):
+            mine = reader.met(allowed, _pattern(reader, pattern, path))
             for other in named:
                 if other != pattern:  # keys of one pattern alone are written
-                    mine = reader.met(mine, _pattern(reader, other, path), path, without=True)
+                    mine = reader.met(mine, _pattern(reader, other, path), without=True)
             groups.append((mine, schema))
-    with suppress(Nothing):
+    with suppress(Empty):
         for pattern in named:
-            allowed = reader.met(allowed, _pattern(reader, pattern, path), path, without=True)
+            allowed = reader.met(allowed, _pattern(reader, pattern, path), without=True)
         groups.append((allowed, more))
     ways: list[Part] = []
     for automaton, schema in groups:
-        with suppress(Nothing):
+        with suppress(Empty):
             value = reader.value(schema, f"{path}/additionalProperties")
             ways.append(Row((Leaf(automaton), COLON, value)))
     return Either(tuple(ways)) if ways else None

@@ -42,6 +42,7 @@ from .objects import record
 from .parts import (
     Bytes,
     Either,
+    Empty,
     Leaf,
     Part,
     Repeat,
@@ -93,6 +94,8 @@ class Reader(Base):
                 self._read[key] = schema, self._value(schema, path)
             except Nothing as error:
                 self._read[key] = schema, error
+            except Empty:
+                self._read[key] = schema, Nothing(path)
         found = self._read[key][1]
         if isinstance(found, Nothing):
             raise found
@@ -244,10 +247,10 @@ class Reader(Base):
                 continue
             found = automaton_of(part, self.budget)
             if not self.testing:
-                with contextlib.suppress(Nothing):
-                    self.met(found, self.tester.nested().automaton, path, without=True)
+                with contextlib.suppress(Empty):
+                    self.met(found, self.tester.nested().automaton, without=True)
                     self.refuse("what is nested deeply", path)
-            part = Leaf(self.met(found, held, path, without=True))
+            part = Leaf(self.met(found, held, without=True))
         return part
 
     @cached_property

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from functools import partial
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 from ..core.errors import ConfigError
 from .expressions import CHARACTER, CHARACTERS, pattern_part, regex_part, string_bytes
@@ -48,7 +48,6 @@ DEPTH = 3  # of recursive schemas, and of values of any kind
 MOST_UNIQUE = 6  # values that may stand in any order in an array without equal items
 COMMA, COLON = Row((Bytes(b","), maybe(Bytes(b" ")))), Row((Bytes(b":"), maybe(Bytes(b" "))))
 QUOTE = Bytes(b'"')
-T = TypeVar("T")
 
 
 class Base:
@@ -88,11 +87,11 @@ class Base:
 
     def either(self, parts: Sequence[Callable[[], Part]], path: str) -> Part:
         """Alternatives, those left out that allow nothing."""
-        found, failed = [], Nothing(path)
+        found, failed = list[Part](), Empty(path)
         for part in parts:
             try:
                 found.append(part())
-            except Nothing as error:
+            except Empty as error:
                 failed = error
         if not found:
             raise failed
@@ -110,18 +109,9 @@ class Base:
         """Any string."""
         return self.leaf("text", lambda: Row((QUOTE, CHARACTERS, QUOTE)))
 
-    def met(
-        self, a: ByteAutomaton, b: ByteAutomaton, path: str, without: bool = False
-    ) -> ByteAutomaton:
-        """What both accept, or the first alone."""
-        return self.made(path, combined, a, b, self.budget, without)
-
-    def made(self, path: str, make: Callable[..., T], *args: Any) -> T:
-        """What is made; raises `Nothing` where no text is left of it."""
-        try:
-            return make(*args)
-        except Empty:
-            raise Nothing(path) from None
+    def met(self, a: ByteAutomaton, b: ByteAutomaton, without: bool = False) -> ByteAutomaton:
+        """What both accept, or the first alone.  Raises `Empty`."""
+        return combined(a, b, self.budget, without)
 
     def refuse(self, what: str, path: str) -> NoReturn:
         raise ConfigError(
@@ -186,7 +176,7 @@ def string(reader: Base, schema: Schema, path: str) -> Part:
             return first
         result = automaton_of(first, reader.budget)
         for other in others:
-            result = reader.met(result, automaton_of(other, reader.budget), path)
+            result = reader.met(result, automaton_of(other, reader.budget))
         return result
 
     return reader.leaf(("string", *patterns, form, least, most), spelt)
@@ -204,13 +194,11 @@ def number(reader: Base, schema: Schema, path: str, whole: bool = False) -> Part
 
     def leaf(step: float | None, whole: bool) -> Leaf:
         given = low, high, above, below, step, whole
-        return reader.leaf(
-            ("number", *given), lambda: reader.made(path, numbers, *given, reader.budget)
-        )
+        return reader.leaf(("number", *given), lambda: numbers(*given, reader.budget))
 
     if reader.testing and whole:  # with zeros behind a point
         integer, found = leaf(1, False), leaf(step, False)
-        return Leaf(reader.met(integer.automaton, found.automaton, path))
+        return Leaf(reader.met(integer.automaton, found.automaton))
     return leaf(step, whole)
 
 

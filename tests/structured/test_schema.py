@@ -145,6 +145,8 @@ SUPPORTED: list[dict[str, Any]] = [
     {"type": "object", "properties": {"a": STRINGS, "b": STRINGS},
      "dependentSchemas": {"a": {"properties": {"b": {"minLength": 2}}, "required": ["b"]}}},
     {"type": "object", "properties": {"a": STRINGS, "b": STRINGS}, "minProperties": 1},
+    {"type": "object", "patternProperties": {"^a*+a$": {"type": "null"}}},
+    {"type": "object", "properties": {"a": STRINGS, "b": {"type": "string", "pattern": "^a*+a$"}}},
     {"type": "object", "properties": {"a": STRINGS, "b": STRINGS, "c": STRINGS},
      "minProperties": 1, "maxProperties": 2},
     {"type": "object", "additionalProperties": {"type": "null"}, "minProperties": 2},
