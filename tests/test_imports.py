@@ -47,6 +47,7 @@ def test_plain_data_needs_no_deep_learning_library() -> None:
         "            raise ImportError(f'{name} is blocked')\n"
         "sys.meta_path.insert(0, Blocked())\n"
         "import dllm, dllm.runtime.result, dllm.samplers, dllm.cache, dllm.runtime.trace\n"
+        "import dllm.serve.reading, dllm.serve.responses\n"
         "dllm.samplers.compose('threshold'), dllm.cache.compose('none')\n"
         "dllm.Result, dllm.GenerationConfig()\n"
         "print('done')"

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..core.errors import CancelledError, DeadlineError, PromptError, QueueFullError
+from ..core.errors import CancelledError, ConfigError, DeadlineError, PromptError, QueueFullError
 from .http import outcome
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ LONG = 20_000  # characters from which on a request waits in the other line
 THREADS = 2  # of that line
 MOST_LONG = 16  # requests that may be in it
 SHARE = 4  # of them of one client
+LOOK = 0.05  # seconds between two looks whether what runs has ended
 
 
 class Line:
@@ -56,6 +57,11 @@ class Line:
             self._waiting.setdefault(client, deque()).append((future, work))
         self._pool.submit(self._next)
         return future
+
+    @property
+    def busy(self) -> bool:
+        """Whether somebody is at work."""
+        return bool(self._working)
 
     def _count(self, client: str) -> int:
         """What a client has at work and waiting."""
@@ -95,13 +101,18 @@ class Line:
 
 class Encoder:
     """The lines in which requests wait for the tokenizer of ``model``.  ``limit``: most tokens of a
-    prompt, None for the model's context."""
+    prompt, None for the model's context; ``give_up`` ends work that may take a minute."""
 
-    def __init__(self, model: DiffusionModel, limit: int | None = None) -> None:
+    def __init__(
+        self, model: DiffusionModel, limit: int | None = None,
+        give_up: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        self.give_up = give_up
         self.model, self.limit = model, limit or model.facts.context_length
         self._short = ThreadPoolExecutor(1, "dllm-encode")
         self._long = Line("dllm-encode-long")
         self._own = threading.local()
+        self._closed = False
 
     def _twin(self) -> DiffusionModel:
         """The model with a tokenizer of this thread."""
@@ -126,14 +137,18 @@ class Encoder:
         left = threading.Event()
 
         def go_on() -> None:
-            if left.is_set():
-                raise CancelledError("the client has left")
+            if left.is_set() or self._closed:
+                raise CancelledError("the client has left, or the server is stopping")
             if time.monotonic() > until:
                 raise DeadlineError("the prompt was not read by the deadline")
 
         def begin(model: Callable[[], DiffusionModel]) -> T:
             go_on()
-            return work(model(), go_on)
+            try:
+                return work(model(), go_on)
+            except ConfigError:  # of a structure that `close` gave up
+                go_on()
+                raise
 
         if characters <= LONG and not slow:
             future = self._short.submit(begin, lambda: self.model)
@@ -148,6 +163,11 @@ class Encoder:
             raise
 
     def close(self) -> None:
+        """End what runs and what waits."""
+        self._closed = True
+        while self._long.busy:
+            self.give_up()
+            time.sleep(LOOK)
         self._short.shutdown(wait=True, cancel_futures=True)
         self._long.close()
 

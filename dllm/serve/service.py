@@ -34,6 +34,7 @@ from ..request.prompts import (
 from ..request.requests import occurrences
 from ..runtime.handle import Handle
 from ..session import Session
+from ..structured.building import WORKER
 from .encoding import Encoder
 from .http import NOBODY, Client
 from .likelihoods import Likelihoods
@@ -98,7 +99,7 @@ class Service:
             ),
         })  # fmt: skip
         self.sessions = {name: self._session(name) for name in self.settings.caches}
-        self.encoder = Encoder(model, self.settings.max_prompt_tokens)
+        self.encoder = Encoder(model, self.settings.max_prompt_tokens, WORKER.close)
         self.reader = Reader(self.settings.max_body, self.encoder.limit)
         self.likelihoods = Likelihoods(self.encoder)
         self._seconds = 1.0  # of a request, lately

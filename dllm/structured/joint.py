@@ -162,6 +162,14 @@ class Lattice:
         return visits
 
 
+def _largest(states: IntArray, scores: Float64Array, count: int) -> tuple[IntArray, IntArray]:
+    """The ``count`` states with the largest scores, of equal ones the first, and the others."""
+    least = np.partition(scores, -count)[-count]
+    kept = scores > least
+    kept[np.flatnonzero(scores == least)[: count - np.count_nonzero(kept)]] = True
+    return states[kept], states[~kept]
+
+
 class Pruned(Lattice):
     """Completions of one chain through the ``kept`` likeliest states of each position only.
 
@@ -204,10 +212,9 @@ class Pruned(Lattice):
             np.maximum.at(scores, target, reached)
             states = np.flatnonzero(scores > -np.inf)
             if len(states) > self.kept:
-                order = np.argpartition(-scores[states], self.kept)
-                self.bound = max(self.bound, scores[states[order[self.kept]]] + later[i + 1])
-                scores[states[order[self.kept :]]] = -np.inf
-                states = np.sort(states[order[: self.kept]])
+                states, dropped = _largest(states, scores[states], self.kept)
+                self.bound = max(self.bound, scores[dropped].max() + later[i + 1])
+                scores[dropped] = -np.inf
                 inside = np.flatnonzero(scores[target] > -np.inf)
                 here, best = here[inside], best[inside]
             self._steps.append(Step(here, best, ways[i].take(arcs.label[here])))

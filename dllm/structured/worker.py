@@ -134,7 +134,9 @@ class Worker:
         return _told(read(answer[1:]))
 
     def close(self) -> None:
-        """End the process."""
+        """End the process; what it compiles is given up."""
+        if (process := self._process) is not None and self._owner == os.getpid():
+            process.kill()
         with self._lock:
             self._end()
 

@@ -29,6 +29,7 @@ from dllm.core.errors import DeadlineError
 from dllm.serve.http import Streaming
 from dllm.serve.replies import Reply
 from dllm.serve.requests import read_chat
+from dllm.structured.building import WORKER
 
 from .conftest import PATIENCE, Served, Start, idle, raw, until
 
@@ -374,6 +375,28 @@ def test_a_drain_that_runs_out(start: Start, tiny: dllm.DiffusionModel, signals:
     assert (first.status_code, second.status_code) == (503, 503)
     served.thread.join(PATIENCE)
     assert not served.thread.is_alive() and threading.active_count() <= before.threads
+
+
+def test_a_structure_that_compiles_does_not_hold_up_the_end(
+    start: Start, tiny: dllm.DiffusionModel
+) -> None:
+    """It would be refused for its steps in the end; that is not waited for."""
+    served = start(tiny, drain=0.2)
+    parts = {str(i): {"type": "array", "prefixItems": [{"$ref": f"#/$defs/{i + 1}"}] * 2,
+                      "minItems": 2, "items": False} for i in range(24)}  # fmt: skip
+    schema = {"$ref": "#/$defs/0", "$defs": parts | {"24": {"type": "null"}}}
+    answers: list[httpx.Response] = []
+    ask = {"messages": body()["messages"], "structured_outputs": {"json": schema}}
+    asking = threading.Thread(target=lambda: answers.append(served.post(CHAT, ask)))
+    asking.start()
+    until(lambda: answers or (WORKER._process is not None and WORKER._lock.locked()))
+    assert not answers, answers[0].text
+    loop = served.server.servers[0].get_loop()
+    loop.call_soon_threadsafe(served.server.handle_exit, signal.SIGTERM, None)
+    asking.join()
+    assert answers[0].status_code == 503 and answers[0].json()["error"]["code"] == "stopping"
+    served.thread.join(PATIENCE)
+    assert not served.thread.is_alive()
 
 
 def test_likelihoods_that_nobody_waits_for_end(served: Served) -> None:
