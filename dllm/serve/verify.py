@@ -87,6 +87,7 @@ class VerifyRoutes:
                 return as_json(self._open(body, request.client.host if request.client else ""))
             if isinstance(body, DraftBody):
                 return as_json(await self._step(body))
+            assert isinstance(body, EndBody)
             self._forget(body.sid)
             return as_json({"sid": body.sid})
         except KeyError as error:
