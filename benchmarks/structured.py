@@ -6,9 +6,9 @@ Per structure: seconds to compile it, states and classes over the vocabulary of 
 folder or hub id of a tokenizer; default the bundled model's), and the CPU time of one step on the
 host for a window of 32 undecided positions with random predictions: the likeliest completion, or
 a drawn one, with its marginals; per row where eight rows have the structure; and its share of a
-step of 15 ms, as of a model of 8B.  Each is the least of 25.  The judge: the median where
-llguidance says what is valid.  On the device: token statistics of 32 rows with classes and without,
-on a head of 135M's shape.
+step of 15 ms, as of a model of 8B.  Each is the least of 25 in each of 4 rounds.  The judge: the
+median where llguidance says what is valid.  On the device: token statistics of 32 rows with classes
+and without, on a head of 135M's shape.
 
 ``--schemas``: files of MaskBench (github.com/guidance-ai/jsonschemabench, maskbench/data), each
 with a schema and instances.  Per library (ours, llguidance; xgrammar and outlines-core where they
@@ -50,6 +50,7 @@ from dllm.structured.vocabulary import Vocabulary, vocabulary_of
 from harness import write  # isort: skip
 
 WINDOW, STEP_8B = 32, 15.0  # positions, milliseconds
+ROUNDS = 4  # over all structures: other programs come and go
 LIMIT, MEMORY = 10, 8 << 30  # seconds of CPU time and bytes of one schema
 SHORTEST = 0.05  # seconds that are timed at once
 PERSON = {
@@ -279,9 +280,17 @@ def main() -> None:
         tokenizer = dllm.load("nano").tokenizer
     vocabulary = vocabulary_of(tokenizer)
     tree = prefix_tree(vocabulary.pieces)
+    rounds = [
+        {name: host(vocabulary.pieces, tree, s) for name, s in STRUCTURES.items()}
+        for _ in range(ROUNDS)
+    ]
+    least = {
+        name: {key: min(each[name][key] for each in rounds) for key in rounds[0][name]}
+        for name in STRUCTURES
+    }
     result: dict[str, Any] = {
         "threads": torch.get_num_threads(), "tokens": len(vocabulary.pieces),
-        "structures": {name: host(vocabulary.pieces, tree, s) for name, s in STRUCTURES.items()},
+        "structures": least,
         "judged": {name: judge(vocabulary, wanted) for name, wanted in JUDGED.items()},
         "statistics_ms": device(), "schemas": {},
     }  # fmt: skip

@@ -212,7 +212,6 @@ class Cache:
     stores: ClassVar[bool] = True
     branches_slide: ClassVar[bool] = False
     survives_growth: ClassVar[bool] = False
-    trained: ClassVar[bool] = False  # meant for checkpoints that were trained with its attention
     layerwise: ClassVar[bool] = False
     keeps: ClassVar[str | None] = None
     # Family -> field -> value: what the paper uses there, for fields left at None.

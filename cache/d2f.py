@@ -26,7 +26,6 @@ class D2FCache(Cache):
     offers = ALL
     survives_growth = True
     branches_slide = True
-    trained = True
 
     causal: bool = True
 

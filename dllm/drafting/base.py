@@ -244,8 +244,6 @@ class DraftRequest:
     temperature: float = 0.0
     noise_key: tuple[int, int] = (0, 0)
     draft_key: tuple[int, int] = (0, 3)
-    tokenizer: Any = None
-    name: str = ""
     trees: bool = False
     verifier: Any = None
 

@@ -52,7 +52,7 @@ def write_with(
         )
         request = DraftRequest(
             prompt, known["vocab_size"], tuple(known["stop_ids"]), known["limit"],
-            float(options.get("temperature", 0.0)), tokenizer=tokenizer,
+            float(options.get("temperature", 0.0)),
         )  # fmt: skip
         drafting, tokens, reason = TextFollower(part.open(request), prompt), prompt, None
         try:

@@ -88,8 +88,8 @@ class DraftedRow(Row):
         return DraftRequest(
             prompt=prompt, vocab_size=model.facts.vocab_size, limit=limit,
             stop_ids=model.facts.stop_token_ids, temperature=recipe.config.temperature,
-            noise_key=self.noise.emission, draft_key=self.noise.drafting, tokenizer=model.tokenizer,
-            name=model.name, trees=self.verifier.trees and recipe.rule.trees, verifier=model,
+            noise_key=self.noise.emission, draft_key=self.noise.drafting,
+            trees=self.verifier.trees and recipe.rule.trees, verifier=model,
         )  # fmt: skip
 
     def restart(self) -> None:

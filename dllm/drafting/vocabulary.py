@@ -257,8 +257,7 @@ def _own_request(
     """``request`` in the drafter's vocabulary, in which the text may take more tokens."""
     prompt = _encode(ours, theirs, request.prompt)
     limit = len(prompt) + 4 * (request.limit - len(request.prompt)) + 64
-    return replace(request, prompt=prompt, vocab_size=size, stop_ids=stop_ids, limit=limit,
-                   tokenizer=ours)  # fmt: skip
+    return replace(request, prompt=prompt, vocab_size=size, stop_ids=stop_ids, limit=limit)
 
 
 def _encode(ours: Any, theirs: Any, ids: IntArray) -> IntArray:

@@ -24,7 +24,7 @@ Weights = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Draws:
+class Masking:
     """``masked`` (n, L) bool: what row j hides; ``weight`` (n, L) float64: what the log-probability
     of a position counts in it, 0 where it is not asked for.  The estimate is the sum over all.
 
@@ -51,10 +51,10 @@ class Draws:
 
 
 # (continuation length, prompt length, rows, seed) -> draws
-Estimator = Callable[[int, int, int, tuple[int, int]], Draws]
+Estimator = Callable[[int, int, int, tuple[int, int]], Masking]
 
 
-def all_subsets(length: int) -> Draws:
+def all_subsets(length: int) -> Masking:
     """Every mask there is, with its probability: the bound itself, in 2**L - 1 rows."""
     rows = [c for k in range(1, length + 1) for c in combinations(range(length), k)]
     masked = np.zeros((len(rows), length), np.bool_)
@@ -62,10 +62,10 @@ def all_subsets(length: int) -> Draws:
         row[list(chosen)] = True
     count = masked.sum(1)
     share = np.array([1 / (k * comb(length, k)) for k in count])
-    return Draws(masked, masked * share[:, None], "exact")
+    return Masking(masked, masked * share[:, None], "exact")
 
 
-def stratified(length: int, prompt: int, rows: int, seed: tuple[int, int]) -> Draws:
+def stratified(length: int, prompt: int, rows: int, seed: tuple[int, int]) -> Masking:
     """k from every one of ``rows`` equal parts of 1..L, then a random subset: unbiased.
 
     Where there are no more than ``rows`` masks in all, each is used once and the bound is exact; a
@@ -78,10 +78,10 @@ def stratified(length: int, prompt: int, rows: int, seed: tuple[int, int]) -> Dr
     count = np.minimum(count, length)  # rounding up to 1.0 is possible in principle
     order = rng.random((rows, length)).argsort(1).argsort(1)
     masked = order < count[:, None]
-    return Draws(masked, masked * (length / count / rows)[:, None], "pairs")
+    return Masking(masked, masked * (length / count / rows)[:, None], "pairs")
 
 
-def llada(length: int, prompt: int, rows: int, seed: tuple[int, int]) -> Draws:
+def llada(length: int, prompt: int, rows: int, seed: tuple[int, int]) -> Masking:
     """The official estimator of LLaDA, draw for draw under the same torch seed.
 
     Batches of 32: one k, the others at equal distances from it, rounded half to even, which gives
@@ -101,10 +101,10 @@ def llada(length: int, prompt: int, rows: int, seed: tuple[int, int]) -> Draws:
         for row in range(start, start + batch):
             order = torch.randperm(length, generator=noise).numpy()
             masked[row] = order < count[row]
-    return Draws(masked, masked * (length / count / rows)[:, None], "rows")
+    return Masking(masked, masked * (length / count / rows)[:, None], "rows")
 
 
-def dream(length: int, prompt: int, rows: int, seed: tuple[int, int], eps: float = 1e-3) -> Draws:
+def dream(length: int, prompt: int, rows: int, seed: tuple[int, int], eps: float = 1e-3) -> Masking:
     """The official estimator of Dream, draw for draw under the same torch seed, in one batch.
 
     Each position is masked with probability t, the t of the rows at equal distances; weight 1 / t.
@@ -116,18 +116,18 @@ def dream(length: int, prompt: int, rows: int, seed: tuple[int, int], eps: float
     masked = torch.rand((rows, prompt + length), generator=noise) < t[:, None]
     masked[:, 0] = masked[:, -1] = False
     chosen = masked[:, prompt:].numpy()
-    return Draws(chosen, chosen / t[:, None].double().numpy() / rows, "rows")
+    return Masking(chosen, chosen / t[:, None].double().numpy() / rows, "rows")
 
 
-def left_to_right(length: int, prompt: int, rows: int, seed: tuple[int, int]) -> Draws:
+def left_to_right(length: int, prompt: int, rows: int, seed: tuple[int, int]) -> Masking:
     """The chain rule in reading order, one forward per position: no bound but the likelihood of
     writing the text in that order (Dream's ``ar_ftb``)."""
-    return Draws(np.triu(np.ones((length, length), np.bool_)), np.eye(length), "exact")
+    return Masking(np.triu(np.ones((length, length), np.bool_)), np.eye(length), "exact")
 
 
-def right_to_left(length: int, prompt: int, rows: int, seed: tuple[int, int]) -> Draws:
+def right_to_left(length: int, prompt: int, rows: int, seed: tuple[int, int]) -> Masking:
     """The chain rule from the end (Dream's ``ar_btf``)."""
-    return Draws(np.tril(np.ones((length, length), np.bool_)), np.eye(length), "exact")
+    return Masking(np.tril(np.ones((length, length), np.bool_)), np.eye(length), "exact")
 
 
 ESTIMATORS: dict[str, Estimator] = {

@@ -22,7 +22,7 @@ from ..engine.recipe import RowOptions, check_recipe
 from ..engine.rows import Job, Row
 from ..kernels.statistics import token_statistics
 from ..models import DiffusionModel
-from .estimators import ENDS_WITH_EOS, Draws, Weights, estimator
+from .estimators import ENDS_WITH_EOS, Masking, Weights, estimator
 
 ROUND = 16  # samples between two looks at who leads
 DECIDED = 3.0  # standard errors that the leader must be ahead
@@ -159,13 +159,13 @@ class _Running:
     def stderr(self) -> float:
         return float(np.sqrt(np.sum(np.square(self.errors))) / len(self.errors))
 
-    def draws(self, number: int) -> Draws:
+    def draws(self, number: int) -> Masking:
         each, more = divmod(self.how.samples, self.how.rounds)
         rows = each + (number < more)
         sizes = len(self.request.continuation), len(self.request.prompt)
         return estimator(self.how.kind)(*sizes, rows, (self.how.seed, number))
 
-    def add(self, draws: Draws, values: Weights) -> None:
+    def add(self, draws: Masking, values: Weights) -> None:
         self.sums.append(float(values.sum()))
         self.errors.append(draws.standard_error(values))
         self.decided |= draws.spread == "exact"  # another round would say the same

@@ -13,7 +13,7 @@ import asyncio
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,8 +36,8 @@ from .problems import Problem
 from .reading import Reader
 
 PATH = "/v1/verify"
-KINDS: dict[str, type[DeviceBody | EndBody]] = {
-    "open": DeviceBody, "step": DraftBody, "close": EndBody
+KINDS: dict[str, Callable[[Any], DeviceBody | EndBody]] = {
+    "open": DeviceBody.read, "step": DraftBody.read, "close": EndBody.read
 }  # fmt: skip
 PATIENCE = 60.0  # seconds
 MOST_TEXTS = 256  # of all devices
@@ -78,10 +78,10 @@ class VerifyRoutes:
         return [Path("POST", PATH + "/{action}", self.answer)]
 
     async def answer(self, request: Request) -> Response:
-        kind = KINDS.get(request.path_params["action"])
-        if kind is None:
+        read = KINDS.get(request.path_params["action"])
+        if read is None:
             raise Problem(400, f"messages are to {', '.join(KINDS)}", code="invalid_body")
-        body = await self.reader.read(request, kind.read)
+        body = await self.reader.read(request, read)
         try:
             if isinstance(body, DeviceBody):
                 return as_json(self._open(body, request.client.host if request.client else ""))

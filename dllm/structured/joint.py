@@ -29,6 +29,7 @@ Float64Array = npt.NDArray[np.float64]
 LEAST = 1e-300  # no state counts for less, beside the others of its position
 LOWEST = -690.0  # and no arc, its logarithm
 MOST_ARCS = 20_000  # of an automaton all of whose states are looked at
+RESCALED = 8  # positions after which masses are scaled: each is at most 10^6 times the next
 BLOCK = 1 << 14  # terms of sums that are worked on at once, which a processor's cache holds
 KEPT = 256  # states per position of a larger one
 
@@ -59,7 +60,7 @@ class Lattice:
         shape = self.length + 1, len(chains), len(automaton.accepting)
         self.best = np.full(shape, -np.inf)  # weight of the likeliest way to the end
         self.mass = np.zeros(shape)  # of all ways, as a multiple of the likeliest, scaled
-        self.scaled = np.zeros(shape)  # the same, at most 1 at each position
+        self.scaled = np.zeros(shape)  # the same, now and then scaled to at most 1
         self._backward()
 
     def _backward(self) -> None:
@@ -87,8 +88,10 @@ class Lattice:
                 terms[i - low] *= self.scaled[i + 1].take(arcs.target, 1)
                 mass = np.add.reduceat(terms[i - low], arcs.first, 1)
                 self.mass[i][:, arcs.sources] = mass
-                mass /= np.maximum(mass.max(1, keepdims=True), LEAST)
-                self.scaled[i][:, arcs.sources] = np.maximum(mass, LEAST, out=mass)
+                if not (self.length - i) % RESCALED:  # as far from the end in every company
+                    mass /= np.maximum(mass.max(1, keepdims=True), LEAST)
+                    np.maximum(mass, LEAST, out=mass)
+                self.scaled[i][:, arcs.sources] = mass
 
     def _first(self, chain: Chain) -> int:
         """Where a chain begins."""

@@ -241,3 +241,31 @@ def test_a_judge_knows_the_dates_that_there_are() -> None:
     form = form_of(source)
     for text, valid in (b'"2024-02-29"', True), (b'"2023-02-29"', False), (b'"0000-01-01"', False):
         assert form.accepts(form.start, [PIECES.index(bytes([c])) for c in text]) == valid
+
+
+def test_only_expressions_of_a_schema_are_written_otherwise() -> None:
+    data = {"pattern": "a++", "format": "date"}
+    schema: dict[str, Any] = {
+        "properties": {"pattern": {"const": data, "enum": [data]}, "format": {"pattern": "^b$"}},
+        "patternProperties": {"^c$": {"items": [True, {"pattern": "d"}]}},
+    }
+    told = plain({"json_schema": schema})["json_schema"]
+    assert told["properties"]["pattern"] == schema["properties"]["pattern"]
+    ((key, named),) = told["patternProperties"].items()
+    found = told["properties"]["format"]["pattern"], key, named["items"][1]["pattern"]
+    for pattern, text, other in zip(found, ("b", "c", "ade\n"), ("bb", "C", "a"), strict=True):
+        pattern = re.sub(r"\\x\{(\w+)\}", lambda m: rf"\U{int(m[1], 16):08x}", pattern)
+        assert re.search(pattern, text) and not re.search(pattern, other)
+    assert named["items"][0] is True
+
+
+def test_a_judge_reads_grammars_with_what_is_ignored() -> None:
+    rules = '%import common (INT, WS)\nstart: (NAME "=" INT ";")+\nNAME: /[a-c]/i\n%ignore WS'
+    form = form_of({"grammar": rules})
+    for text, valid in (
+        (b"a = 12;B=3;", True),
+        (b"C=1 ;", True),
+        (b"d=1;", False),
+        (b"a=1", False),
+    ):
+        assert form.accepts(form.start, [PIECES.index(bytes([c])) for c in text]) == valid

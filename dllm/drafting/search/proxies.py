@@ -36,14 +36,11 @@ class NGram:
     def fit(self, texts: Iterable[Sequence[int]]) -> NGram:
         """Count whole texts, e.g. earlier output of the verifier; returns itself."""
         for text in texts:
-            self._count(list(text), len(text))
+            self.learn(list(text), len(text))
         return self
 
     def learn(self, tokens: Sequence[int], fresh: int) -> None:
         """The last ``fresh`` of ``tokens`` are new text of the verifier (or of the prompt)."""
-        self._count(tokens, fresh)
-
-    def _count(self, tokens: Sequence[int], fresh: int) -> None:
         for end in range(len(tokens) - fresh, len(tokens)):
             token = tokens[end]
             for n in range(min(self.n, end + 1)):
