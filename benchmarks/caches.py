@@ -29,7 +29,7 @@ from harness import RESULTS, dream_135m, kernels, llada_135m, write  # isort: sk
 
 MODELS: dict[str, Callable[[str], dllm.DiffusionModel]] = {"llada": llada_135m, "dream": dream_135m}
 CACHES = (
-    "none", "prefix", "dual", "dkv", "dkv_prefill", "dkv_pd", "window_diffusion",
+    "none", "prefix", "dual", "dkv", "dkv_prefill", "dkv_pd", "dkv_greedy", "window_diffusion",
     "dllm_cache", "dsb", "dcd", "vicinity", "sparse", "elastic",
 )  # fmt: skip
 HEADLINE = ("llada", 512, 256)
@@ -40,9 +40,10 @@ def run(
     model: dllm.DiffusionModel, prompt: list[int], cache: str, **how: Any
 ) -> tuple[dllm.Result, float]:
     """One generation and its seconds; the first step's refresh is part of it, as for any user."""
+    sampler = "llada(remasking=random)" if cache == "dkv_greedy" else "llada"
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     start = clock()
-    out = dllm.generate(model, prompt, sampler="llada", cache=cache, eos_policy="none", **how)
+    out = dllm.generate(model, prompt, sampler=sampler, cache=cache, eos_policy="none", **how)
     assert isinstance(out, dllm.Result)
     return out, clock() - start
 

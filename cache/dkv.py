@@ -13,6 +13,8 @@ from typing import ClassVar
 import numpy as np
 
 from ..core.canvas import Canvas, IntArray
+from ..core.capabilities import FORESIGHT
+from ..core.limits import NOT_NEGATIVE, bounds, one_of
 from ..core.spec import FamilyDefaults
 from .base import ALL, Plan, Slots, full_plan, register
 from .refresh import Clock, Refreshing
@@ -73,6 +75,43 @@ class DKVPD(DKVDecode):
         return Plan(compute[compute >= start])
 
 
+@register("dkv_greedy", paper=PAPER, arxiv=ARXIV)
+class DKVGreedy(Refreshing):
+    """Compute what was just decided, what is next and a few neighbours (dKV-Cache-Greedy).
+
+    That is a constant number of positions per step, for samplers that know what they commit before
+    the forward.  ``refresh_every`` (2) counts from each block opening; ``window`` (4) neighbours
+    are taken around every position of ``center``: "next", those to be decided (as released), or
+    "prev", those just decided (which the paper reports as better).
+    """
+
+    needs = frozenset({FORESIGHT})
+    by_block = True
+    limits = bounds(window=NOT_NEGATIVE, center=one_of(("next", "prev")))
+
+    refresh_every: float | None = 2
+    window: int = 4
+    center: str = "next"
+
+    def between(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
+        center = targets if self.center == "next" else np.flatnonzero(slots.pending)
+        return Plan(np.union1d(targets, neighbours(canvas, center, targets, self.window)))
+
+
 def first_row(canvas: Canvas, slots: Slots) -> int:
     """The first row that the region needs: the prompt's last when logits are shifted."""
     return max(0, canvas.start - slots.shift)
+
+
+def neighbours(canvas: Canvas, center: IntArray, targets: IntArray, each: int) -> IntArray:
+    """For every position of ``center`` in turn the ``each`` nearest undecided positions that are
+    neither targets nor taken yet; the left one first at equal distance."""
+    masked = canvas.masked[: canvas.length].copy()
+    masked[targets] = False
+    taken = []
+    for middle in center:
+        free = np.flatnonzero(masked)
+        near = free[np.argsort(2 * np.abs(free - middle) + (free > middle))[:each]]
+        masked[near] = False
+        taken.append(near)
+    return np.concatenate(taken) if taken else center[:0]

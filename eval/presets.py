@@ -14,6 +14,8 @@ from .sweep import Sweep
 README_TASKS = ("sort", "remove_random", "insert_random")
 AT = "threshold(tau=0.9)"  # the sampler under which caches are compared
 BASELINE = "llada(steps=32)"  # one token per step
+RANDOM = "random+llada(steps=32)"  # for caches that must know commits beforehand
+FORESEEING = "dkv_greedy"
 
 
 def readme() -> list[Sweep]:
@@ -24,6 +26,7 @@ def readme() -> list[Sweep]:
     return [
         Sweep(README_TASKS, curves=samplers_with_curves(), **how),
         Sweep(README_TASKS, samplers=[BASELINE, AT], caches=names, **how),
+        Sweep(README_TASKS, samplers=[RANDOM], caches=["none", FORESEEING], **how),
     ]
 
 

@@ -239,7 +239,7 @@ class Stop(Part, role="stop"):
 
 
 class EosRule(Part, role="eos"):
-    """What a stop id does to the rest of a row."""
+    """What a stop id does to the rest of a row.  It offers `FORESIGHT` if it changes no scores."""
 
     ends: ClassVar[bool] = True  # whether a stop id ends anything
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 
 from ..core.canvas import SCHEDULE, SELECTION, BoolArray, Canvas, FloatArray
-from ..core.capabilities import FIXED_LENGTH, FIXED_WINDOW
+from ..core.capabilities import FIXED_LENGTH, FIXED_WINDOW, FORESIGHT
 from ..core.limits import COUNT, NOT_NEGATIVE, bounds, limit, one_of
 from .base import Part, Selector, View, top
 from .compose import register
@@ -59,6 +59,7 @@ class Dream(Selector):
     """
 
     needs = frozenset({FIXED_WINDOW, FIXED_LENGTH})
+    offers = frozenset({FORESIGHT})  # what it looks at is the score
     scheduled = True
     limits = bounds(
         steps=COUNT,

@@ -27,7 +27,7 @@ from functools import partial
 import numpy as np
 
 from ..core.canvas import BoolArray, Canvas, Edit, FloatArray, IntArray
-from ..core.capabilities import KEEPS_TEXT, Capability
+from ..core.capabilities import FORESIGHT, KEEPS_TEXT, Capability
 from ..core.limits import bounds, one_of
 from .base import Ban, EosRule, View
 from .compose import register
@@ -148,7 +148,10 @@ class Eos(EosRule):
     @property
     def offers(self) -> frozenset[Capability]:  # type: ignore[override]
         overwrites = (self.eos_policy or "").startswith("first_commit")
-        return frozenset() if overwrites else frozenset({KEEPS_TEXT})
+        reorders = self.eos_policy == "rank_last"
+        return frozenset(
+            (*([] if overwrites else [KEEPS_TEXT]), *([] if reorders else [FORESIGHT]))
+        )
 
     @property
     def bans(self) -> Mapping[int, Ban | None]:  # type: ignore[override]

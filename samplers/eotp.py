@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..core.canvas import Canvas, FloatArray, IntArray
-from ..core.capabilities import FIXED_LENGTH, FIXED_WINDOW
+from ..core.capabilities import FIXED_LENGTH, FIXED_WINDOW, FORESIGHT
 from ..core.limits import THRESHOLD, bounds
 from .base import EosRule, View
 from .compose import register
@@ -36,6 +36,7 @@ class EoTP(EosRule):
     """
 
     needs = frozenset({FIXED_WINDOW, FIXED_LENGTH})  # a window that slides has an end of its own
+    offers = frozenset({FORESIGHT})
     limits = bounds(tau=THRESHOLD)
 
     tau: float = 0.9

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..core.canvas import BoolArray, Canvas, IntArray
-from ..core.capabilities import FIXED_WINDOW
+from ..core.capabilities import FIXED_WINDOW, FORESIGHT
 from ..core.errors import ConfigError
 from ..core.limits import COUNT, bounds, one_of
 from .base import NOTHING, Part, Selector, View, even_quota, top
@@ -56,6 +56,7 @@ class LLaDA(Selector):
     """
 
     needs = frozenset({FIXED_WINDOW})
+    offers = frozenset({FORESIGHT})  # what it looks at is the score
     scheduled = True
     limits = bounds(steps=COUNT, remasking=one_of(("low_confidence", "random")))
 

@@ -13,8 +13,8 @@ from functools import cached_property
 import numpy as np
 
 from ..core.canvas import Canvas, IntArray
-from ..core.capabilities import BLOCK_CAUSAL, FIXED_WINDOW, REPEATED_MASKS
-from .base import NOTHING, Ban, Part, Selector, View
+from ..core.capabilities import BLOCK_CAUSAL, FIXED_WINDOW, REPEATED_MASKS, Capability
+from .base import NOTHING, Ban, Part, Prediction, Selector, View
 from .selection import Selection
 from .turn import (
     THE_ROW,
@@ -153,6 +153,27 @@ class Sampler(Selection):
                 if where is not None:
                     result[token] = (*result.get(token, ()), where)
         return result
+
+    @property
+    def offers(self) -> frozenset[Capability]:
+        """What it offers to a cache: foresight, when no part looks at predictions; a fixed
+        window."""
+        goes = self.explorer or self.reviser or self.choosers
+        looks = goes or self.stops or self.transforms or self.readers
+        blind = () if looks else (self.scorer, *self.selectors, self.eos)
+        result = frozenset.intersection(*(p.offers for p in blind)) if blind else frozenset()
+        return result | self.window.offers
+
+    def foreseen(self, canvas: Canvas) -> IntArray:
+        """The positions that this step is going to commit, ascending; only with foresight.  For
+        caches that compute their neighbourhood in the same forward."""
+        positions = canvas.masks()
+        blank = Prediction(
+            positions, np.zeros_like(positions), np.zeros(len(positions), np.float32)
+        )
+        score = self.scorer.score(canvas, blank)
+        chosen, _ = self.choose(View(canvas, blank, score, blank, self.stop_ids))
+        return positions[chosen]
 
     def decide(self, canvas: Canvas, feed: Feed, seen: list[Seen]) -> Decision:
         """Make a step of one row, given what was fed and seen."""

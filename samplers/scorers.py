@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 
 from ..core.canvas import SELECTION, Canvas, FloatArray
-from ..core.capabilities import ENTROPY, PROBABILITY, REPEATABLE
+from ..core.capabilities import ENTROPY, FORESIGHT, PROBABILITY, REPEATABLE
 from .base import Prediction, Scorer
 from .compose import register
 
@@ -60,6 +60,8 @@ SCORES: Mapping[str, Scorer] = {
 @register("random", paper="Large Language Diffusion Models", arxiv="2502.09992")
 class Random(Scorer):
     """Uniform noise per position and step: a random order of commits."""
+
+    offers = frozenset({FORESIGHT})
 
     def score(self, canvas: Canvas, prediction: Prediction) -> FloatArray:
         return canvas.uniform(SELECTION, prediction.positions)

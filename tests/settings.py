@@ -11,6 +11,7 @@ SMALL = {
     "dkv": "dkv(refresh_every=4)",
     "dkv_prefill": "dkv_prefill",
     "dkv_pd": "dkv_pd(refresh_every=3)",
+    "dkv_greedy": "dkv_greedy(refresh_every=3, window=2)",
     "window_diffusion": "window_diffusion(refresh_every=4, active=4, window=10)",
     "window_diffusion, far": "window_diffusion(refresh_every=4, active=4, window=10, far=False)",
     "dllm_cache": "dllm_cache(6, 3)",
@@ -30,7 +31,7 @@ OWN_MODELS = {"block": {"block_length": 4}, "wedlm": {"mask_kind": "decided_firs
 # dKV's PD never recomputes the prompt: no setting is exact.
 EXACT = (
     "prefix(refresh_every=1)", "dual(refresh_every=1)", "dkv(refresh_every=1)",
-    "dkv_prefill(refresh_every=1)",
+    "dkv_prefill(refresh_every=1)", "dkv_greedy(refresh_every=1)",
     "window_diffusion(refresh_every=1)", "dllm_cache(1, 1)",
     "dllm_cache(prompt_every=1, response_every=1000, ratio=1.0)",
     "dsb(before=1000, after=1000)", "dcd(refresh_every=1)",

@@ -108,3 +108,8 @@ BRANCHES = Capability("several continuations of a row in one forward", {"a cache
 SLIDING_BRANCHES = Capability(
     "a cache that computes every branch of a sliding window", {"a cache": f"{NO_CACHE} or blocks"}
 )
+# The cache `dkv_greedy` computes the neighbourhood of what will be committed.
+FORESIGHT = Capability(
+    "commits that are known before the forward",
+    {"a sampler": "use sampler='llada(remasking=random)'"},
+)

@@ -288,6 +288,7 @@ def check_pair(sampler: Sampler, cache: Cache) -> None:
     if not cache.stores or cache.branches_slide or FIXED_WINDOW in sampler.window.offers:
         offered |= {SLIDING_BRANCHES}
     check_needs(sampler.parts, "a cache", f"cache={cache.name!r}", offered)
+    check_needs([cache], "a sampler", f"sampler={sampler.spec!r}", sampler.offers)
 
 
 def check_format(sampler: Sampler, judged: bool, filtered: bool = False) -> None:

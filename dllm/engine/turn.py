@@ -11,6 +11,7 @@ import torch
 from ..cache import Cache, Plan
 from ..cache.base import OPEN_BLOCK, STEP, check, complete_plan
 from ..core.canvas import Canvas, IntArray
+from ..core.capabilities import FORESIGHT
 from ..core.errors import ConfigError, NumericError
 from ..samplers import NOTHING, THE_ROW, Decision, Seen, Trial
 from .forward import Predictions
@@ -36,6 +37,8 @@ def jobs_of(row: Row, cache: Cache) -> list[Job]:
     else:
         raise ConfigError(f"sampler {sampler.spec!r} never decides anything")
     targets, ids = sampler.reads(canvas)
+    if FORESIGHT in cache.needs:
+        targets = sampler.foreseen(canvas)
     plan, targets = plan_of(row, canvas, cache, targets)
     feed = row.feed = sampler.feeds(canvas)
     verifies = bool(feed.branches) and "residual" in row.options.needs

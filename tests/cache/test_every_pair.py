@@ -60,6 +60,7 @@ def refused(name: str, sampler: str, cache: str) -> bool:
     offers = how.offers | {SLIDING_BRANCHES} if stays else how.offers
     return bool(
         {need for need in needs if "a cache" in need.remedies} - offers
+        or {need for need in how.needs if "a sampler" in need.remedies} - parts.offers
         or (REPEATED_MASKS in needs and model.logit_shift)
         or needs & {BLOCK_CAUSAL, UNIFORM_NOISE}
     )

@@ -106,7 +106,7 @@ MUTANTS: list[tuple[Any, list[str], tuple[int, ...]]] = [
     (forgets_changes, ["dkv", "dkv_pd", "elastic", "window_diffusion"], (0, 1)),
     (forgets_what_is_taken_back, ["elastic"], (0, 1)),
     (forgets_pending, ["dkv", "dkv_pd", "elastic"], (0, 1)),
-    (forgets_targets, ["dual", "sparse"], (1,)),
+    (forgets_targets, ["dkv_greedy", "dual", "sparse"], (1,)),
     (forgets_the_shift, ["dkv", "dual", "sparse", "prefix"], (1,)),
     # those without the rest of the canvas have no plan that recomputes all of it
     (skips_a_position, [n for n in WRITE_ALL if n != "dpad"], (0, 1)),

@@ -10,8 +10,9 @@ import pytest
 from dllm import cache as caches
 from dllm.cache import Cache, Plan, Slots
 from dllm.cache.base import complete_plan
+from dllm.cache.dkv import neighbours
 from dllm.core.canvas import Canvas, IntArray
-from dllm.core.capabilities import DECIDED_FIRST
+from dllm.core.capabilities import DECIDED_FIRST, FORESIGHT
 
 from ..table import EOS, MASK
 
@@ -31,6 +32,9 @@ PLANS = {
     "dkv(refresh_every=4)": [ALL, "4-15", "4,6-15", "7-15", ALL, "8,10-15", "10-15"],
     "dkv_prefill": [ALL, *["4-15"] * 6],
     "dkv_pd(refresh_every=3)": [ALL, "4-15", "4,6-15", "4-15", "8-15", "8,10-15", "4-15"],
+    "dkv_greedy(refresh_every=3, window=2)": [
+        ALL, "4-10", "4,6-9", ALL, "8-11", "8,10-15", ALL,
+    ],
     "window_diffusion(refresh_every=4, active=4, window=10)": [
         ALL, "4-8 / 0-14", "4,6-10 / 0-14", "4,6-11 / 0-14", ALL, "8,10-13 / 0-15", "10-15 / 0-15",
     ],
@@ -71,8 +75,9 @@ def plans(cache: Cache, shift: int = 0) -> Iterator[Plan]:
         if canvas.window != (low, low + 4):
             canvas.open_window(low, low + 4)
         masks = canvas.masks()
-        plan = cache.plan(canvas, slots, masks)
-        asked = masks if plan.answers is None else np.intersect1d(masks, plan.answers)
+        asked = np.array(decided) if FORESIGHT in cache.needs else masks
+        plan = cache.plan(canvas, slots, asked)
+        asked = asked if plan.answers is None else np.intersect1d(asked, plan.answers)
         pending = slots.waiting(16) if cache.recompute_pending else masks[:0]
         yield (plan := complete_plan(plan, asked, slots, pending))
         positions = np.array(decided)
@@ -152,6 +157,22 @@ def test_dcd_begins_at_the_old_left_edge(arguments: str, shift: int, expected: s
     canvas.commit(np.arange(12, 15), np.arange(3), np.zeros(3, np.float32))
     canvas.step, canvas.block_step, canvas.window = 1, 1, (15, 31)
     assert runs(cache.plan(canvas, slots, canvas.masks()).compute) == expected
+
+
+@pytest.mark.parametrize(("center", "targets", "each", "expected"), [
+    ([4], [4], 1, [3]),  # left of two that are equally near
+    ([4], [4], 3, [2, 3, 5]),
+    ([4], [4], 9, [0, 1, 2, 3, 5, 6]),
+    ([4, 3], [3, 4], 1, [2, 5]),  # 2 is as near to 3 as 4, a target, and 5 is taken
+    ([3, 3], [3], 1, [2, 4]),
+    ([], [3], 2, []),
+])  # fmt: skip
+def test_neighbours(center: list[int], targets: list[int], each: int, expected: list[int]) -> None:
+    canvas = Canvas.for_prompt(np.array([1, 2]), 8, mask_id=MASK, pad_id=EOS)
+    canvas.give(9, np.array([5]))
+    at = (np.array(part, np.int64) + 2 for part in (center, targets))
+    found = neighbours(canvas, *at, each)
+    assert sorted((found - 2).tolist()) == expected
 
 
 def test_every_cache_has_a_plan() -> None:

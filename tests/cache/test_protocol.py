@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import dllm
 from dllm import cache as caches
 from dllm.core.canvas import BoolArray, Canvas, IntArray
-from dllm.core.capabilities import ALL_LOGITS, PROBABILITY
+from dllm.core.capabilities import ALL_LOGITS, FORESIGHT, PROBABILITY
 from dllm.core.config import GenerationConfig
 from dllm.samplers import Reviser, Selector, View, Window, compose
 from dllm.samplers.scorers import Random
@@ -35,6 +35,7 @@ class Some(Selector):
     """Commits a random number of positions."""
 
     name = "some"
+    offers = frozenset({FORESIGHT})
     seed: int = 0
 
     def select(self, view: View) -> BoolArray:
@@ -114,7 +115,7 @@ def promises(
     promised time; plans are ascending, unique and live."""
     cache = caches.compose(spec)
     parts = [window, Random(), Some(seed)]
-    if revises:
+    if revises and FORESIGHT not in cache.needs:
         parts.append(TakeBack(seed))
     sampler = compose(parts, options={"eos_policy": "none"})
     facts = OWN_MODELS.get(spec, {})
@@ -154,6 +155,11 @@ def test_needs_and_offers_are_one_mechanism() -> None:
 
     def engine(sampler: Any, cache: str) -> Decoding:
         return Decoding(model, compose(sampler), caches.compose(cache), GenerationConfig())
+
+    with pytest.raises(dllm.ConfigError, match=r"dkv_greedy needs commits .*'threshold' does not"):
+        engine("threshold", "dkv_greedy")
+    engine("llada(remasking=random)", "dkv_greedy")
+    engine("dream(alg=origin)", "dkv_greedy")
 
     @dataclass(frozen=True)
     class Whole(Some):
@@ -226,7 +232,7 @@ def test_a_canvas_that_was_cut_is_planned_to_its_new_end() -> None:
 @pytest.mark.parametrize("spec", ["dual(refresh_every=0)", "dkv(both=1)", "sparse(kernel=2)",
                                   "window_diffusion(active=9, window=3)", "elastic(gamma=x)",
                                   "dllm_cache(ratio=2)", "elastic(beta=0)", "dcd(delay=-1)",
-                                  "dcd(mode=x)"])  # fmt: skip
+                                  "dkv_greedy(center=x)", "dcd(mode=x)"])  # fmt: skip
 def test_wrong_settings_are_refused(spec: str) -> None:
     with pytest.raises(dllm.DllmError):
         caches.compose(spec)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
+from dllm.core.canvas import UniformNoise
+
 from .call import Call
 from .quirks import cache_of, parts
 from .replay_samplers import SAMPLERS
@@ -137,6 +141,23 @@ def _dkv_llada(case: dict[str, Any]) -> Call:
     return Call("llada", cache, arguments)
 
 
+def _dkv_greedy(case: dict[str, Any]) -> Call:
+    cache = "dkv_greedy(refresh_every={cache_reloading_step}, window={window_size})".format(**case)
+    arguments = {"steps": case["num_steps"], "block_length": case["block_length"]}
+    return Call("llada(remasking=random)", cache, arguments)
+
+
+def drawn(case: dict[str, Any]) -> UniformNoise | None:
+    """Numbers that give the order of a recorded run whose own are not at hand."""
+    if case["algorithm"] != "dkv_cache_llada_greedy":
+        return None
+    numbers = np.zeros(len(case["final"]), np.float32)
+    for i, step in enumerate(case["steps"]):
+        for position, _ in step:
+            numbers[position] = 1 - (i + 1) / (len(case["steps"]) + 1)
+    return lambda stream, step, positions: numbers[positions]
+
+
 def _window_llada(case: dict[str, Any]) -> Call:
     cache = (
         "released_window_diffusion(refresh_every={refresh_cycle}, active={active_tokens}, "
@@ -183,6 +204,7 @@ BUILDERS = {
     "d3llm_multi_block_dream": _d3llm,
     "dkv_cache_dream": _dkv_dream,
     "dkv_cache_llada_decode": _dkv_llada,
+    "dkv_cache_llada_greedy": _dkv_greedy,
     "dllm_cache_llada": _dllm_cache,
     "window_diffusion_llada": _window_llada,
     "window_diffusion_dream": _window_dream,

@@ -14,7 +14,7 @@ import pytest
 from dllm.runtime.trace import TraceStep
 
 from .recorded import recorded
-from .replay import BUILDERS, call_of
+from .replay import BUILDERS, call_of, drawn
 from .together import Together
 
 MASK = 255
@@ -39,6 +39,7 @@ TOGETHER = Together(
     (case.values[0] for case in CASES),
     call_of,
     lambda case: [ids for ids, _ in _rows(case)],
+    drawn,
 )
 
 
