@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..core.errors import ConfigError
 from .expressions import pattern_part, regex_part
 from .formats import FORMATS
 from .grammar import Grammar, Node
@@ -31,12 +32,17 @@ NAMED = {"properties", "$defs", "definitions", "dependencies", "dependentSchemas
 
 
 def plain(source: Source) -> Source:
-    """The same texts."""
+    """The same texts.  A grammar that `Grammar` does not read stays as it is: words such as
+    ``%json`` are the judge's own."""
     ((kind, value),) = source.items()
     if kind == "regex":
         return {"regex": plain_regex(regex_part(value))}
     if kind == "grammar":
-        return {"grammar": plain_grammar(Grammar(value, Budget(), 0))}
+        try:
+            grammar = Grammar(value, Budget(), 0)
+        except ConfigError:
+            return source
+        return {"grammar": plain_grammar(grammar)}
     if kind in ("json_schema", "open_schema"):
         return {kind: plain_schema(value)}
     raise Unfit("is of several parts")

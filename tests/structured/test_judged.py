@@ -269,3 +269,14 @@ def test_a_judge_reads_grammars_with_what_is_ignored() -> None:
         (b"a=1", False),
     ):
         assert form.accepts(form.start, [PIECES.index(bytes([c])) for c in text]) == valid
+
+
+@pytest.mark.parametrize(("grammar", "text"), [
+    ('%llguidance {}\nstart: "a" num\nnum: %json {"type": "integer"}', r"a-?\d+"),
+    ("start: word\nword[lazy]: /[a-z]*b/", r"[ac-z]*b"),
+])  # fmt: skip
+def test_words_of_the_judge_alone_are_left_to_it(
+    tiny: dllm.DiffusionModel, grammar: str, text: str
+) -> None:
+    out = dllm.generate(tiny, "hello", grammar=grammar, max_new_tokens=16)
+    assert re.fullmatch(text, out.text) and out.structured == "completable"
