@@ -33,7 +33,8 @@ import numpy as np
 
 import dllm
 from dllm.serve.batch import Line, answer
-from dllm.serve.requests import read_score
+from dllm.serve.bodies import ScoreBody
+from dllm.serve.requests import question
 from dllm.serve.service import Service
 from dllm.serve.settings import Settings
 
@@ -160,8 +161,10 @@ class Library:
         kind, path, sent = asked
         body = {k: v for k, v in sent.items() if k not in ("stream", "stream_options")}
         if path == SCORE:
-            prompt, texts, how = read_score(body)
-            scores = await self.service.likelihoods.score(prompt, texts, how)
+            asks = ScoreBody.read(body)
+            given = asks.continuation
+            texts = [given] if isinstance(given, str) else given
+            scores = await self.service.likelihoods.score(question(asks) or "", texts, asks.scoring)
             return [[one.logprob, one.tokens] for one in scores]
         if kind in ("whole", "stream", "drafts", "prefix") and not self.service.verifying:
             how = {k: v for k, v in body.items() if k not in ("messages", "max_tokens")}
