@@ -68,7 +68,8 @@ def footprint(checkpoint: Checkpoint) -> Footprint:
     held = parameters * width if stored is None else rounded_bytes(network, stored, width)
     ways = {name: rounded_bytes(network, read(name), width) for name in ("int8", "int4")}
     cast = stored is None and dtype != _named(checkpoint)
-    copies = copied_bytes(network, dtype) if cast else 0
+    head = network.get_output_embeddings() if family.self_conditioning else None  # not copied
+    copies = copied_bytes(network, dtype, head) if cast else 0
     return Footprint(
         parameters, dtype, held, context, numbers * width, ways, copies, len(each),
         *_used(network, text),
@@ -97,12 +98,13 @@ def _key_size(layer: Any) -> int:
     return heads * size
 
 
-def copied_bytes(network: Any, dtype: str) -> int:
-    """Bytes of the copies that `pack_linears` has made of the layers of ``network``."""
+def copied_bytes(network: Any, dtype: str, head: Any = None) -> int:
+    """Bytes of the copies that `pack_linears` has made of the layers of ``network`` but its
+    ``head``."""
     if not available() or getattr(torch, dtype) not in dtypes():
         return 0
-    layers = (m.weight.numel() for m in network.modules() if type(m) is nn.Linear)
-    copies = WIDTHS[dtype] * sum(layers)
+    layers = [m for m in network.modules() if type(m) is nn.Linear and m is not head]
+    copies = WIDTHS[dtype] * sum(layer.weight.numel() for layer in layers)
     return copies if room_for(copies) else 0
 
 

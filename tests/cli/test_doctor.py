@@ -16,6 +16,7 @@ from dllm.cli import doctor as module
 from dllm.cli.doctor import BAD, GOOD, examine, fit
 from dllm.eval.bounds import Device, step_of
 from dllm.kernels import cpu
+from dllm.models import footprint as sizes
 from dllm.models import precision, probe
 from dllm.models.checkpoint import open_checkpoint
 from dllm.models.footprint import Footprint, footprint
@@ -154,6 +155,24 @@ def test_a_position_is_multiplied_with_its_own_experts(tmp_path: Path) -> None:
     experts = 2 * 8 * 3 * 32 * 16
     assert needs.read == needs.parameters - 100 * 32
     assert needs.active == needs.read - experts * 6 // 8
+
+
+def test_no_copy_of_a_head_that_every_step_reads_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny = Path(__file__).parents[1] / "golden/data/dgemma-tiny/config.json"
+    config = json.loads(tiny.read_text()) | {"dtype": "bfloat16"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    monkeypatch.setattr(sizes, "stored_dtype", lambda *_: "float32")
+    counted = []
+    whole = sizes.copied_bytes
+    monkeypatch.setattr(
+        sizes, "copied_bytes", lambda *asked: counted.append(whole(*asked[:2])) or whole(*asked)
+    )
+    needs = footprint(open_checkpoint(str(tmp_path)))
+    text = config["text_config"]
+    head = 4 * text["vocab_size"] * text["hidden_size"]
+    assert needs.copies == max(0, counted[0] - head)  # none at all where nothing is packed
 
 
 def test_this_machine_and_its_steps_are_told() -> None:
