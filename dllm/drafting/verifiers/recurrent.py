@@ -6,8 +6,6 @@ behind each of them is kept until the draft is judged (`stepping`).  All product
 still one forward over all tokens.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Sequence
 from contextlib import nullcontext

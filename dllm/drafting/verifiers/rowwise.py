@@ -4,8 +4,6 @@ Those with sliding windows or attention written by hand run as transformers made
 of transformers per text.  Recurrences and convolutions: `recurrent`.
 """
 
-from __future__ import annotations
-
 import copy
 import inspect
 from collections.abc import Sequence
