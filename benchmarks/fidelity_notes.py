@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-OVERWRITES = (
-    "The last top-k of the official run takes more positions than are eligible and masks decided "
-    "ones; such a case is compared up to there."
-)
 RECONSTRUCTED = "No official code was at hand"
 
 # Recorded file -> what of it deviates.
@@ -22,7 +18,9 @@ ROUTINES: dict[str, str] = {
     "dpad_dream": "As for LLaDA, and `force_first` of the tests where cached: the opening pass of "
     "a block commits exactly its first position.",
     "window_diffusion_dream": "With `force_first` of the tests: a refresh commits the first "
-    "mask. " + OVERWRITES,
+    "mask. Six cases differ in the last forward alone: its top-k takes more positions than are "
+    "eligible and masks decided ones, which ones is left to equal values of `torch.topk`. All "
+    "commits and sizes, and the text elsewhere, are compared.",
     "freedave_llada": "Not replayed: eager acceptance over several blocks, where the official "
     "code drafts from predictions made before its last commits and keeps the first draft "
     "unchecked: its text is not the base's. A draft is committed one forward earlier, so that "

@@ -6,8 +6,6 @@ differ in the length of one hole, all masks.  The length whose proposals are lik
 taken.  Candidates are powers of two, then every length between the neighbours of the best.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -134,7 +134,7 @@ def test_a_broken_promise_is_noticed(
 CLOCKED = [spec for spec in EXACT if "refresh_every=1" in spec]
 
 
-@pytest.mark.parametrize("cache", some(CLOCKED, 6))
+@pytest.mark.parametrize("cache", some(CLOCKED, 3))
 def test_a_refresh_that_is_left_out_is_noticed(monkeypatch: Patch, cache: str) -> None:
     """The identity breaks when a cache refreshes but once."""
 

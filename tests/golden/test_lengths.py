@@ -74,6 +74,7 @@ def test_a_recorded_run(case: dict[str, Any]) -> None:
     check(case, result)
 
 
+@pytest.mark.slow
 def test_recorded_runs_side_by_side() -> None:
     """The cases that share a model and an end token as rows of one session, few at a time."""
     groups: dict[Any, list[dict[str, Any]]] = {}

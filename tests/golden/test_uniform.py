@@ -179,7 +179,7 @@ def accepts(sampler: EntropyBound) -> Callable[[Case, Any], None]:
 GENERATE = cases("generate")
 
 
-@pytest.mark.parametrize("case", some(GENERATE, 10))
+@pytest.mark.parametrize("case", some(GENERATE, 5))
 def test_generate_of_transformers(case: Case) -> None:
     sampler = EntropyBound(**bound(case))
     rows = [*range(len(case["prompt"]))]
@@ -268,7 +268,7 @@ CASES = [*GENERATE, *PIPELINE]
 PARTS = frozenset({"entropy_bound", "ddim"})  # what replays them, for benchmarks/fidelity.py
 
 
-@pytest.mark.parametrize("case", some(PIPELINE, 10))
+@pytest.mark.parametrize("case", some(PIPELINE, 5))
 def test_pipeline_of_diffusers(case: Case) -> None:
     config = {"temperature": case["temperature"]} if case["temperature"] else {}
     check, source = proposes, "clean"

@@ -223,6 +223,7 @@ def small(steps: int, every: int = 5, **head: int) -> DFlashTraining:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_run_learns_and_its_drafter_can_be_used(
     verifier: dllm.DiffusionModel, answers: Path, tmp_path: Path
 ) -> None:

@@ -15,6 +15,7 @@ from dllm.drafting import register_all
 from dllm.drafting.base import ROOT, Distribution
 from dllm.drafting.search.best_first_tree import BestFirstTree
 from dllm.drafting.search.chains import SEARCHES, Argmax, Coupled, Sample, Search, SearchContext
+from dllm.drafting.search.grow import grow
 from dllm.drafting.search.marginals import NARROW, Lattice, Marginals, largest
 from dllm.drafting.search.paths import CausalPathSearch, beam_search
 from dllm.drafting.search.proxies import NGram
@@ -192,6 +193,17 @@ def test_the_tree_holds_the_most_probable_prefixes(nodes: int, stop: tuple[int, 
             path = draft.tokens[draft.path(node)]
             total += math.exp(log_q[range(len(path)), path].sum())
         assert math.isclose(total, best_prefixes(m.lattice(4, mass=1.0), nodes), rel_tol=1e-5)
+
+
+def test_of_equal_prefixes_the_first_found_comes_first() -> None:
+    """Logarithms are equal when nine digits of them are; ``length`` 2 are two tokens in a path."""
+    below = {-1: [(-1.0, 1), (-1.0 + 4e-10, 2), (-1.0 + 2e-9, 3)], 0: [(-1.0, 4)]}
+    tree = grow(lambda node: [(*pair, None) for pair in below[node.depth]], 5, 2)
+    assert [(node.token, node.parent) for node in tree] == [
+        (3, ROOT), (1, ROOT), (2, ROOT), (4, 0), (4, 1)
+    ]  # fmt: skip
+    two = grow(lambda node: [(0.0, 1, None)], 5, 3, enough=lambda tree, best: len(tree) == 2)
+    assert len(two) == 2 and len(grow(lambda node: [(0.0, 1, None)], 5, 3)) == 3
 
 
 def test_coupled_tokens_carry_the_verifiers_noise() -> None:
