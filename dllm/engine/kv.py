@@ -7,8 +7,6 @@ a finished row gives back is handed to the next.  A step writes exactly the slot
 place.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

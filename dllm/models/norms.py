@@ -1,7 +1,5 @@
 """RMSNorm layers with fewer operations: the same numbers, or a compiled kernel."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Padded steps of static shape decide what ragged ones do; the capture itself needs a GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Packed rows through a variable-length kernel; a plain one stands in for FlashAttention's."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Cacheback, ADED, lossy rules: what they draft and keep, by hand."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any
@@ -59,8 +57,7 @@ def test_the_text_is_the_verifiers(
             result = dllm.speculate(model, part, prompt, controller="full", **how)
             assert result.tokens == expected
             accepted += result.accepted * again
-    if name in ("cacheback", "suffix", "aded"):  # they remember the first time
-        assert accepted > 10
+    assert accepted > (10 if kind == "full" else 5)  # they remember the first time; trees find more
 
 
 def test_cacheback_prefers_what_was_used_last() -> None:
