@@ -80,7 +80,8 @@ def prompts(rows: int) -> list[list[int]]:
 def steps(model: dllm.DiffusionModel, most: int) -> Iterator[dict[str, Any]]:
     for rows in (n for n in (1, 8, 32, 128) if n <= most):
         for cache, graphs in (("none", False), ("dual", False), ("dual", True)):
-            with dllm.Session(model, cache=cache, cuda_graphs=graphs, max_batch_size=rows) as session:
+            how = {"cache": cache, "cuda_graphs": graphs, "max_batch_size": rows}
+            with dllm.Session(model, **how) as session:
 
                 def decode(session: dllm.Session = session, rows: int = rows) -> list[Any]:
                     handles = [session.submit(prompt, **HOW) for prompt in prompts(rows)]
