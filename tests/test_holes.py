@@ -1,7 +1,5 @@
 """Holes of a text that does not say how long they are."""
 
-from __future__ import annotations
-
 import random
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """Results as plain data, and what their seconds are."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Iterator

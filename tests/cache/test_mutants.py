@@ -1,7 +1,5 @@
 """The properties notice faults: broken on purpose, caches fail the tests that hold for them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import count

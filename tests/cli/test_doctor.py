@@ -1,7 +1,5 @@
 """``dllm doctor``: the report, and whether a model fits."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Speculation at work: its rounds wherever it runs, rows that fail, and alone = together."""
 
-from __future__ import annotations
-
 import threading
 import time
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Speculative output is plain output: greedy and keyed, every architecture, chains and trees."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Rows do not influence one another; caches at their exact setting change nothing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What one client can do to the others: long prompts, silent connections, large echoes."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json

@@ -1,7 +1,5 @@
 """64 requests at once, mixed in every way, are the same requests alone, token for token."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from typing import Any

@@ -1,7 +1,5 @@
 """Answers with a form over HTTP: expressions, choices, JSON, calls of tools."""
 
-from __future__ import annotations
-
 import json
 import re
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """The real OpenAI client, and payloads as other clients send them."""
 
-from __future__ import annotations
-
 import copy
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """What OpenAI's and vLLM's clients send, and what they read out of answers and errors."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any

@@ -1,7 +1,5 @@
 """Bodies of requests: what is honoured, what changes nothing, what is refused and how."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """``/v1/responses`` by the real OpenAI client: texts, items, streams, calls of tools, refusals."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A server under mixed requests, compressed: `benchmarks/soak.py` for an hour, here for less."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib.util
 import json

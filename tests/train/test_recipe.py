@@ -1,7 +1,5 @@
 """The recipe of the bundled models, at toy size."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Block drafters: the same text as without them and as with transformers' own loop."""
 
-from __future__ import annotations
-
 import json
 from itertools import pairwise
 from pathlib import Path

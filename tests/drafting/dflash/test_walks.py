@@ -1,7 +1,5 @@
 """Heads that look at the token before, and the chains and trees that they walk."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The diffusion drafter: what it feeds, what it keeps, which row scores which position."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Cacheback, ADED, lossy rules: what they draft and keep, by hand."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

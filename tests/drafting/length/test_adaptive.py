@@ -1,7 +1,5 @@
 """Calibrated acceptance, measured seconds, and the controller `adaptive` on a clock of its own."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Prefixes that stay: the same tokens with and without, and less that is computed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Hybrid verifiers: states, logits and texts after speculation are those of plain decoding."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 
