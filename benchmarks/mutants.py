@@ -4,9 +4,10 @@
 
 Prints the changes that no test notices.  A change is one of: a comparison turned or made (not)
 strict, a number plus or minus one, a sign, a ``not``, an operand left out or swapped, ``and`` for
-``or``.  Which tests call which function is learnt in a first run and kept in FILE
-(``build/mutants.json``).  Every run is a fork of a process that has imported the code, with a
-function exchanged; a mutant has 40 seconds of processor time, the cheapest tests first.
+``or``.  Which tests call which function is learnt in a first run and kept beside FILE
+(``build/mutants.*``), a file for each folder of tests: delete those of tests that changed.  Every
+run is a fork of a process that has imported the code, with a function exchanged; a mutant has 40
+seconds of processor time, the cheapest tests first.
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ CODE = (
         "extents", "loop", "maps", "prefixes", "recipe", "rows", "turn", "visibility", "work",
     )),
 )  # fmt: skip
-TESTS = ("golden", "engine", "drafting", "cache", "train", "samplers", "test_holes.py")
+TESTS = (
+    "golden", "engine", "drafting", "cache", "train", "samplers", "structured", "likelihood",
+    "fuzz", "test_holes.py", "test_initial_text.py", "test_session.py", "test_uniform_noise.py",
+)  # fmt: skip
 SECONDS = 40
 QUIET = ("-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning")
 TURNED: dict[type, type] = {
@@ -231,7 +235,7 @@ def fork(run: Callable[[], int]) -> int:
 
 
 def learn(file: Path, jobs: int) -> dict[str, Any]:
-    """Tests by function, cheapest first, learnt where ``file`` does not hold them yet."""
+    """Tests by function, cheapest first, learnt where no file beside ``file`` holds them yet."""
 
     def run(folder: str) -> Path:
         part = file.with_suffix(f".{Path(folder).stem}")
@@ -248,19 +252,17 @@ def learn(file: Path, jobs: int) -> dict[str, Any]:
             raise SystemExit(f"tests/{folder} did not run")
         return part
 
-    if not file.exists():
-        file.parent.mkdir(exist_ok=True)
-        with ThreadPool(jobs) as pool:
-            parts = [json.loads(part.read_text()) for part in pool.map(run, TESTS, 1)]
-        seconds = {test: s for part in parts for test, s in part["seconds"].items()}
-        by: dict[str, list[str]] = defaultdict(list)
-        for test, functions in ((t, f) for part in parts for t, f in part["found"].items()):
-            for function in functions:
-                by[function].append(test)
-        tests = {function: sorted(calling, key=seconds.get) for function, calling in by.items()}
-        file.write_text(json.dumps({"tests": tests, "seconds": seconds}))
-    result: dict[str, Any] = json.loads(file.read_text())
-    return result
+    file.parent.mkdir(exist_ok=True)
+    with ThreadPool(jobs) as pool:
+        parts = [json.loads(part.read_text()) for part in pool.map(run, TESTS, 1)]
+    seconds = {test: s for part in parts for test, s in part["seconds"].items()}
+    tests: dict[str, list[str]] = defaultdict(list)
+    for test, called in ((t, f) for part in parts for t, f in part["found"].items()):
+        for function in called:
+            tests[function].append(test)
+    for calling in tests.values():
+        calling.sort(key=seconds.__getitem__)
+    return {"tests": tests, "seconds": seconds}
 
 
 def load() -> None:
@@ -299,7 +301,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="part of the paths that are changed")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--map", type=Path, default=ROOT / "build" / "mutants.json")
+    parser.add_argument("--map", type=Path, default=ROOT / "build" / "mutants")
     given = parser.parse_args()
     os.chdir(ROOT)
     os.environ |= {"TRITON_INTERPRET": "1", "DLLM_FORMATS": "", "DLLM_KERNELS": ""}
