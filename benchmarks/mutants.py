@@ -47,7 +47,7 @@ TESTS = (
     "fuzz", "test_holes.py", "test_initial_text.py", "test_session.py", "test_uniform_noise.py",
 )  # fmt: skip
 SECONDS = 40
-QUIET = ("-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning")
+QUIET = ("-q", "-p", "no:cacheprovider", "--assert=plain")
 TURNED: dict[type, type] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
     ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
@@ -289,6 +289,7 @@ def judge(mutant: Mutant, learnt: dict[str, Any]) -> str:
 
     def run() -> int:
         exchange({of(code): code for code in nested(mutant.code())})
+        gc.freeze()  # pytest collects at its end, and need not look at what was imported
         resource.setrlimit(resource.RLIMIT_CPU, (3 * SECONDS, 3 * SECONDS))
         return int(pytest.main([*QUIET, "-x", *tests]))
 
@@ -304,7 +305,8 @@ def main() -> int:
     parser.add_argument("--map", type=Path, default=ROOT / "build" / "mutants")
     given = parser.parse_args()
     os.chdir(ROOT)
-    os.environ |= {"TRITON_INTERPRET": "1", "DLLM_FORMATS": "", "DLLM_KERNELS": ""}
+    os.environ |= {"TRITON_INTERPRET": "1", "DLLM_FORMATS": "", "DLLM_KERNELS": "",
+                   "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # fmt: skip
     load()
     learnt = learn(given.map, given.jobs)
     everything = mutants(given.only)
