@@ -5,9 +5,10 @@
 Prints the changes that no test notices.  A change is one of: a comparison turned or made (not)
 strict, a number plus or minus one, a sign, a ``not``, an operand left out or swapped, ``and`` for
 ``or``.  Which tests call which function is learnt in a first run and kept beside FILE
-(``build/mutants.*``), a file for each folder of tests: delete those of tests that changed.  Every
-run is a fork of a process that has imported the code, with a function exchanged; a mutant has 40
-seconds of processor time, the cheapest tests first.
+(``build/mutants.*``), a file for each folder of tests, as is what was killed: a run that was
+stopped goes on.  Delete what no longer holds.  Every run is a fork of a process that has imported
+the code, with a function exchanged; a mutant has 40 seconds of processor time, the cheapest tests
+first.
 """
 
 from __future__ import annotations
@@ -311,12 +312,19 @@ def main() -> int:
     learnt = learn(given.map, given.jobs)
     everything = mutants(given.only)
     chosen = random.Random(given.seed).sample(everything, min(given.count, len(everything)))
-    fates: Counter[str] = Counter()
-    with ThreadPool(given.jobs) as pool:
-        for mutant, fate in pool.imap(lambda m: (m, judge(m, learnt)), chosen):
+    killed, fates = given.map.with_suffix(".killed"), Counter[str]()
+    known = set(killed.read_text().splitlines()) if killed.exists() else set()
+
+    def fate_of(mutant: Mutant) -> tuple[Mutant, str]:
+        return mutant, "killed" if f"{mutant.at} {mutant.name}" in known else judge(mutant, learnt)
+
+    with ThreadPool(given.jobs) as pool, killed.open("a") as file:
+        for mutant, fate in pool.imap_unordered(fate_of, chosen):
             fates[fate] += 1
             if fate != "killed":
                 print(f"{fate}: {mutant.name}", flush=True)
+            else:
+                print(mutant.at, mutant.name, file=file, flush=True)
     print(f"{len(chosen)} of {len(everything)} changes:", dict(fates))
     return fates.total() - fates["killed"] > 0.05 * len(chosen)
 
