@@ -198,6 +198,30 @@ def test_masks_in_the_place_of_random_ids(tmp_path: Path, monkeypatch: pytest.Mo
     assert not snapshot(model, tokenizer, mask).facts.uniform
 
 
+def test_noise_falls_on_a_canvas_that_has_some_of_the_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Canvases of 32: the first end token is the 32nd, and the last of one, or begins another."""
+    tokenizer, fed = build_tokenizer(), []
+    mask = int(tokenizer.mask_token_id)
+    recipe = replace(TOY, objective="uniform", intermediate_size=96, phases=())
+    model: Any = build_model(recipe, tokenizer)
+
+    def predict(self: Any, ids: torch.Tensor, *_: Any) -> torch.Tensor:
+        fed.append(ids)
+        return torch.zeros(*ids.shape, model.config.text_config.vocab_size)
+
+    monkeypatch.setattr(UniformDenoising, "_logits", predict)
+    at, start, ends = torch.arange(110), torch.tensor([[5], [7]]), torch.tensor([[32], [33]])
+    batch = {"ids": torch.full((2, 110), mask + 1), "answer": at >= start,
+             "tail": at >= start + ends}  # fmt: skip
+    for seed in range(40):
+        UniformDenoising(model.model.decoder, 0.2, mask)(**batch, seed=torch.tensor(seed))
+    noised = [{*torch.cat([(ids[row] == mask).nonzero()[:, 0] for ids in fed]).tolist()}
+              for row in range(2)]  # fmt: skip
+    assert noised == [{*range(5, 37)}, {*range(7, 71)}]
+
+
 def test_the_example_is_of_the_recipe() -> None:
     file = Path(__file__).parents[2] / "examples" / "nano-uniform" / "recipe.json"
     assert NanoTraining(**json.loads(file.read_text())) == NanoTraining.of("uniform")
