@@ -60,7 +60,17 @@ EQUIVALENT = {  # what changes no result: path, function, expression
     ("dllm/engine/loop.py", "Engine._options", "len(self._checked) > 1024"): "when to forget",
     ("dllm/engine/loop.py", "Engine._options", "1024"): "when to forget",
     ("dllm/drafting/search/marginals.py", "Marginals._columns", "2 * flat.size > length"): "cost",
-}
+    ("dllm/drafting/search/marginals.py", "Marginals.from_logits",
+     "x.shape[1] < vocab_size"): "no columns are added where none is missing",
+    ("dllm/drafting/drafters/aded.py", "_Searching._draft", "2"): "any share of a visit below one",
+    ("dllm/engine/recipe.py", "RowOptions.of", "0"): "how much is looked at that nobody reads",
+    ("dllm/engine/recipe.py", "_bans", "{*sampler.conditional, *(sampler.stop_ids if "
+     "config.min_new_tokens else ())} - always"): "what is banned twice is banned",
+    ("dllm/engine/turn.py", "jobs_of", "0"): "of jobs that stand there is one",
+    ("dllm/engine/visibility.py", "Visibility._runs",
+     "ranks[causal:] - self.origin"): "the ranks of a block are equal",
+    ("samplers/dreamon.py", "_holes", "0"): "an answer never has as few positions",
+}  # fmt: skip
 Change = Callable[[Any], ast.AST]
 
 
@@ -113,6 +123,8 @@ def mutable(tree: ast.AST) -> Iterator[tuple[int, str, ast.AST]]:
             if isinstance(node, ast.If) and isinstance(node.body[-1], ast.Raise):
                 todo += node.orelse
                 continue
+            if isinstance(node, ast.Subscript) and ast.unparse(node).endswith(".nonzero()[0]"):
+                node = node.value  # an array of one axis has one list of places
             yield index[id(node)], name, node
             children = (
                 child for field, child in ast.iter_fields(node)

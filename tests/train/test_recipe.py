@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -17,7 +18,7 @@ import dllm
 from dllm.core.errors import ConfigError
 from dllm.train.data import TaskStream
 from dllm.train.loop import Loop, Progress, Report
-from dllm.train.objectives.denoising import draw_masks
+from dllm.train.objectives.denoising import Denoising, draw_masks
 from dllm.train.objectives.uniform import UniformDenoising
 from dllm.train.recipes import nano
 from dllm.train.recipes.nano import (
@@ -143,6 +144,17 @@ def test_only_answer_tokens_are_hidden() -> None:
     assert not (hidden & ~batch["answer"]).any()
     share = hidden.sum() / batch["answer"].sum()
     assert 0.4 < share < 0.8
+
+    class Certain(torch.nn.Module):
+        """Knows what it is fed, and that a mask is a mask."""
+
+        config = SimpleNamespace(_attn_implementation="sdpa")
+
+        def forward(self, input_ids: torch.Tensor, **_: Any) -> Any:
+            return SimpleNamespace(logits=20.0 * F.one_hot(input_ids, 1000))
+
+    loss = Denoising(Certain(), 999, False, 0.2)(**batch)["loss"]
+    assert float(loss) == pytest.approx(20, rel=1e-5)
 
 
 def test_the_head_starts_as_the_embedding() -> None:
