@@ -278,8 +278,9 @@ def test_tools_that_are_allowed() -> None:
 
 
 def test_what_clients_echo_of_other_servers_is_ignored() -> None:
+    made = {"name": "add", "arguments": '{"a": 1}'}
     call = {"id": "c1", "type": "function", "provider_specific_fields": {"a": 1},
-            "function": {"name": "add", "arguments": '{"a": 1}', "parsed_arguments": 0}}  # fmt: skip
+            "function": made | {"parsed_arguments": {}}}  # fmt: skip
     part = {"type": "text", "text": "1 + 2?", "cache_control": {"type": "ephemeral"}}
     echoed = read_chat({
         "messages": [
@@ -296,7 +297,7 @@ def test_what_clients_echo_of_other_servers_is_ignored() -> None:
         "messages": [
             {"role": "user", "content": "1 + 2?"},
             {"role": "assistant", "content": "", "tool_calls": [
-                {"id": "c1", "function": {"name": "add", "arguments": '{"a": 1}'}}]},
+                {"id": "c1", "function": made}]},
             {"role": "tool", "tool_call_id": "c1", "content": "3"},
             {"role": "assistant", "content": ""},
         ],
