@@ -1,7 +1,5 @@
 """Caching layers: what to recompute, what to read, a file per method."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from pkgutil import iter_modules
 

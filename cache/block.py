@@ -1,7 +1,5 @@
 """The exact cache of block-causal models."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from ..core.canvas import Canvas, IntArray

@@ -1,7 +1,5 @@
 """D2F's cache: the open blocks are computed, decided ones are kept."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from ..core.canvas import Canvas, IntArray

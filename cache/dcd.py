@@ -1,7 +1,5 @@
 """DCD's cache: the sliding window and a margin around it."""
 
-from __future__ import annotations
-
 from ..core.canvas import Canvas, IntArray
 from ..core.limits import NOT_NEGATIVE, bounds, one_of
 from .base import ALL, Plan, Slots, full_plan, register

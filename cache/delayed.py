@@ -3,8 +3,6 @@
 A block is computed in every step until it is decided, and a little longer; then it is kept.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import ClassVar
 

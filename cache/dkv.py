@@ -6,8 +6,6 @@ are decided.  The official code sorts computed and cached positions apart and ba
 every position has its own slot and nothing moves.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import numpy as np

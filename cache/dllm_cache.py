@@ -1,7 +1,5 @@
 """dLLM-Cache: reuse features of the prompt for long, of the response for short intervals."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """DPad: drop most masks behind the block, the farther away the more."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

@@ -1,7 +1,5 @@
 """DSB's cache: the sliding window and a margin on its left."""
 
-from __future__ import annotations
-
 from ..core.canvas import Canvas, IntArray
 from ..core.limits import NOT_NEGATIVE, bounds
 from .base import ALL, Plan, Slots, full_plan, register

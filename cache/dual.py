@@ -1,7 +1,5 @@
 """Fast-dLLM's dual cache: freeze everything outside the open block."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from ..core.canvas import Canvas, IntArray

@@ -1,7 +1,5 @@
 """Elastic-Cache: refresh when attention drifts, and only the layers above the drift."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -1,7 +1,5 @@
 """No cache: the reference."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

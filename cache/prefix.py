@@ -4,8 +4,6 @@ Both recompute everything when a block opens; the predictions of that refresh ar
 other step's, and it repairs the slots of the previous block's last commits.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from ..core.canvas import Canvas, IntArray

@@ -1,7 +1,5 @@
 """When a cache recomputes everything."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

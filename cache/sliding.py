@@ -4,8 +4,6 @@ They recompute the window and a margin around it.  What the window has left behi
 more anyway, because the engine feeds every position in the step after it changed.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

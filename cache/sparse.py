@@ -1,7 +1,5 @@
 """Sparse-dLLM: read only the keys that matter to the block."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """dInfer's vicinity cache: the open block and its neighbourhood."""
 
-from __future__ import annotations
-
 from ..core.canvas import Canvas, IntArray
 from ..core.limits import NOT_NEGATIVE, bounds
 from .base import ALL, Plan, Slots, full_plan, register

@@ -1,7 +1,5 @@
 """The exact cache of models that attend to decided tokens first."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from ..core.canvas import Canvas, IntArray

@@ -1,7 +1,5 @@
 """Window-Diffusion: decode among the leftmost masks, cache the next few, ignore the rest."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -6,8 +6,6 @@
 'Ben, Anna, Tom'
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any

@@ -1,7 +1,5 @@
 """``python -m dllm``."""
 
-from __future__ import annotations
-
 from .cli import main
 
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
 """What users call: generate, stream, as_completed, infill."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext

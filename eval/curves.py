@@ -5,8 +5,6 @@ arguments that `BY_FIELD` knows, and a part that only says where to commit or wh
 predictions, over the threshold it is combined with: so new ones and those of third parties appear.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

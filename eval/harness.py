@@ -7,8 +7,6 @@ Requests are answered in batches.  Generation honours ``until`` and ``max_gen_to
 early; likelihoods are those of `dllm.score`.
 """
 
-from __future__ import annotations
-
 import inspect
 import logging
 import os

@@ -1,7 +1,5 @@
 """Where something was measured: versions and hardware; no host names, no paths."""
 
-from __future__ import annotations
-
 import os
 import platform
 from datetime import date

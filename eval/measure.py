@@ -1,7 +1,5 @@
 """One setting on one task: what it answered, and what that cost."""
 
-from __future__ import annotations
-
 import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """What a sweep is summed up with: intervals and paired tests."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

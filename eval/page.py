@@ -1,7 +1,5 @@
 """Traces as one self-contained HTML page: nothing is loaded from anywhere."""
 
-from __future__ import annotations
-
 import html
 import json
 from collections.abc import Sequence

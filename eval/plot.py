@@ -1,7 +1,5 @@
 """Plots of a sweep (extra ``eval``: matplotlib): tasks side by side, and methods side by side."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

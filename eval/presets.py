@@ -1,7 +1,5 @@
 """Named sweeps of ``dllm bench``."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ when it equals the reference up to blanks at its ends, or contains it where the 
 ``"match": "contains"``.
 """
 
-from __future__ import annotations
-
 import hashlib
 import random
 from collections.abc import Mapping, Sequence

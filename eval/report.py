@@ -5,8 +5,6 @@ interval, and the p-value of the exact McNemar test, adjusted by Holm's method f
 comparisons in the table (in `full_table`: of the task).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Many settings on many tasks, one line of JSON each; what was measured is not measured again."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Iterable, Sequence

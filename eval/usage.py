@@ -1,7 +1,5 @@
 """What an evaluation cost."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Whole distributions of two steps: full log-probabilities are kept for it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

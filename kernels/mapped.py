@@ -5,8 +5,6 @@ dropped at any time, as the file has them.  The system does so when memory runs 
 they count as memory of the process.
 """
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 from pathlib import Path

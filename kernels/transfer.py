@@ -1,7 +1,5 @@
 """Tensors on their way to a device and back: one copy each way, whatever there is to carry."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -8,8 +8,6 @@ A part that only completes one method lies in that method's file; general scorer
 end-of-text rules are in `scorers`, `windows` and `eos`.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from pkgutil import iter_modules
 

@@ -1,7 +1,5 @@
 """AdaBlock: a block ends where the text does."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar

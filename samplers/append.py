@@ -1,7 +1,5 @@
 """An answer that gets another block when it has filled the last one."""
 
-from __future__ import annotations
-
 from ..core.canvas import Canvas, Edit, IntArray
 from ..core.capabilities import CONSTRAINED
 from ..core.limits import COUNT, NOT_NEGATIVE, bounds

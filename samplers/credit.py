@@ -1,7 +1,5 @@
 """Credit decoding: what the model kept saying counts too."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """D2F: several blocks in a pipeline, each of which commits what it is sure of."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from ..core.canvas import BoolArray

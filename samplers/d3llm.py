@@ -1,7 +1,5 @@
 """d3LLM's multi-block decoding: later blocks open while earlier ones are being decided."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import numpy as np

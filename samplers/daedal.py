@@ -1,8 +1,6 @@
 """DAEDAL: a first length from the model's confidence in an end, then insertions where it is
 unsure."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """DAWN: what may be decided together, read off the attention between positions."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar
 

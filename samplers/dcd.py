@@ -1,7 +1,5 @@
 """Deferred Commitment Decoding: a window that slides over what is not sure yet."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

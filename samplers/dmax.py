@@ -1,7 +1,5 @@
 """DMax: decided tokens are fed as mixtures of what they might be, and decided again."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

@@ -1,7 +1,5 @@
 """dParallel's decoding rule: a threshold on entropy."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from ..core.canvas import BoolArray

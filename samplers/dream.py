@@ -1,7 +1,5 @@
 """The Dream baseline: a continuous-time schedule over the whole region."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import lru_cache
 

@@ -1,7 +1,5 @@
 """DreamOn: a model that asks for another mask, or for one less, where it writes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

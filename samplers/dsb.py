@@ -1,7 +1,5 @@
 """Dynamic Sliding Block: a block whose right edge advances with every commit."""
 
-from __future__ import annotations
-
 from ..core.canvas import Canvas
 from ..core.capabilities import REPEATABLE
 from ..core.limits import COUNT, bounds

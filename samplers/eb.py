@@ -1,7 +1,5 @@
 """EB-Sampler: bound the joint uncertainty of what a step commits."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import numpy as np

@@ -1,7 +1,5 @@
 """LLaDA2.1's editing: replace decided tokens that the model no longer believes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """DiffusionGemma's own sampler: a canvas of provisional tokens, decided as a whole at its end."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 

@@ -18,8 +18,6 @@ at temperature 0 removes both ids from the softmax after the argmax, ``rank_last
 probability and only orders such positions behind all others.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial

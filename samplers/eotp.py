@@ -1,7 +1,5 @@
 """EoTP: the row ends where the text does."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

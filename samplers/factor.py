@@ -1,7 +1,5 @@
 """Fast-dLLM's factor rule: the more positions a step commits, the surer each has to be."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from ..core.canvas import BoolArray

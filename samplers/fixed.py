@@ -1,7 +1,5 @@
 """A fixed number of commits per step, or of steps, in any window."""
 
-from __future__ import annotations
-
 from ..core.canvas import BoolArray, Canvas
 from ..core.capabilities import REPEATABLE, Capability
 from ..core.errors import ConfigError

@@ -1,7 +1,5 @@
 """FreeDave: draft the next steps, verify them all in one forward, change nothing."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import numpy as np

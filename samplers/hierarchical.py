@@ -1,7 +1,5 @@
 """dInfer's hierarchical decoding: one commit per gap, so that commits do not touch."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from ..core.canvas import BoolArray

@@ -1,7 +1,5 @@
 """The LLaDA baseline: a fixed number of commits per step, most confident first."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from ..core.canvas import BoolArray, Canvas, IntArray

@@ -1,7 +1,5 @@
 """LocalLeap: certainty spreads to the neighbours of what is already certain."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import numpy as np

@@ -1,7 +1,5 @@
 """LoPA: try several commit orders, keep the one with the most confident future."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Several blocks open at once."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ..core.canvas import Canvas

@@ -1,7 +1,5 @@
 """Prophet: when the answer is already decided, stop refining."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import numpy as np

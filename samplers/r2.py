@@ -1,7 +1,5 @@
 """R2-dLLM's rules: commit what is redundant to compute again."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """ReMDM: towards the end of a block, write its least sure tokens again and again."""
 
-from __future__ import annotations
-
 from ..core.canvas import BoolArray, Canvas
 from ..core.capabilities import CONSTRAINED, FIXED_WINDOW, KEEPS_TEXT
 from ..core.limits import COUNT, SHARE, bounds

@@ -1,7 +1,5 @@
 """S2D2: a block-diffusion model drafts a block, and verifies it from left to right itself."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 

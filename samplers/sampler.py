@@ -4,8 +4,6 @@ Parts and what they see are in `base`, what the selectors make of a step in `sel
 go another way in `turn`; how a string becomes a `Sampler` is in `compose`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property

@@ -4,8 +4,6 @@ Whether the numbers describe the clean distribution or the one after temperature
 fact of the model family (LLaDA: clean, Dream: tempered), not of the scorer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar
 

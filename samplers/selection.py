@@ -1,7 +1,5 @@
 """What the selectors make of a step: where, how sure, which, and whether to give up."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import cached_property
 

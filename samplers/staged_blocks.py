@@ -1,7 +1,5 @@
 """d3LLM's window: later blocks open while earlier ones are being decided."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Fast-dLLM's parallel decoding: commit whatever is confident enough."""
 
-from __future__ import annotations
-
 from ..core.canvas import BoolArray
 from ..core.capabilities import PROBABILITY, REPEATABLE
 from ..core.limits import COUNT, THRESHOLD, bounds

@@ -1,7 +1,5 @@
 """WeDLM's decoding rule: entropy plus distance."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from ..core.canvas import BoolArray

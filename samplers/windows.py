@@ -1,7 +1,5 @@
 """Where positions may be committed: blocks from left to right, or the whole region at once."""
 
-from __future__ import annotations
-
 from ..core.canvas import Canvas
 from ..core.capabilities import FIXED_WINDOW, REPEATABLE, WHOLE_REGION
 from ..core.limits import COUNT, bounds

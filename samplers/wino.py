@@ -1,7 +1,5 @@
 """WINO: draft widely, verify narrowly, take back what does not hold."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

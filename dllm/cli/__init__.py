@@ -1,7 +1,5 @@
 """The command line.  Importing this package imports neither torch nor transformers."""
 
-from __future__ import annotations
-
 import os
 import sys
 

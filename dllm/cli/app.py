@@ -1,7 +1,5 @@
 """The ``dllm`` application: commands, imported when they are called, and how errors leave it."""
 
-from __future__ import annotations
-
 import functools
 import signal
 import sys

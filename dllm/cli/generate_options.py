@@ -1,7 +1,5 @@
 """Options of ``dllm generate``."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``dllm infill``: fill the holes of a text."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated

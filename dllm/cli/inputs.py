@@ -1,7 +1,5 @@
 """Where prompts come from: the command line, a file, standard input."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

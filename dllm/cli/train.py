@@ -1,7 +1,5 @@
 """``dllm train``: drafters, distillation, conversion, and the recipes of the bundled models."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

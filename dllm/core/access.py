@@ -1,7 +1,5 @@
 """The key that a server asks for, and where its clients find it."""
 
-from __future__ import annotations
-
 import os
 
 KEY = "DLLM_API_KEY"  # environment variable

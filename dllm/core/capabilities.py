@@ -1,7 +1,5 @@
 """What parts of a composition need of one another."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

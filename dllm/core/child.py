@@ -1,7 +1,5 @@
 """Processes of Python that this one starts."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import subprocess

@@ -3,8 +3,6 @@ from them.  The library checks values by a declaration, the command line makes i
 and the server takes its fields from bodies.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real

@@ -1,7 +1,5 @@
 """What goes wrong, as types.  Every message says what was given, what was expected, what to do."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from difflib import get_close_matches

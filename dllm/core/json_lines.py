@@ -1,7 +1,5 @@
 """Files of JSON lines: those that users bring, and those that an interrupted run goes on with."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a sampler and a cache both read, which do not know each other."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

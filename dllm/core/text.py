@@ -1,7 +1,5 @@
 """Text that only grows: from token ids that have become final to pieces that stay."""
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence

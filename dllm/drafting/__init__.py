@@ -3,8 +3,6 @@
 `dllm.speculate` is the way in.  See docs/speculative-decoding.md.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules

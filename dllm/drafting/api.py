@@ -1,7 +1,5 @@
 """`speculate` and `stream_speculate`: a verifier, a drafter, one prompt or many."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any, overload

@@ -4,8 +4,6 @@ The drafter is at hand, and ``dllm serve VERIFIER`` scores what it proposes, tog
 drafts of other devices.  There the drafts of a text come from `Outside`.
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """From what users name to a verifier and a `Drafter`."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 from difflib import get_close_matches
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a speculative generation returns: a `Result` with acceptance statistics."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, field
 from typing import Any
 

@@ -1,7 +1,5 @@
 """One text while it is drafted and verified, and what a round did to it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

@@ -3,8 +3,6 @@
 Equal vocabulary sizes prove nothing: what counts is that ids stand for the same strings.
 """
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass, field, replace
 from enum import Enum

@@ -1,7 +1,5 @@
 """The engine: canvases in, one forward per step for all of them, decisions out."""
 
-from __future__ import annotations
-
 from .loop import Engine
 from .recipe import MaskedRecipe, Recipe, check_pair
 from .rows import Row, Step

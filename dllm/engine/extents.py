@@ -1,7 +1,5 @@
 """Which slots of a pool are free: ranges, handed out first fit, joined when they come back."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 
 from ..core.errors import ConfigError

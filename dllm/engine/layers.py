@@ -9,8 +9,6 @@ whose list of layers is its own: each entry passes arguments and results through
 shared model is never touched, so that several engines may run on it at once, in any threads.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ Fused attention gives no weights, so that those of the wanted layers are compute
 the same queries and keys.  Only rows whose sampler asks pay, and only where nothing is cached.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Memory of the accelerator where there is one, else of the process: its peak, and its end."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from typing import TypeVar

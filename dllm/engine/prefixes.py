@@ -6,8 +6,6 @@ Exact match only; where nothing that follows a token changes its keys and values
 that would be computed: of a causal network, and of the blocks of a block-causal one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar

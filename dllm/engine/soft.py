@@ -9,8 +9,6 @@ hold while their block is open.  Two kinds:
   tokens and the mask, in place of the embedding of one token.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """One step of one row, on the host: what it feeds, and what it makes of the answers."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -5,8 +5,6 @@ nobody with it, and one that memory does not suffice for starts again later.  Th
 everything above it know no more than this.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 import time

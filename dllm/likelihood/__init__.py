@@ -1,7 +1,5 @@
 """How likely a model finds a text: `score` for text, `score_requests` for token ids."""
 
-from __future__ import annotations
-
 from .api import score
 from .scoring import Score, ScoreRequest, Scoring, score_requests
 

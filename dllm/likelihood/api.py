@@ -1,7 +1,5 @@
 """How likely a model finds a text: a bound with its standard error, for many requests at once."""
 
-from __future__ import annotations
-
 from typing import Any, overload
 
 import numpy as np

@@ -6,8 +6,6 @@ positions' log-probabilities)] <= log p (LLaDA, arXiv 2502.09992, equation 14). 
 masks and weights such that the weighted log-probabilities sum to an estimate of that average.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import combinations

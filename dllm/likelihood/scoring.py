@@ -1,7 +1,5 @@
 """Scoring continuations of token ids: masks of many requests, in packed forwards."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """One read-only forward: what a model predicts at the undecided positions of a canvas."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How likely a model finds each token of a text, in reading order."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any

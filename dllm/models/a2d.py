@@ -5,8 +5,6 @@ Llama, Qwen2 and Qwen3 under plain names, without a causal mask and without a sh
 text or in blocks: that is known of the published ones, and said with ``block_length=`` for others.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 from transformers import (

@@ -1,7 +1,5 @@
 """Low-rank adapters (LoRA), in peft's files."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Turning a transformers model in memory into one that can be decoded."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

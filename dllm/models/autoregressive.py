@@ -1,7 +1,5 @@
 """Any causal language model of transformers: not decoded by diffusion, but a verifier of drafts."""
 
-from __future__ import annotations
-
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from .family import Family, register_family

@@ -6,8 +6,6 @@ are counted from position 0, so that the end of a prompt shares its block with t
 the answer.  No released checkpoint was loaded yet; docs/reference/models.md says what was compared.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 from transformers import (

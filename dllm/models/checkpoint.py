@@ -1,7 +1,5 @@
 """Finding a checkpoint and reading its small files: hub ids, folders, bundled names."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping

@@ -9,8 +9,6 @@ vocabulary only, hence the loop here.  Text only: images would enter through a v
 is not loaded.
 """
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import torch

@@ -5,8 +5,6 @@ The head predicts the *next* position: position ``i`` is read from ``logits[i - 
 (arXiv 2602.01326) is such a fine-tune, with a token that asks for another mask.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from typing import Any

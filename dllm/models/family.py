@@ -5,8 +5,6 @@ transformers config, renames the weights, and states the few facts a decoder nee
 modelling code: the network itself is a transformers class.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field

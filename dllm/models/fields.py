@@ -4,8 +4,6 @@ A field of another type than these would be noticed much later, or never: one se
 instead.  Fields that are not listed belong to the family or to transformers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How much memory a checkpoint needs, from its ``config.json`` alone."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Layers of transformers that compute the same numbers in fewer operations."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any

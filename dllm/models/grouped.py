@@ -4,8 +4,6 @@ The H / Hkv heads of a group become queries of one head, so that keys are never 
 that takes a tenth of the time for one query of 28 heads that share 4, two thirds for eight.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -4,8 +4,6 @@ They say how large the network can be, so a ``config.json`` that asks for someth
 noticed before anything is built or allotted.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import struct

@@ -4,8 +4,6 @@ iLLaDA (arXiv 2606.25331), the successor of LLaDA, is bidirectional, with groupe
 embeddings.  Stable-DiffCoder (arXiv 2601.15892), which was Seed-Coder, attends in blocks of 4.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedConfig

@@ -7,8 +7,6 @@ cast or made.  Where the copy would take too much of the free memory (`room_for`
 same numbers, more slowly for few rows.
 """
 
-from __future__ import annotations
-
 from torch import nn
 from transformers import PreTrainedModel
 

@@ -4,8 +4,6 @@ Large Language Diffusion Models, arXiv 2502.09992.  The same class serves LLaDA 
 fine-tunes that keep the architecture.  Queries and keys are rotated in float32.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedConfig

@@ -6,8 +6,6 @@ counted from position 0.  LLaDA2.1 shares the network, and is decoded with the s
 Written from the published configurations; no released checkpoint was loaded yet.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from transformers import Glm4MoeConfig, Glm4MoeForCausalLM, PreTrainedConfig

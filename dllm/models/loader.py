@@ -1,7 +1,5 @@
 """`load`: from a name to a model that is complete, checked and ready to decode."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Mapping

@@ -5,8 +5,6 @@ LLaDA-MoE (arXiv 2509.24389) attends to the whole text and leaves the weights of
 as they are, whatever ``norm_topk_prob`` says; SDAR-30B-A3B (arXiv 2510.06303) attends in blocks.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from transformers import PreTrainedConfig, Qwen3MoeConfig, Qwen3MoeForCausalLM

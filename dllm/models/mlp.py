@@ -1,7 +1,5 @@
 """Feed-forward layers whose first two products share the rounding of their input."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """A loaded model: the network, its tokenizer, and the facts that decoding needs."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

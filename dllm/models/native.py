@@ -1,7 +1,5 @@
 """Configs of transformers' classes from a ``config.json`` that has their field names."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config

@@ -6,8 +6,6 @@ the block's first token.  The same weights with a causal mask throughout are the
 ``nemotron_causal``, which verifies drafts.
 """
 
-from __future__ import annotations
-
 from transformers import Ministral3Config, Ministral3ForCausalLM, PreTrainedConfig
 
 from .family import ConfigDict, Family, Published, Release, demand, register_family, require

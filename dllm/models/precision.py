@@ -6,8 +6,6 @@ and slower, where it fits into memory.  Small networks stay as stored: they are 
 anyway, and what was recorded of them stays comparable.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 from functools import cache

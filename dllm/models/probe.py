@@ -4,8 +4,6 @@ memory before a server depends on them.
 What the trial finds is what happens to its sample.  Templates that wait for a certain message pass.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import subprocess

@@ -4,8 +4,6 @@
 config.json, and transformers reads it back through `Quantiser`.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields

@@ -1,7 +1,5 @@
 """Silence of transformers while its parts are used as parts of ours."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """What a checkpoint is, from its small files: its family, and the network it describes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

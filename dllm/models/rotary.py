@@ -6,8 +6,6 @@ layers of Llama and Qwen2 go through it instead, with one kernel and the same nu
 other cache, or none, they run as they are.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

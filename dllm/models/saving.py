@@ -1,7 +1,5 @@
 """Writing a model so that it can be read back exactly, in the native or the official layout."""
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import asdict

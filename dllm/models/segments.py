@@ -1,7 +1,5 @@
 """Which keys the queries of a packed forward attend to."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import torch

@@ -1,7 +1,5 @@
 """Tokenizers of checkpoints, loaded natively and completed with what their files leave out."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

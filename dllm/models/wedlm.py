@@ -8,8 +8,6 @@ next one, as before: the same weights are an autoregressive model, which `dllm.s
 verifies drafts.  One architecture name stands for both networks; ``qk_norm`` tells them apart.
 """
 
-from __future__ import annotations
-
 from transformers import (
     PreTrainedConfig,
     Qwen2Config,

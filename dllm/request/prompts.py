@@ -4,8 +4,6 @@ A prompt is a string, chat messages, or token ids.  Text in a prompt is text: wh
 spell a special token, such as the mask, it is encoded as ordinary characters.
 """
 
-from __future__ import annotations
-
 import re
 import threading
 import warnings

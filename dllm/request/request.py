@@ -1,7 +1,5 @@
 """One text to be written: what waits, runs, and has a result in the end."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field

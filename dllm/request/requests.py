@@ -1,7 +1,5 @@
 """From what users pass to requests: everything that can be wrong is found here, before any step."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Stop strings: a row ends where its decided text contains one."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The ASGI application: routes behind a key, and what operators look at."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable

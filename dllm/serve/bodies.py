@@ -5,8 +5,6 @@ the reason.  A parameter that no class here has is refused as well: none is igno
 clients echo of other servers (messages, calls, tools) may hold more than is read here.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection
 from typing import Annotated, Any, ClassVar, Literal

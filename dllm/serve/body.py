@@ -1,8 +1,6 @@
 """What bodies of requests are made of: pydantic models whose errors name the field to blame, say
 what it must be, and suggest the one that was meant."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Collection

@@ -1,7 +1,5 @@
 """``dllm serve --replicas``: Ray, replicas in it, and processes before them that listen."""
 
-from __future__ import annotations
-
 import logging
 import multiprocessing
 import os

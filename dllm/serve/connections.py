@@ -1,7 +1,5 @@
 """Connections that send nothing, or a byte now and then: uvicorn itself waits for them for ever."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import resource

@@ -1,7 +1,5 @@
 """``/openapi.json``, made from the models of the bodies."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

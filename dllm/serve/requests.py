@@ -1,7 +1,5 @@
 """From a body to what the engine is asked for."""
 
-from __future__ import annotations
-
 import json
 import secrets
 from collections.abc import Mapping, Sequence

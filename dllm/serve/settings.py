@@ -1,7 +1,5 @@
 """What a server is told when it starts."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator

@@ -5,8 +5,6 @@ incomplete is held back, and a call is there when all of it is, so that no delta
 taken back.  What looks like a call and is none stays text.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import secrets

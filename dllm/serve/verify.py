@@ -7,8 +7,6 @@ of them the verifier's own.  Only ids and the seed travel: drafts are taken for 
 what is written never depends on the device.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 import uuid

@@ -1,8 +1,6 @@
 """Parameters in bodies: their names there, and what JSON and a public server ask of them beyond
 what the library does."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Collection, Mapping

@@ -1,7 +1,5 @@
 """What the library's parameters are called in a body."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from functools import cache

@@ -1,7 +1,5 @@
 """From a source to the format of a model's texts; what was built is remembered."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from functools import lru_cache

@@ -4,8 +4,6 @@ r"""Regular expressions as Python reads them: its own parser reads them here.
 general category of Unicode, as in expressions of JSON schemas.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import json

@@ -1,8 +1,6 @@
 """What is known of the vocabulary of JSON Schema: the standard's formats, and keywords that say
 nothing about values."""
 
-from __future__ import annotations
-
 ANNOTATIONS = {
     "$schema", "$id", "id", "$comment", "$defs", "definitions", "$anchor", "$vocabulary", "title",
     "description", "default", "example", "examples", "deprecated", "readOnly", "writeOnly",

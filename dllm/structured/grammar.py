@@ -5,8 +5,6 @@ of terms do, without a limit: such a rule is a repetition.  ``%ignore`` lets wha
 between two tokens, and has it stand where two words would become one; never at the ends.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

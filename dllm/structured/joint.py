@@ -13,8 +13,6 @@ multiples of the largest term, whose logarithm is known from the search for the 
 completion: each position then takes a multiplication, a sum and one exponential per edge.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -6,8 +6,6 @@ position.  Whatever subset of it is committed, the rest of it still completes th
 the likeliest, and confidences are local.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 from collections.abc import Iterator, Mapping, Sequence

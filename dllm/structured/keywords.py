@@ -1,7 +1,5 @@
 """What keywords of a JSON schema say: which there are, and of which values each speaks."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping

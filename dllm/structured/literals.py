@@ -1,8 +1,6 @@
 """Text that a form leaves no choice about: the names and punctuation of a JSON object, a date's
 hyphens.  It can be written without asking the model (S3, arXiv 2507.04504)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Two schemas that both hold, as one."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Automata of numbers as JSON writes them without an exponent: within bounds, and multiples."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Objects of JSON schemas."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial

@@ -3,8 +3,6 @@
 Raises `Unfit` and `ConfigError` for what has none.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

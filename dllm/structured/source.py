@@ -7,8 +7,6 @@ and sources, ``repeat`` and a source with the fewest and the most times (None: w
 Nothing is read here: a source may be hostile, and the worker can be ended.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from os import PathLike

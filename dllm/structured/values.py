@@ -1,7 +1,5 @@
 """Constants, strings, numbers and arrays of JSON schemas."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence

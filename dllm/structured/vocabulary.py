@@ -1,7 +1,5 @@
 """What the tokens of a tokenizer stand for: bytes."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator, Mapping

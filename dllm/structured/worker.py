@@ -6,8 +6,6 @@ vocabularies it was sent, and ends with the program.  What a structure may take 
 and bytes, so that a busy machine refuses nothing that an idle one takes.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import hashlib

@@ -1,8 +1,6 @@
 """Examples of a file, and which of them make up the batch of a step: a function of seed and step,
 nothing else."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

@@ -4,8 +4,6 @@ A row is ``prompt | answer | end tokens``.  Rows of similar length share a batch
 spent on end tokens; step ``i`` of a recipe always sees the same batch, which makes runs resumable.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Mapping
 

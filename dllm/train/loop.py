@@ -6,8 +6,6 @@ nothing had happened.  What a run is worth is said by the loss of held-out batch
 function of the objective: tokens per forward, accuracy.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -4,8 +4,6 @@ Families differ in who sees whom and in whether a row predicts its own token or 
 a text with masks goes in and logits come out that stand where the tokens stand.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ A run is the same on any number of processes: they share the batches of each ste
 writes everything.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator
 from datetime import timedelta

@@ -4,8 +4,6 @@ It needs no training: the vocabulary is the lexicon.  Unknown words fall apart i
 text can be encoded and decoded back.
 """
 
-from __future__ import annotations
-
 import string
 from functools import cache
 from typing import Any

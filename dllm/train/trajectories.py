@@ -6,8 +6,6 @@ needless}; optionally "text", the answer in words, and
 "right", whether a bundled task accepts it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """Procedurally generated tasks with checkable answers; nothing is downloaded."""
 
-from __future__ import annotations
-
 from . import arithmetic, grids, lists
 from .base import Example, Task
 

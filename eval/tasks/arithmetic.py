@@ -1,7 +1,5 @@
 """Arithmetic with worked steps: bare sums, and word problems of one and of two steps."""
 
-from __future__ import annotations
-
 import random
 import re
 

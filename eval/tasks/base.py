@@ -5,8 +5,6 @@ the hash of its content (the numbers, the list, the grid; not the wording) falls
 residue class, so a phrasing seen in training never carries a memorised answer into the test.
 """
 
-from __future__ import annotations
-
 import hashlib
 import random
 from collections.abc import Callable

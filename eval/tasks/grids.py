@@ -1,7 +1,5 @@
 """Small grids: Latin squares to invent and 4 x 4 sudokus to complete; rows end in " /"."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Word lists of the generated tasks: every entry is one word, so that it can be one token."""
 
-from __future__ import annotations
-
 NAMES = (
     "Adam Alice Amir Anna Ben Bella Carl Chloe Clara Dan Diana Dylan Elena Emma Eric Esther Finn "
     "Fiona Frank Gina Grace Greg Hana Harry Helen Henry Ian Ines Iris Ivan Jack Jane Jonas Julia "

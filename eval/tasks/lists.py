@@ -4,8 +4,6 @@ They grade token dependency: a copy can be written in one parallel step, a shuff
 Indices count from 0.  Sorting is alphabetical.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Compile the kernels, find them, load them."""
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """Attention, norms, gates and rotation by compiled kernels, where there are some."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Sequence
 

@@ -4,8 +4,6 @@ Each class stands for a weight (n, d) and has the methods of the parts in `dllm.
 Rows are of float32 or bfloat16, and so are results.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -11,8 +11,6 @@ and purposes apart.  Two shapes of the same thing:
 Bits and uniform numbers are equal everywhere; Gumbel noise up to the last bits of a logarithm.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch as _torch

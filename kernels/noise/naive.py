@@ -3,8 +3,6 @@
 Source: Salmon, Moraes, Dror, Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3" (SC 2011).
 """
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 

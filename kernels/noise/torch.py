@@ -4,8 +4,6 @@ Rows are named by ``keys`` (R, 4) int64 = (seed, stream, position, step); the co
 token ids of a range.  Temporary memory is bounded, whatever the size of the result.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

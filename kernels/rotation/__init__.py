@@ -4,8 +4,6 @@ A layer rotates its new queries and keys and puts keys and values where their po
 the buffer: with plain operations about a dozen launches, here one.
 """
 
-from __future__ import annotations
-
 from importlib.util import find_spec as _find_spec
 from types import ModuleType
 

@@ -1,7 +1,5 @@
 """Rotation and scatter in plain PyTorch."""
 
-from __future__ import annotations
-
 import torch
 
 MANY = 1 << 16  # numbers from which on the temporary ones cost more than the operations

@@ -1,7 +1,5 @@
 """Log-probabilities of a few given ids, from rows whose statistics are known."""
 
-from __future__ import annotations
-
 import torch
 
 from .heads import Head, Shaped, full_logits, plain_linear

@@ -5,8 +5,6 @@ probabilities and the likeliest or a drawn token: a few hundred numbers in place
 Tokens of a class are put side by side, so that each class is one segment.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Top-p, top-k and min-p on full rows, without sorting whole rows where a few candidates decide."""
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ Only a plain linear layer may be cut along the vocabulary.  Everything else (a q
 layer with adapters or hooks) is called, because its weight alone does not say what it computes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias

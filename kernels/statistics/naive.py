@@ -1,7 +1,5 @@
 """Statistics of full logits in float64, one row after the other: the oracle."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 import torch

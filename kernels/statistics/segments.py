@@ -3,8 +3,6 @@
 What the numbers mean is said in `classes`, whose functions in torch take several passes.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

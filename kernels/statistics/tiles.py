@@ -7,8 +7,6 @@ combines the splits and finishes.  What the numbers mean is said in `reduce`; th
 the largest logit here as there.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

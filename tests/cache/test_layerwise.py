@@ -1,7 +1,6 @@
 """What caches that decide at every layer promise there."""
 
-from __future__ import annotations
-
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -61,8 +60,7 @@ def layer_promises(monkeypatch: pytest.MonkeyPatch, name: str, spec: str, seed: 
     assert written
 
 
-@pytest.mark.parametrize("spec", some(LAYERWISE, 3))
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "spec"), some(product(MODELS, LAYERWISE), 3))
 def test_layers_keep_the_promises(monkeypatch: pytest.MonkeyPatch, name: str, spec: str) -> None:
     for seed in range(3):
         with monkeypatch.context() as patch:

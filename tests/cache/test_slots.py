@@ -1,7 +1,5 @@
 """What slots remember: their ages, and how many of them are final."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Many texts at a time are each text alone; streams, streamers and threads."""
 
-from __future__ import annotations
-
 import threading
 from dataclasses import replace
 from typing import Any
@@ -35,7 +33,8 @@ def said(result: dllm.SpeculativeResult) -> tuple[Any, ...]:
 def test_a_batch_is_its_rows(
     verifiers: dict[str, dllm.DiffusionModel], seed: int, rows: int
 ) -> None:
-    """Tokens, rounds and accepted lengths; rows leave and join; chains and trees."""
+    """Tokens, rounds and accepted lengths; rows leave and join; chains, and trees of a packed
+    verifier."""
     rng = np.random.default_rng(seed)
     model = verifiers[ARCHITECTURES[seed % 3]]
     several = prompts(3, seed=seed)
@@ -47,7 +46,12 @@ def test_a_batch_is_its_rows(
         how |= {"repetition_penalty": 1.3}
     tokens = dllm.speculate(model, None, several, max_new_tokens=40)
     text = [*several[0], *tokens[0].tokens]
-    for drafter in (None, "prompt_lookup", "suffix", Scripted(text, noise=0.3, tree=seed % 5 == 0)):
+    for drafter in (
+        None,
+        "prompt_lookup",
+        "suffix",
+        Scripted(text, noise=0.3, tree=seed % 15 == 0),
+    ):
         together = dllm.speculate(model, drafter, several, max_batch_size=rows, **how)
         alone = [dllm.speculate(model, drafter, prompt, **how) for prompt in several]
         assert list(map(said, together)) == list(map(said, alone))

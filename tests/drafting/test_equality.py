@@ -1,13 +1,12 @@
 """Speculative output is plain output: greedy and keyed, every architecture, chains and trees."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from transformers import DynamicCache
 
 import dllm
 from dllm.drafting.accept.rows import ACCEPT, PURPOSES, RESIDUAL, KeyedNoise
@@ -15,7 +14,6 @@ from dllm.drafting.base import EMPTY, Budget, Draft, Drafter, Drafting, DraftReq
 from dllm.drafting.engine import engine_for
 from dllm.drafting.recipe import recipe_for
 from dllm.drafting.verifiers.packed import PackedVerifier, open_verifier
-from dllm.drafting.verifiers.rowwise import VerifierCache
 from dllm.kernels.noise import bits
 from dllm.request.requests import answering
 from dllm.runtime.scheduler import Scheduler
@@ -64,8 +62,9 @@ def test_a_stop_at_the_last_token_is_a_stop(verifier: dllm.DiffusionModel, lengt
         assert (result.tokens, result.finish_reason) == (expected.tokens, "stop")
 
 
-@pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
-@pytest.mark.parametrize("kind", ARCHITECTURES)
+@pytest.mark.parametrize(
+    ("kind", "tree"), [*((kind, False) for kind in ARCHITECTURES), ("full", True)]
+)
 def test_greedy_equality(
     verifiers: dict[str, dllm.DiffusionModel],
     expected_texts: dict[str, list[dllm.SpeculativeResult]],
@@ -163,8 +162,9 @@ def test_a_useless_drafter_costs_no_tokens(verifier: dllm.DiffusionModel) -> Non
     assert {r.extra for r in result.rounds[:-1]} == {"correction"}
 
 
-@pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
-@pytest.mark.parametrize("kind", ARCHITECTURES)
+@pytest.mark.parametrize(
+    ("kind", "tree"), [*((kind, False) for kind in ARCHITECTURES), ("full", True)]
+)
 def test_after_a_round_the_cache_is_that_of_a_fresh_prefill(
     verifiers: dict[str, dllm.DiffusionModel], kind: str, tree: bool
 ) -> None:
@@ -175,7 +175,7 @@ def test_after_a_round_the_cache_is_that_of_a_fresh_prefill(
         run, engine = begun(model, drafter, prompt, controller="full")
         while engine.step():
             length = run.text.cached
-            fresh = VerifierCache()
+            fresh = DynamicCache()
             ids = torch.tensor([run.text.tokens[:length]])
             with torch.inference_mode():
                 model.hf(input_ids=ids, past_key_values=fresh, use_cache=True)
@@ -310,17 +310,19 @@ def test_history_processors_see_the_history_of_their_row(verifier: dllm.Diffusio
 
 
 def test_a_tree_shows_a_node_its_ancestors_only(verifiers: dict[str, dllm.DiffusionModel]) -> None:
-    """Every row of a tree forward equals the last row of a forward over its own path."""
-    for model in verifiers.values():
-        (prompt,) = prompts(1, seed=9)
-        drafter = Scripted(None, k=3, tree=True)
-        run, _ = begun(model, drafter, prompt)
-        draft = run.drafting.propose(run.prefix, run.controller.next(9, 9))
-        rows = run.verifier.score([(run.text, draft)])[0].logits
-        for node in range(len(draft)):
-            path = [*prompt, *draft.tokens[draft.path(node)].tolist()]
-            other = open_verifier(model)
-            text = other.open(np.array(path), 99)
-            assert torch.allclose(
-                rows[node + 1], other.score([(text, EMPTY)])[0].logits[0], atol=1e-3
-            )
+    """Every row of a tree forward equals the last row of a forward over its own path; a network
+    that cannot score trees says so."""
+    drafter = Scripted(None, k=3, tree=True)
+    (prompt,) = prompts(1, seed=9)
+    for kind in ("windowed", "gqa"):
+        with pytest.raises(dllm.ConfigError, match="cannot score a tree"):
+            dllm.speculate(verifiers[kind], drafter, prompt, controller="full")
+    model = verifiers["full"]
+    run, _ = begun(model, drafter, prompt)
+    draft = run.drafting.propose(run.prefix, run.controller.next(9, 9))
+    rows = run.verifier.score([(run.text, draft)])[0].logits
+    for node in range(len(draft)):
+        path = [*prompt, *draft.tokens[draft.path(node)].tolist()]
+        other = open_verifier(model)
+        text = other.open(np.array(path), 99)
+        assert torch.allclose(rows[node + 1], other.score([(text, EMPTY)])[0].logits[0], atol=1e-3)

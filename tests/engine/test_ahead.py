@@ -1,7 +1,5 @@
 """Forwards that are launched before the host looks at what the former step did."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +12,8 @@ from dllm import cache as caches
 from dllm.engine import Engine, forward, work
 from dllm.request.requests import answering, recipe_for
 from dllm.runtime.scheduler import Scheduler
+
+from ..thin import covering, some
 
 PROMPTS = [[5, 6, 7 + i, *range(8, 10 + i % 5)] for i in range(8)]
 
@@ -43,22 +43,22 @@ def followed(scheduler: Scheduler) -> tuple[list[Any], dict[int, list[Any]], int
     return [results[i] for i in sorted(results)], events, scheduler.engine.forward.count  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(
-    ("sampler", "cache", "how"),
-    [
-        ("threshold", "dual", {}),
-        ("localleap", "none", {"temperature": 0.7, "seed": 3}),
-        ("wino", "none", {}),
-        ("remdm+fixed(2)", "none", {}),
-        ("llada", "dual", {"steps": 40, "block_length": 8}),  # steps that rest
-        ("lopa", "dual", {}),
-    ],
-)
-@pytest.mark.parametrize("fills", [1000, 1])
+WAYS = [
+    ("threshold", "dual", {}),
+    ("localleap", "none", {"temperature": 0.7, "seed": 3}),
+    ("wino", "none", {}),
+    ("remdm+fixed(2)", "none", {}),
+    ("llada", "dual", {"steps": 40, "block_length": 8}),  # steps that rest
+    ("lopa", "dual", {}),
+]
+
+
+@pytest.mark.parametrize(("way", "fills"), covering(WAYS, [1000, 1]))
 def test_texts_events_and_forwards_are_the_same(
-    tiny: dllm.DiffusionModel, sampler: str, cache: str, how: dict[str, Any], fills: int
+    tiny: dllm.DiffusionModel, way: tuple[str, str, dict[str, Any]], fills: int
 ) -> None:
     """All rows in one group; and in two, which take a forward each and are joined later."""
+    sampler, cache, how = way
     most = None if fills > 1 else 6
     plain = followed(scheduled(tiny, sampler, cache, most=most, **how))
     scheduler = scheduled(tiny, sampler, cache, most=most, **how)
@@ -158,7 +158,7 @@ class Device:
         return whole, whole - self.waited, self.busy
 
 
-@pytest.mark.parametrize("ratio", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("ratio", some([1.0, 0.5, 2.0], 1))
 def test_a_step_takes_the_longer_of_host_and_device(
     tiny: dllm.DiffusionModel, ratio: float
 ) -> None:

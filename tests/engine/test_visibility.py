@@ -1,7 +1,5 @@
 """Who sees whom, against tables."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Random speculation: the text is the verifier's own, whoever drafts, and whatever is beside it."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass, field
 from typing import Any
@@ -82,6 +80,7 @@ def check(case: Case, verifier: dllm.DiffusionModel, tiny: dllm.DiffusionModel) 
         drafter = tiny
     elif isinstance(drafter, tuple):
         _, noise, tree, seed = drafter
+        tree = tree and case.kind == "full"  # others take chains
         drafter = Scripted([*case.prompts[0], *plain[0].tokens], 5, noise, tree, seed)
     try:
         drafted = dllm.speculate(verifier, drafter, case.prompts, **case.how, **case.mine)

@@ -1,7 +1,5 @@
 """The recorded cases of a folder, by what was recorded and not by the name of a file."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -27,26 +25,27 @@ def sets() -> dict[str, list[Case]]:
     }
 
 
-def setting(case: Case) -> tuple[Any, ...]:
+def setting(case: Case) -> set[tuple[str, Any]]:
     """What names a way of decoding: words and switches, not numbers, texts or models."""
-    return tuple(
-        (key, value) for key, value in sorted(case.items())
+    return {
+        (key, value) for key, value in case.items()
         if isinstance(value, str | bool) and key not in ("id", "model")
-    )  # fmt: skip
+    }  # fmt: skip
 
 
 def recorded(*algorithms: str, where: Callable[[Case], bool] = lambda case: True) -> list[Any]:
     """The cases of these ``algorithms`` as parameters, in whatever files they are.  The default run
-    takes the first of each file and setting; the others are slow."""
+    takes those with a word or switch that no case of the same file had before; the others are
+    slow."""
     return list(_parameters(set(algorithms), where))
 
 
 def _parameters(algorithms: set[str], where: Callable[[Case], bool]) -> Iterator[Any]:
     for cases in sets().values():
-        seen: set[tuple[Any, ...]] = set()
+        seen: set[tuple[str, Any]] = set()
         for case in cases:
             if case.get("algorithm") not in algorithms or not where(case):
                 continue
-            again = setting(case) in seen
-            seen.add(setting(case))
+            again = bool(seen) and setting(case) <= seen
+            seen |= setting(case)
             yield pytest.param(case, id=case["id"], marks=[pytest.mark.slow] * again)

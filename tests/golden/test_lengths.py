@@ -1,8 +1,6 @@
 """Recorded runs of DAEDAL, whose canvas changes its length while it is written: the same commits,
 edits, forwards and final tokens, alone and side by side."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -74,6 +72,7 @@ def test_a_recorded_run(case: dict[str, Any]) -> None:
     check(case, result)
 
 
+@pytest.mark.slow
 def test_recorded_runs_side_by_side() -> None:
     """The cases that share a model and an end token as rows of one session, few at a time."""
     groups: dict[Any, list[dict[str, Any]]] = {}

@@ -1,7 +1,5 @@
 """Products by oneDNN and by compiled kernels: PyTorch's numbers, the same for a row alone."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from typing import Any
@@ -14,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dllm.kernels import linear
 from dllm.kernels.linear import Packed, pack, packed_of
 
+from ..thin import covering
 from .filtered import logits_statistics, token_statistics
 
 pytestmark = pytest.mark.skipif(not linear.available(), reason="no AVX2, or no oneDNN")
@@ -39,12 +38,11 @@ def can(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.mark.usefixtures("kernels")
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
+@pytest.mark.parametrize(("shape", "dtype", "bias"), covering(SHAPES, DTYPES, [False, True]))
 def test_the_numbers_are_those_of_pytorch(
-    inputs: int, outputs: int, dtype: torch.dtype, bias: bool
+    shape: tuple[int, int], dtype: torch.dtype, bias: bool
 ) -> None:
+    inputs, outputs = shape
     packed = layer(inputs, outputs, dtype, bias)
     x = torch.randn(3, 7, inputs).to(dtype)
     with torch.inference_mode():
@@ -57,10 +55,10 @@ def test_the_numbers_are_those_of_pytorch(
 
 
 @pytest.mark.usefixtures("kernels")
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
-def test_a_row_does_not_depend_on_the_others(inputs: int, outputs: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("shape", "dtype"), covering(SHAPES, DTYPES))
+def test_a_row_does_not_depend_on_the_others(shape: tuple[int, int], dtype: torch.dtype) -> None:
     """To the last bit, for any number of rows, with a copy of the weight and without."""
+    inputs, outputs = shape
     packed, x = layer(inputs, outputs, dtype), torch.randn(300, inputs).to(dtype)
     with torch.inference_mode():
         whole = packed(x)

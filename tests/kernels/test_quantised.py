@@ -1,7 +1,5 @@
 """Weights of 8 and 4 bits: near the weight, the same for a row alone, and back from a layout."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from typing import Any
@@ -13,6 +11,7 @@ from torch import nn
 from dllm.kernels import quantised
 from dllm.kernels.quantised import QuantisedEmbedding, QuantisedLinear
 
+from ..thin import covering
 from .filtered import logits_statistics, token_statistics
 
 BITS = [(8, 0), (4, 32), (4, 128)]
@@ -42,12 +41,11 @@ def test_no_weight_moves_by_more_than_half_a_step(
     assert (rounded.scale.float() <= widest * 1.01).all()  # no number of the range is wasted
 
 
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize(("bits", "group"), BITS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("way", "dtype", "bias"), covering(BITS, DTYPES, [False, True]))
 def test_products_are_those_of_the_restored_weight(
-    bits: int, group: int, dtype: torch.dtype, bias: bool, kernels: str
+    way: tuple[int, int], dtype: torch.dtype, bias: bool, kernels: str
 ) -> None:
+    bits, group = way
     _, rounded = layers(512, 192, bits, group, dtype, bias)
     weight = rounded.weight.double()
     x = torch.randn(3, 7, 512).to(dtype)
@@ -95,13 +93,14 @@ def test_sums_of_more_inputs_than_32_bits_hold_are_not_of_whole_numbers() -> Non
     torch.testing.assert_close(result, torch.full((3, 16), float(inputs)), rtol=2**-7, atol=0)
 
 
-@pytest.mark.parametrize(("bits", "group"), BITS)
-@pytest.mark.parametrize("kernel", ["own", "weight only", "compiled"])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("way", "kernel", "dtype"), covering(BITS, ["own", "weight only", "compiled"], DTYPES)
+)
 def test_a_row_does_not_depend_on_the_others(
-    bits: int, group: int, kernel: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch,
+    way: tuple[int, int], kernel: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
 ) -> None:  # fmt: skip
+    bits, group = way
     if kernel == "weight only":
         monkeypatch.setattr(quantised, "whole_products", lambda: False)
     if kernel == "compiled":
@@ -117,11 +116,11 @@ def test_a_row_does_not_depend_on_the_others(
 
 
 @pytest.mark.usefixtures("kernels")
-@pytest.mark.parametrize(("bits", "group"), BITS)
-@pytest.mark.parametrize("outputs", [96, quantised.ROWS + 112])
+@pytest.mark.parametrize(("way", "outputs"), covering(BITS, [96, quantised.ROWS + 112]))
 def test_files_and_copies_see_the_numbers_that_were_laid_out(
-    bits: int, group: int, outputs: int
+    way: tuple[int, int], outputs: int
 ) -> None:
+    bits, group = way
     _, rounded = layers(128, outputs, bits, group, torch.float32, bias=True)
     before = {name: value.clone() for name, value in rounded.state_dict().items()}
     x = torch.randn(4, 128)

@@ -1,7 +1,5 @@
 """What a walk over the head carries: expected embeddings, draws by one number, bent logits."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -9,6 +7,8 @@ import torch
 
 from dllm.core.errors import ConfigError
 from dllm.kernels.statistics import Filters, Shaped, TokenClasses, token_statistics
+
+from ..thin import covering, some
 
 SETTINGS: list[dict[str, Any]] = [
     {},
@@ -36,8 +36,7 @@ def both(rows: int, size: int, how: dict[str, Any], dtype: torch.dtype) -> tuple
     return tuple(token_statistics(hidden, head, backend=name, **how) for name in ("naive", "torch"))  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize("size", [64, 40_000])
-@pytest.mark.parametrize("how", SETTINGS, ids=str)
+@pytest.mark.parametrize(("how", "size"), covering(SETTINGS, [64, 40_000]))
 @pytest.mark.usefixtures("kernels")
 def test_the_walk_is_the_naive_product(how: dict[str, Any], size: int) -> None:
     oracle, walk = both(20, size, how, torch.float32)
@@ -50,7 +49,7 @@ def test_the_walk_is_the_naive_product(how: dict[str, Any], size: int) -> None:
 
 
 @pytest.mark.usefixtures("kernels")
-@pytest.mark.parametrize("size", [64, 40_000])
+@pytest.mark.parametrize("size", some([64, 40_000], 1))
 def test_many_tiles_are_one(size: int) -> None:
     """More rows make narrower tiles; each row draws and expects the same."""
     how = {"filters": Filters(1.0)}
@@ -59,7 +58,7 @@ def test_many_tiles_are_one(size: int) -> None:
     torch.testing.assert_close(walk.soft, oracle.soft, atol=2e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("size", [64, 40_000])
+@pytest.mark.parametrize("size", some([64, 40_000], 1))
 def test_the_uniform_part_leaves_out_what_is_banned(size: int) -> None:
     """In every tile, and in the rows that a ban is of."""
     banned = torch.arange(0, size, 2)[:32]

@@ -1,7 +1,5 @@
 """Explorers against loops that are written out, on a model that depends on every token."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

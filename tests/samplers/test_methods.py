@@ -1,7 +1,5 @@
 """What each method commits, takes back or opens, given tables of numbers (T10-T22)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any

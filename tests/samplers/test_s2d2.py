@@ -1,7 +1,5 @@
 """S2D2's rule against numbers written out, and its forwards against the autoregressive network."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Tables of numbers: what each rule commits, given scores."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

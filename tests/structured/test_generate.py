@@ -1,7 +1,5 @@
 """Answers with a form from the bundled model and from random weights."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -15,6 +13,8 @@ import dllm
 from dllm.cli.app import app
 from dllm.request.holes import measured
 
+from ..thin import covering, some
+
 QUESTION = "What is 23 + 12?"
 
 
@@ -23,8 +23,9 @@ def nano() -> dllm.DiffusionModel:
     return dllm.load("nano")
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("regex", [r"[0-9]{2}", r"\d+ \+ \d+ = \d+", "[a-z ]{5,20}[.]", "é你+", ""])
+@pytest.mark.parametrize(("regex", "temperature"), covering(
+    [r"[0-9]{2}", r"\d+ \+ \d+ = \d+", "[a-z ]{5,20}[.]", "é你+", ""], [0.0, 1.0]
+))  # fmt: skip
 def test_an_answer_matches(nano: dllm.DiffusionModel, regex: str, temperature: float) -> None:
     out = dllm.generate(nano, QUESTION, regex=regex, temperature=temperature)
     assert re.fullmatch(regex, out.text), out.text
@@ -66,8 +67,10 @@ def test_one_sentence_before_any_forward(
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("filters", [{"top_k": 1}, {"top_p": 1e-4}, {"min_p": 1.0}])
-@pytest.mark.parametrize("sampler", ["fixed(1)", "d2f"])  # the law before and after filters
+@pytest.mark.parametrize(
+    ("filters", "sampler"),  # the law before and after filters
+    covering([{"top_k": 1}, {"top_p": 1e-4}, {"min_p": 1.0}], ["fixed(1)", "d2f"]),
+)
 def test_filters_take_dropped_tokens_only_where_nothing_else_is_left(
     nano: dllm.DiffusionModel, filters: dict[str, float], sampler: str
 ) -> None:
@@ -118,7 +121,7 @@ def test_a_verifier_writes_what_it_writes_plainly(
         assert drafted.tokens == plain.tokens and drafted.nfe <= plain.nfe
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", some([1.0, 0.0], 1))
 def test_a_canvas_that_grows(nano: dllm.DiffusionModel, temperature: float) -> None:
     """The text may need more room than its first block has, and takes no more than it needs."""
     for regex, size in ((r"[a-z ]{30,60}\.", 31), (r"[0-9]{2}", 2), (r"[a-z]+( [a-z]+){9}", 19)):

@@ -1,7 +1,5 @@
 """DEER's alignment: examples as the paper describes them, and a run that raises acceptance."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 
@@ -67,6 +65,7 @@ def test_the_answers_are_the_verifiers() -> None:
         assert result[tuple(asked)] == plain.tokens
 
 
+@pytest.mark.slow
 def test_alignment_raises_acceptance(tiny: dllm.DiffusionModel, tmp_path: Path) -> None:
     """On a text that is always the same, a few steps are enough to draft all of it."""
     torch.manual_seed(0)

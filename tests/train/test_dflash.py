@@ -1,7 +1,5 @@
 """Training of block drafters: masks, losses, data, a whole small run."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math
@@ -223,6 +221,7 @@ def small(steps: int, every: int = 5, **head: int) -> DFlashTraining:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_run_learns_and_its_drafter_can_be_used(
     verifier: dllm.DiffusionModel, answers: Path, tmp_path: Path
 ) -> None:

@@ -1,7 +1,5 @@
 """The loop of all trainings: checkpoints, signals, reports, and several processes."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource
@@ -21,6 +19,8 @@ from torch import nn
 from dllm.core.errors import ConfigError, DllmError, UnknownNameError
 from dllm.train.loop import SILENT, Loop, Report, Schedule, last_checkpoint, loop, resume
 from dllm.train.processes import by_the_first, own_device, shared
+
+from ..thin import some
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -89,7 +89,7 @@ def test_checkpoints_hold_what_is_trained_alone(tmp_path: Path) -> None:
         stranger._load_from_checkpoint(str(last))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", some([signal.SIGTERM, signal.SIGINT], 1))
 def test_a_signal_ends_the_step_and_saves(tmp_path: Path, number: int) -> None:
     """The run that goes on ends with the weights of one that was never stopped."""
     whole = run_of(tmp_path / "whole")
@@ -132,7 +132,7 @@ def files_of_at_most(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@pytest.mark.parametrize("size", [200, 700, 3000])  # weights, optimizer, state
+@pytest.mark.parametrize("size", some([700, 200, 3000], 1))  # optimizer, weights, state
 def test_a_full_disk_is_told_and_the_run_goes_on(tmp_path: Path, size: int) -> None:
     short = run_of(tmp_path, steps=2)
     resume(short)

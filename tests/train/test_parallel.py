@@ -1,7 +1,5 @@
 """The objective as a whole, on a network whose logits are a function of what it is fed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

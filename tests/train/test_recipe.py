@@ -1,7 +1,5 @@
 """The recipe of the bundled models, at toy size."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from functools import partial
@@ -50,7 +48,8 @@ def run(recipe: NanoTraining, folder: Path, examples: int = 0) -> Loop:
     )
 
 
-@pytest.mark.parametrize("objective", ["masked", pytest.param("causal", marks=pytest.mark.slow)])
+@pytest.mark.slow  # tests/train/test_loop.py goes on with smaller runs
+@pytest.mark.parametrize("objective", ["masked", "causal"])
 def test_a_run_resumes_where_it_was(
     objective: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,5 @@
 """Adaptive parallel decoding: the drafter writes, as far as the verifier would go along."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -5,8 +5,6 @@ distribution of plain decoding with the verifier.  After full acceptance every r
 token from the verifier's last row.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

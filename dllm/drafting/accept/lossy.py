@@ -4,8 +4,6 @@ Their texts are not the verifier's, and nothing bounds how far they drift.  What
 counted: `SpeculativeResult.deviations`.  What a request bans or filters out is never kept.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

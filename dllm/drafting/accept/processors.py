@@ -4,8 +4,6 @@ A draft that leaves the form is one that the verifier gives no probability, so d
 of their own, and the text is that of decoding plainly with the same form.
 """
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass
 from typing import Any

@@ -5,8 +5,6 @@ token). Everything the user asked for is applied before any accept test: biases,
 custom processors with the history that the row would have, then temperature and filters.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -7,8 +7,6 @@ marks the verifier's ids that can be drafted, ``d2t`` (v,) is each one's distanc
 among them.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """What the config.json of a block drafter says, whichever of the three formats wrote it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Annotated, Any, Literal

@@ -1,7 +1,5 @@
 """Cacheback: the n-grams used last, and nothing else."""
 
-from __future__ import annotations
-
 import math
 from collections import OrderedDict
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What followed the n-grams of a text."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import islice
 

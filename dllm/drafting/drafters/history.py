@@ -1,7 +1,5 @@
 """Texts and where their n-grams occurred: what followed a suffix before."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

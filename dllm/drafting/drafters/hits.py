@@ -1,7 +1,5 @@
 """How often a drafter's tokens are accepted, by what it knows about them."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 
 from ..base import ROOT, Feedback

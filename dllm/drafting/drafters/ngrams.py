@@ -1,7 +1,5 @@
 """Prompt lookup: copy what followed the present n-gram before."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

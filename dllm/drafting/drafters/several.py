@@ -1,7 +1,5 @@
 """Several drafters in order: the first one with a draft drafts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Calibrated acceptance."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from ...core.canvas import IntArray

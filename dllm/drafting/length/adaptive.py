@@ -1,7 +1,5 @@
 """The length with the most expected tokens per second, by what was measured here."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Draft lengths that need no measurement of time: fixed, or by acceptance."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

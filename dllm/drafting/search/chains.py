@@ -1,7 +1,5 @@
 """From marginals to a draft: chains read off position by position."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """Trees of the most probable prefixes, whoever says what may follow."""
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections.abc import Callable, Iterable, Sequence

@@ -1,7 +1,5 @@
 """Chains that also read well left to right: DiffuSpec's path search."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass

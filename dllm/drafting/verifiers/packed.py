@@ -5,8 +5,6 @@ lie in one pool, where each owns a range of slots in the order of its tokens.  T
 between rounds.
 """
 
-from __future__ import annotations
-
 import inspect
 import threading
 from collections.abc import Sequence

@@ -6,8 +6,6 @@ behind each of them is kept until the draft is judged (`stepping`).  All product
 still one forward over all tokens.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -42,14 +40,12 @@ class RecurrentText(CachedText):
 class RecurrentVerifier(RowVerifier):
     """Scores chains text by text; every text has states of its own."""
 
-    trees = False
     whole_prefixes = True  # the states are those behind the last token
 
     def __init__(
         self, model: DiffusionModel, target_layer_ids: tuple[int, ...] = (), exact: bool = True
     ) -> None:
         super().__init__(model, target_layer_ids, exact)
-        self.trees = False
         self.steps = bool(recurrences(self.hf))
 
     def _new_cache(self) -> Cache:
@@ -73,8 +69,6 @@ class RecurrentVerifier(RowVerifier):
             )
 
     def _score(self, text: Any, draft: Draft) -> Scored:
-        if not draft.is_chain:
-            self.check_drafts(trees=True)  # of a drafter that does not say what it makes
         text.kept = []
         stepped = self.steps and len(draft) > 0
         with (

@@ -1,7 +1,5 @@
 """The page at ``/``: the renderer of traces, fed by a running server."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from importlib.resources import files

@@ -1,7 +1,5 @@
 """The card of what was trained to draft: what it is, how it was made, how well it drafts."""
 
-from __future__ import annotations
-
 import json
 import platform
 from collections.abc import Mapping, Sequence

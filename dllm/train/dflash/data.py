@@ -6,8 +6,6 @@ target layers and the normed last one, bfloat16, in the order of the lines, and 
 which says of which layers; without them the verifier computes them while training.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import zlib

@@ -4,8 +4,6 @@ The answers are greedy, so accepting is comparing: no verifier runs.  A walk thr
 drafts at its first token, goes on behind what was right and one more token, as the loop does.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

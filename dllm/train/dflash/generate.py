@@ -2,8 +2,6 @@
 engine: a chat model that is shown the head of a user's turn continues with a question.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator, Sequence

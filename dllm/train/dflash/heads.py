@@ -7,8 +7,6 @@ learn these, they take no room in a checkpoint, and adding to the logits is the 
 the hidden state.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import nn

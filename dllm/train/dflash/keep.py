@@ -1,7 +1,5 @@
 """Hidden states computed once, for runs that see every answer several times."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path

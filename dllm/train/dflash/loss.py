@@ -6,8 +6,6 @@ depends on it: with s = (1 - a) q + a for the label's probability q, the sum ove
 products of s_1 .. s_m.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -5,8 +5,6 @@ holds many blocks that start at random anchors, and each sees the text before it
 itself, nothing else.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -6,8 +6,6 @@ says of them is pulled to what the frozen autoregressive model says behind the s
 (forward Kullback-Leibler divergence over the whole vocabulary).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

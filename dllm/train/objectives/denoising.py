@@ -1,7 +1,5 @@
 """Masked tokens from the rest of a text, or, for a causal model, every token from those before."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

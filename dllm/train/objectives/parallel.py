@@ -12,8 +12,6 @@ what the teacher took several steps for.  Three published recipes are settings o
   the run; cross-entropy, and entropy as above.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

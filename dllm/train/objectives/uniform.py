@@ -3,8 +3,6 @@
 A row is read as when it is decoded: what stands before its canvas causally, the canvas as a whole.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

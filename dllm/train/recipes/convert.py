@@ -1,7 +1,5 @@
 """An autoregressive model with attention that is causal between blocks, to be trained."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 from typing import Any

@@ -10,8 +10,6 @@ Reconstructed, because the paper leaves it open: the marker stands behind the ma
 reach beyond the end of an answer, as they do when drafting, and nothing is learnt from there.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Iterator, Sequence

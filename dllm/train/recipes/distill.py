@@ -1,7 +1,5 @@
 """Runs on a diffusion model's own answers: `parallel` and `blocks`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field

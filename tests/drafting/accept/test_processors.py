@@ -4,8 +4,6 @@ The reference processes a distribution with NumPy, token by token; the rules see
 logits.
 """
 
-from __future__ import annotations
-
 import itertools
 from functools import lru_cache
 from typing import Any

@@ -1,7 +1,5 @@
 """Cacheback, ADED, lossy rules: what they draft and keep, by hand."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any
@@ -30,7 +28,7 @@ from dllm.drafting.drafters.history import BORDER
 from dllm.drafting.drafters.suffix import SuffixDecoding
 from dllm.kernels.statistics.filters import Filters
 
-from ...thin import covering
+from ...thin import covering, some
 from ..conftest import Scripted, prompts
 
 register_all()
@@ -59,8 +57,7 @@ def test_the_text_is_the_verifiers(
             result = dllm.speculate(model, part, prompt, controller="full", **how)
             assert result.tokens == expected
             accepted += result.accepted * again
-    if name in ("cacheback", "suffix", "aded"):  # they remember the first time
-        assert accepted > 10
+    assert accepted > (10 if kind == "full" else 5)  # they remember the first time; trees find more
 
 
 def test_cacheback_prefers_what_was_used_last() -> None:
@@ -216,7 +213,7 @@ def test_lossy_rules_say_so(verifier: dllm.DiffusionModel) -> None:
     assert {name for name, text in named.items() if "LOSSY" in text} == {"apd", "fly"}
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", some([1.0, 0.0], 1))
 def test_two_models_that_share_noise_agree_where_the_drafter_alone_counts(
     temperature: float,
 ) -> None:

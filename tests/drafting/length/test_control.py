@@ -1,7 +1,5 @@
 """Length controllers on scripted signals; lookup drafters; composites."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Lattice and searches on hand-made marginals, against exhaustive search."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from typing import Any
