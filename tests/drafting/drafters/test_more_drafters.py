@@ -186,6 +186,9 @@ def test_what_is_banned_is_not_kept_however_much_the_verifier_hesitates() -> Non
     rows = Rows(logits, drafted, np.array([0]), banned, KeyedNoise(0), 0)
     outcome = FLy(window=2).judge(rows, drafted)
     assert (len(outcome.path), outcome.extra, outcome.deviations) == (1, 2, 0)
+    logits[1, 7] = -math.inf  # impossible in its own row alone
+    rows = Rows(logits, drafted, np.array([0]), Sampling(), KeyedNoise(0), 0)
+    assert FLy(window=2).judge(rows, drafted) == outcome
     first = replace(chain_of([7, 2]), log_q=np.zeros((2, 8), np.float32))
     rows = Rows(logits[:3], first, np.array([0]), banned, KeyedNoise(0), 0)
     assert AdaptiveParallel().judge(rows, first).path == []
