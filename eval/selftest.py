@@ -8,6 +8,7 @@ it.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -22,6 +23,7 @@ from ..kernels import linear, noise
 from ..kernels.rotation import rotate_scatter
 from ..kernels.statistics import Filters, token_statistics
 from ..models import DiffusionModel, load
+from ..session import Session
 from .machine import machine
 
 PROMPTS = (
@@ -29,6 +31,7 @@ PROMPTS = (
     "Copy this list: Tom, Anna", "What is 4 + 5?", "Compute 1 + 1.",
 )  # fmt: skip
 CACHES = ("none", "dual", "dkv")
+CHOSEN: dict[str, Any] = {"sampler": "threshold(tau=0.8)", "max_new_tokens": 32, "block_length": 32}
 WORDS = {True: "ok", False: "DIFFERS", None: "skipped"}
 
 
@@ -183,14 +186,24 @@ def attention(device: str) -> Iterator[Check]:
 
 
 def padded_steps(device: str) -> Iterator[Check]:
-    """``cuda_graphs`` against plain steps; off a GPU the padded steps run uncaptured."""
-    model = load("nano", device=device)
-    plain = _decode(model, "dual")
-    with uncaptured():
-        static = _decode(model, "dual", cuda_graphs=True)
-    differing = sum(a != b for a, b in zip(plain, static, strict=True))
+    """``cuda_graphs`` against plain steps, and on a GPU the time of both; off a GPU the padded
+    steps run uncaptured."""
+    model = load("nano", device=device, dtype="bfloat16" if device == "cuda" else "float32")
+    texts, seconds = [], []
+    for graphs in (False, True):
+        with uncaptured(), Session(model, cache="dual", cuda_graphs=graphs) as session:
+            for _ in range(3):  # graphs are captured on the way
+                began = time.perf_counter()
+                handles = [session.submit(prompt, **CHOSEN) for prompt in PROMPTS]
+                found = [list(handle.result().tokens) for handle in handles]
+                taken = time.perf_counter() - began
+        texts.append(found)
+        seconds.append(taken)
+    differing = sum(a != b for a, b in zip(*texts, strict=True))
     kind = "CUDA graphs" if device == "cuda" else "padded steps (no GPU: not captured)"
-    text = f"{differing} of {len(plain)} texts differ from plain steps"
+    text = f"{differing} of {len(PROMPTS)} texts differ from plain steps"
+    if device == "cuda":
+        text += f"; {seconds[1] / seconds[0]:.2f} of their time on the bundled model"
     yield Check(kind, differing == 0, text, "cuda_graphs=False")
 
 
@@ -209,11 +222,6 @@ def batches(device: str) -> Iterator[Check]:
             )  # fmt: skip
 
 
-def _decode(
-    model: DiffusionModel, cache: str, prompts: list[str] | None = None, **options: Any
-) -> list[list[int]]:
-    outs = generate(
-        model, prompts or list(PROMPTS), sampler="threshold(tau=0.8)", cache=cache,
-        max_new_tokens=32, block_length=32, **options,
-    )  # fmt: skip
+def _decode(model: DiffusionModel, cache: str, prompts: list[str] | None = None) -> list[list[int]]:
+    outs = generate(model, prompts or list(PROMPTS), cache=cache, **CHOSEN)
     return [list(out.tokens) for out in outs]

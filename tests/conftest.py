@@ -1,7 +1,5 @@
 """A model small enough for any test: random weights under the tokenizer of the bundled models."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

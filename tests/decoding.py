@@ -1,7 +1,5 @@
 """An engine all of whose rows have one recipe, run from beginning to end or step by step."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Every cache with settings that bite on a short canvas, and with exact ones; every sampler."""
 
-from __future__ import annotations
-
 import dllm
 
 SMALL = {

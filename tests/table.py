@@ -1,7 +1,5 @@
 """A model whose logits are a function in a test: the engine runs without weights."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """generate, stream and infill as a user calls them."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """A process that calls functions for this one."""
 
-from __future__ import annotations
-
 import math
 import os
 import threading

@@ -1,8 +1,6 @@
 """Every parameter is declared once: what users can pass is found in the declaration, or is an
 option or a field of one command or one request alone."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -5,8 +5,6 @@ needs files or models of the reader's, is fenced as ``python notest``.  A ``text
 behind one is what it prints.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The example scripts run as they stand."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import subprocess

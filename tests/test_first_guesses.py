@@ -1,7 +1,5 @@
 """What users of other libraries type first works, or is answered with the line to write."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import re

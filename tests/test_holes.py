@@ -1,9 +1,8 @@
 """Holes of a text that does not say how long they are."""
 
-from __future__ import annotations
-
 import random
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +10,9 @@ import torch
 
 import dllm
 from dllm.core.text import LONGEST_FORM, hole_forms
+from dllm.engine.forward import Forward
+from dllm.engine.loop import CPU_BATCH
+from dllm.engine.rows import Job
 from dllm.request.holes import measured
 from dllm.request.prompts import encode, without_forms
 
@@ -38,6 +40,24 @@ def test_a_length_is_taken_from_the_texts_that_are_compared() -> None:
     assert found.computed == sum(len(before) + len(found.ids) - int(found.holes.sum()) + n
                                  for n in sure)  # fmt: skip
     assert found.probes == 1
+
+
+def test_a_probe_is_no_longer_than_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server measures between the steps of others: they wait for one of its forwards at a time.
+    How the candidates are cut changes nothing."""
+    forwards, pauses, predict = list[int](), list[int](), Forward.predict
+
+    def counted(self: Forward, jobs: list[Job]) -> Any:
+        forwards.append(sum(job.size for job in jobs))
+        return predict(self, jobs)
+
+    monkeypatch.setattr(Forward, "predict", counted)
+    model, text, before = dllm.load("nano"), "a[[*]]b[[*]]", np.full(150, 9)
+    cut = measured(model, text, before, before_forward=lambda: pauses.append(1))
+    assert len(forwards) == len(pauses) > cut.probes and max(forwards) <= CPU_BATCH
+    monkeypatch.setattr("dllm.request.holes.CPU_BATCH", 10**6)
+    whole = measured(model, text, before)
+    assert (whole.sizes, whole.computed) == (cut.sizes, cut.computed)
 
 
 def test_holes_are_measured_and_filled() -> None:

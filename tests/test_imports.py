@@ -1,7 +1,5 @@
 """What is imported when, and what it costs: each in a process of its own."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Answers that begin as a draft."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

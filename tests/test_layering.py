@@ -1,7 +1,5 @@
 """Who may know whom: the arrows between the rooms, read from the source."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

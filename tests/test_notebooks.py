@@ -1,7 +1,5 @@
 """What notebooks show of a run, and the notebooks of the examples."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The package as declared is the package as it lies here."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The documentation keeps its size and its words."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

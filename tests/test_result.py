@@ -1,11 +1,10 @@
 """Results as plain data, and what their seconds are."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,8 @@ from typer.testing import CliRunner
 import dllm
 from dllm.cli.app import app
 from dllm.runtime.result import Result
+
+from .settings import every_sampler
 
 PROMPT = "What is 4 + 5?"
 LONG = "Tom has 23 apples. Tom buys 12 more. How many apples does Tom have?"
@@ -176,3 +177,31 @@ def test_seconds_of_the_command_line(clock: Clock, how: list[str]) -> None:
     assert not outcome.exit_code, outcome.stderr
     record = json.loads(outcome.stdout)
     assert record["seconds"] == record["nfe"]
+
+
+WAYS: tuple[dict[str, Any], ...] = ({}, {"steps": 24}, {"block_length": 4, "steps": 6})
+
+
+@pytest.mark.parametrize("sampler", [*every_sampler(), "remdm", "remdm(n=3, start=0.2)+blocks(8)"])
+def test_a_token_was_decided_in_a_step_that_took_a_forward(
+    tiny: dllm.DiffusionModel, noisy: dllm.DiffusionModel, sampler: str
+) -> None:
+    """Its last commit, with samplers that take tokens back, too.  A step without a forward decides
+    nothing; only Dream's schedule has some."""
+    tried = 0
+    for model, how in product((tiny, noisy), WAYS):
+        if model is noisy and tried:
+            break
+        try:
+            result = dllm.generate(model, [5, 6, 7], sampler=sampler, max_new_tokens=8,
+                                   trace=True, **how)  # fmt: skip
+        except dllm.ConfigError:
+            continue
+        tried += 1
+        assert result.trace is not None
+        commits = {(step.step, at) for step in result.trace.steps for at, _, _ in step.commits}
+        decided = {(step, 3 + i) for i, step in enumerate(result.order) if step >= 0}
+        assert decided <= commits, how
+        if "dream" not in sampler:
+            assert max(result.order) < result.nfe, how
+    assert tried or "s2d2" in sampler

@@ -1,7 +1,5 @@
 """Continuous batching inside a program: joining, reading, cancelling, deadlines, endings."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

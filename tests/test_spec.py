@@ -1,7 +1,5 @@
 """Specs are read by many threads at a time."""
 
-from __future__ import annotations
-
 import gc
 import sys
 from concurrent.futures import ThreadPoolExecutor

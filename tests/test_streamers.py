@@ -1,7 +1,5 @@
 """What a streamer receives, whoever decodes: `generate` or `speculate`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

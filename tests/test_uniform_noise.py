@@ -1,7 +1,5 @@
 """What a user does with any model, on one whose canvases hold random tokens in place of masks."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

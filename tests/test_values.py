@@ -1,7 +1,5 @@
 """Bad values: one sentence each, before anything is decoded."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

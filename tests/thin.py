@@ -1,7 +1,5 @@
 """Products of settings, most of which only ``-m slow`` runs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from itertools import product
 from typing import Any

@@ -98,6 +98,7 @@ def devices() -> Iterator[Finding]:
     free, total = main_memory()
     yield Finding("cpu", f"{torch.get_num_threads()} threads, {size(free)} of {size(total)} free")
     yield cpu_kernels()
+    yield batches()
     for index in range(torch.cuda.device_count()):
         free, total = torch.cuda.mem_get_info(index)
         name = torch.cuda.get_device_name(index)
@@ -116,6 +117,16 @@ def cpu_kernels() -> Finding:
     if lacking:
         return Finding("cpu kernels", f"PyTorch's; those of dllm need {', '.join(lacking)}")
     return Finding("cpu kernels", "PyTorch's; `dllm doctor --compile` makes faster ones (g++)")
+
+
+def batches() -> Finding:
+    """In which dtypes a row on this processor has the same bits in any batch: the table of
+    docs/hardware.md."""
+    from ..kernels import linear
+
+    exact = len(linear.dtypes()) if linear.available() else 0
+    promised = ("not promised on this processor", "float32 only", "float32, bfloat16, int8, int4")
+    return Finding("cpu batches", f"bitwise identical: {promised[exact]}")
 
 
 def device_memory() -> tuple[str, int]:

@@ -91,7 +91,7 @@ class Forward:
 
     def __init__(self, model: DiffusionModel, cache: Cache, graphs: bool = False) -> None:
         if graphs:
-            check_static(cache, model.device)
+            check_static(cache, model.backbone)
         self.model, self.cache = model, cache
         self.shift = model.facts.logit_shift
         self.visibility = Visibility.of(model.facts)

@@ -1,39 +1,37 @@
 """Steps of static shape: the same few launches again and again, as a CUDA graph.
 
 A step of a cached 8B model launches some 700 kernels, which take the host longer than the GPU.
-Padded to one of a few sizes (`BUCKETS`), a step has the same shapes and addresses every time: it
-is captured once per size and then replayed.  Padding changes nothing for the real rows: padded
-queries write their keys to a slot nobody reads, and attend to that slot alone.
+Padded to one of a few sizes, a step has the same shapes and addresses every time: it is captured
+when it is met a second time and replayed from then on.  What a row reads is data and not shape, as
+FlashAttention's variable-length kernel has it.  Padding changes nothing for the real rows: padded
+queries are rows of their own, which write their keys to a slot that nobody else reads, and attend
+to that slot alone.
 
-Attention of a static step is one masked call over the beginning of the buffer, up to the last slot
-it reads and rounded up to a power of two, so that what a step reads is data and not shape.  With
-many rows, or one far behind in a pool, that would be wasteful, and such steps run as they are.
-
-The capture has been written for CUDA and has not been run on a GPU yet; padding is tested on CPU,
-where `Static` runs the padded step eagerly.
+Off a GPU `Static` runs the padded step as it is: that is how padding is tested.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from ..cache.base import Cache
 from ..core.errors import ConfigError
-from ..models.segments import Segment
+from ..kernels.transfer import upload
+from ..models.attention import PREFIX, VARLEN
+from ..models.varlen import HALVES, Borders, Spans
 from .kv import KVBuffer
 from .packing import Packed
 
 UNCAPTURED = ContextVar("UNCAPTURED", default=False)
-BUCKETS = (16, 32, 64, 128, 256)  # padded numbers of queries; larger steps are busy enough as is
-MOST_KEYS = 4  # times as many keys as the longest lane reads: what is masked costs as well
+MOST = 2048  # queries; larger steps keep a GPU busy as they are
 
 
 @contextmanager
@@ -46,104 +44,115 @@ def uncaptured() -> Iterator[None]:
         UNCAPTURED.reset(token)
 
 
-def check_static(cache: Cache, device: torch.device) -> None:
+def check_static(cache: Cache, backbone: nn.Module) -> None:
     """Raise `ConfigError` where ``cuda_graphs`` would change nothing."""
-    if device.type != "cuda" and not UNCAPTURED.get():
-        raise ConfigError(f"cuda_graphs needs a CUDA GPU, not {device}: leave it out")
+    weight: torch.Tensor = next(backbone.parameters())
+    if weight.device.type != "cuda" and not UNCAPTURED.get():
+        raise ConfigError(f"cuda_graphs needs a CUDA GPU, not {weight.device}: leave it out")
     if cache.name == "none" or cache.layerwise:
         which = "reads none" if cache.name == "none" else f"{cache.name!r} works layer by layer"
         raise ConfigError(
             f"cuda_graphs is for steps that read a cache ({which}): choose one, e.g. 'dual', or "
             "drop it"
         )
+    if weight.device.type == "cuda" and weight.dtype not in HALVES:
+        raise ConfigError(
+            f"cuda_graphs needs FlashAttention, which has no {str(weight.dtype)[6:]}: load with "
+            "dtype='bfloat16', or drop it"
+        )
+    varlen = VARLEN.get(_attention(backbone))
+    if varlen is None or not varlen.offsets:
+        raise ConfigError(
+            f"cuda_graphs does not work with {_attention(backbone)!r} attention: load with "
+            "attn_implementation='sdpa', or drop it"
+        )
 
 
-def bucket(count: int) -> int | None:
-    """The size that ``count`` queries are padded to, None beyond the largest."""
-    at = bisect_left(BUCKETS, count)
-    return BUCKETS[at] if at < len(BUCKETS) else None
+def _attention(backbone: nn.Module) -> str:
+    config: Any = backbone.config
+    return str(getattr(config, "_attn_implementation", "")).removeprefix(PREFIX)
+
+
+def bucket(count: int) -> int:
+    """The size that ``count`` queries are padded to: multiples of 16, then of an eighth of the next
+    power of two."""
+    unit = max(16, _power(count) // 8)
+    return -(-count // unit) * unit
+
+
+def _power(count: int) -> int:
+    return 1 << (count - 1).bit_length()
 
 
 @dataclass(slots=True)
 class Step:
-    """Inputs of one size, at fixed addresses, and what replays it.
+    """Inputs of one shape, at fixed addresses, and what replays it.
 
-    ``ids``, ``positions`` (1, Q), ``slots`` (Q,) int64; ``mask`` (Q, K) is added to the scores: 0
-    for what a query reads of the first K slots, else -inf; ``hidden`` (Q, D) is where the result
-    appears.
+    ``ids``, ``positions`` (1, Q), ``slots`` (Q,) int64; ``borders`` of its rows; ``hidden`` (Q, D)
+    is where the result appears.
     """
 
     ids: torch.Tensor
     positions: torch.Tensor
     slots: torch.Tensor
-    mask: torch.Tensor
+    borders: Borders
+    met: int = 0
     hidden: torch.Tensor | None = None
     graph: Any = None
 
     @classmethod
-    def empty(cls, count: int, keys: int, device: torch.device, dtype: torch.dtype) -> Step:
-        def integers(*shape: int) -> torch.Tensor:
-            return torch.zeros(shape, dtype=torch.int64, device=device)
+    def empty(
+        cls, count: int, rows: int, longest: int, keys: int, slots: int, device: torch.device
+    ) -> Step:
+        """For ``count`` queries of ``rows`` rows with at most ``longest`` each, over ``slots`` keys
+        or over ``keys`` of them, gathered."""
 
-        mask = torch.zeros(count, keys, dtype=dtype, device=device)
-        return cls(integers(1, count), integers(1, count), integers(count), mask)
+        def integers(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
 
-    def fill(self, packed: Packed, scratch: int) -> None:
-        """Take the inputs of a ragged step; the rest of the rows is padding."""
-        count = packed.ids.shape[1]
-        assert packed.slots is not None
-        self.ids.zero_()
-        self.positions.zero_()
-        self.slots.fill_(scratch)
-        self.mask.fill_(-torch.inf)
-        self.ids[:, :count].copy_(packed.ids)
-        self.positions[:, :count].copy_(packed.positions)
+        queries, starts, used = (
+            integers(size, dtype=torch.int32) for size in (rows + 1, rows + 1, rows)
+        )
+        index = integers(keys) if keys else None
+        borders = Borders(queries, starts, longest, keys or slots, index, used)
+        return cls(integers(1, count), integers(1, count), integers(count), borders)
+
+    def fill(self, packed: Packed, spans: Spans, scratch: int) -> None:
+        """Take the inputs of a ragged step; what is left are rows of padding."""
+        count, size, own = packed.ids.shape[1], self.ids.shape[1], self.borders
+        assert packed.slots is not None and own.used is not None
+        rows, longest = len(own.used), own.most_queries
+        more = rows - len(spans.ends)
+        ends = [min(size, count + longest * (i + 1)) for i in range(more)]
+        held = 0 if spans.index is None else len(spans.index)
+        first = scratch if spans.index is None else held
+        up = upload([np.array(each, np.int32) for each in (
+            [0, *spans.ends, *ends], [*spans.starts, *[first] * (more + 1)],
+            [*spans.used, *[1] * more],
+        )], self.ids.device)  # fmt: skip
+        for there, given in zip((own.queries, own.keys, own.used), up, strict=True):
+            there.copy_(given)
+        self.slots[count:].fill_(scratch)
         self.slots[:count].copy_(packed.slots)
-        for segment in packed.segments:
-            _allow(self.mask, segment)
-        # without any key a row would be NaN, and its value would reach others as 0 * NaN
-        self.mask[count:, scratch] = 0
-
-
-def _allow(mask: torch.Tensor, segment: Segment) -> None:
-    """Write what a segment reads into ``mask`` (Q, S)."""
-    first, last, _ = segment.queries.indices(len(mask))
-    size = (last - first) // segment.rows
-    for row in range(segment.rows):
-        queries = mask[first + row * size : first + (row + 1) * size]
-        moved = row * segment.key_stride
-        scores = 0.0 if segment.mask is None else segment.mask[row].to(mask.dtype)
-        if isinstance(segment.keys, slice):
-            low, high, _ = segment.keys.indices(mask.shape[1])
-            queries[:, low + moved : high + moved] = scores
-        elif isinstance(scores, torch.Tensor):
-            queries.index_copy_(1, segment.keys + moved, scores)
-        else:
-            queries.index_fill_(1, segment.keys + moved, scores)
+        self.positions[:, :count].copy_(packed.positions)
+        if own.index is not None and spans.index is not None:
+            own.index[held:].fill_(scratch)
+            own.index[:held].copy_(spans.index)
 
 
 class Static:
     """Runs the cached steps of one engine with static shapes.
 
-    ``scratch`` is a slot of ``buffer`` that no row owns: it takes what padding writes.  Raises
-    `ConfigError` for flash attention, which takes no mask.
+    ``scratch`` is a slot of ``buffer`` that no row owns: it takes what padding writes.
     """
 
     def __init__(self, backbone: nn.Module, buffer: KVBuffer, scratch: int) -> None:
-        used = str(getattr(backbone.config, "_attn_implementation", ""))
-        if "flash" in used:
-            raise ConfigError(
-                "cuda_graphs needs attention masks: load with attn_implementation='sdpa', or "
-                "switch it off"
-            )
-        weight = next(backbone.parameters())
-        self.dtype, self.device = weight.dtype, weight.device
-        self.buffer, self.scratch = buffer, scratch
-        self.steps: dict[tuple[int, int], Step] = {}
-        self._size = buffer.size
+        self.device: torch.device = next(backbone.parameters()).device
+        self.backbone, self.buffer, self.scratch = backbone, buffer, scratch
+        self.steps: dict[tuple[int, ...], Step] = {}
         self.captures = self.device.type == "cuda"
-        self.backbone = backbone
-        self._pool: Any = None
+        self._size, self._pool = buffer.size, None
+        self._last: tuple[Any, Step | None] = None, None
         self._no_mask = torch.empty(1, 1, 1, 1, device=self.device)
 
     def hidden(self, packed: Packed) -> torch.Tensor | None:
@@ -152,17 +161,15 @@ class Static:
         They stay valid until the next call.
         """
         count = packed.ids.shape[1]
-        size, keys = bucket(count), self._keys(packed)
-        if size is None or keys is None or packed.slots is None:
-            return None
         if self._size != self.buffer.size:  # the pool has grown: other addresses
-            self.steps, self._size = {}, self.buffer.size
-        step = self.steps.get((size, keys))
+            self.steps, self._size, self._last = {}, self.buffer.size, (None, None)
+        step = self._filled(packed)
         if step is None:
-            step = self.steps[size, keys] = Step.empty(size, keys, self.device, self.dtype)
-        step.fill(packed, self.scratch)
+            return None
+        step.met += 1
+        step.ids[:, :count].copy_(packed.ids)
         self.buffer.slots = step.slots
-        if not self.captures:
+        if not self.captures or (step.met == 1 and step.graph is None):
             return self._run(step)[:count]
         if step.graph is None:
             self._capture(step)
@@ -170,42 +177,45 @@ class Static:
         assert step.hidden is not None
         return step.hidden[:count]
 
-    def _keys(self, packed: Packed) -> int | None:
-        """How many slots a static step attends, None where most of them would be unused."""
-        ends, longest = [self.scratch + 1], 0
-        for segment in packed.segments:
-            if isinstance(segment.keys, slice):
-                first, last = segment.keys.start, segment.keys.stop
-            else:
-                first, last = 0, int(segment.keys[-1]) + 1
-            longest = max(longest, last - first)
-            ends.append(last + (segment.rows - 1) * segment.key_stride)
-        keys: int = min(1 << (max(ends) - 1).bit_length(), self.buffer.size)
-        return keys if keys <= MOST_KEYS * longest else None
+    def _filled(self, packed: Packed) -> Step | None:
+        """The step with the layout of ``packed``: it stays while that does."""
+        if self._last[0] is packed.segments:
+            return self._last[1]
+        self._last = packed.segments, None
+        count, slots = packed.ids.shape[1], self.buffer.size
+        if packed.slots is None or packed.sliding is not None or count > MOST:
+            return None
+        spans = Spans.of(packed.segments, slots, self.device)
+        if spans is None or spans.ends[-1] != count:
+            return None
+        size, longest = bucket(count), _power(spans.longest)
+        rows = _power(len(spans.ends) - (count - size) // longest)
+        keys = 0 if spans.index is None else _power(len(spans.index) + 1)
+        shape = size, rows, longest, keys
+        step = self.steps.get(shape)
+        if step is None:
+            step = self.steps[shape] = Step.empty(*shape, slots, self.device)
+        step.fill(packed, spans, self.scratch)
+        self._last = packed.segments, step
+        return step
 
     def _run(self, step: Step) -> torch.Tensor:
-        queries, keys = step.mask.shape
-        everything = Segment(slice(0, queries), slice(0, keys), mask=step.mask[None])
         hidden: torch.Tensor = self.backbone(
-            input_ids=step.ids,
-            position_ids=step.positions,
-            attention_mask=self._no_mask,
-            past_key_values=self.buffer,
-            use_cache=False,
-            segments=[everything],
-        ).last_hidden_state[0]
+            input_ids=step.ids, position_ids=step.positions, attention_mask=self._no_mask,
+            past_key_values=self.buffer, use_cache=False, segments=step.borders,
+        ).last_hidden_state[0]  # fmt: skip
         return hidden
 
     def _capture(self, step: Step) -> None:
-        """Run twice beside the main stream, so that everything lazy has happened, then record."""
+        """Run beside the main stream, so that everything lazy has happened, then record."""
         stream: Any = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):
-            for _ in range(2):  # writes the same keys and values to the same slots
-                self._run(step)
+            self._run(step)  # writes the same keys and values to the same slots as the step itself
         torch.cuda.current_stream(self.device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # other threads may ask for memory meanwhile
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             step.hidden = self._run(step)
         self._pool = self._pool or graph.pool()
         step.graph = graph

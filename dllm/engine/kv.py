@@ -185,6 +185,28 @@ class KVBuffer(Cache):
         return size
 
 
+class Scratch(KVBuffer):
+    """Keys and values of ``count`` queries that attend to one another and are not kept: each layer
+    writes over those of the one before."""
+
+    def __init__(self, count: int, device: torch.device) -> None:
+        super().__init__(1, count)
+        self.slots = torch.arange(count, device=device)
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int,
+        *_: Any, **__: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+        """As they are."""
+        return key_states, value_states
+
+    def place(
+        self, layer_idx: int, states: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """As `KVBuffer.place`."""
+        return super().place(0, states)
+
+
 def _longer(x: torch.Tensor, size: int, dim: int) -> torch.Tensor:
     """``x`` at the beginning of zeros with ``size`` entries along ``dim``."""
     shape = list(x.shape)

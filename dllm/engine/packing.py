@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ..core.canvas import PROPOSAL, PURPOSES, Canvas, FloatArray, IntArray
 from ..kernels.transfer import upload
 from ..models.segments import Segment
-from .kv import KVBuffer
+from .kv import KVBuffer, Scratch
 from .rows import Job, Layout
 from .visibility import Piece, Visibility
 
@@ -48,7 +48,9 @@ class Packed:
 
     def inputs(self, buffer: KVBuffer | None) -> dict[str, Any]:
         """Arguments of a network of transformers, whose keys and values go to ``buffer``."""
-        if buffer is not None:
+        if buffer is None:
+            buffer = Scratch(self.ids.shape[1], self.ids.device)
+        else:
             buffer.slots = self.slots
         # An attention mask that is 4-D already: transformers then builds none of its own.
         no_mask = _no_mask(self.ids.device)

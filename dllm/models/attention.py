@@ -25,11 +25,11 @@ from transformers.models.llama import modeling_llama
 from ..core.errors import ConfigError, UnknownNameError, missing
 from .grouped import grouped_rows
 from .segments import Segment
-from .varlen import Varlen
+from .varlen import Borders, Varlen
 
 PREFIX = "dllm_"
 PACKAGES = {"flash_attention_2": "flash_attn", "flash_attention_3": "flash_attn_interface"}
-VARLEN = {name: Varlen(package) for name, package in PACKAGES.items()}
+VARLEN = {"sdpa": Varlen(), **{name: Varlen(package) for name, package in PACKAGES.items()}}
 BASES = ("eager", "sdpa", *PACKAGES, "flex_attention")
 
 FUNCTIONS: Mapping[str, Any] = AttentionInterface()  # type: ignore[no-untyped-call]
@@ -40,7 +40,7 @@ Attended = tuple[Tensor, Tensor | None]
 def attend(
     module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, *, base: str,
     scaling: float | None = None, dropout: float = 0.0,
-    segments: Sequence[Segment] | None = None,
+    segments: Sequence[Segment] | Borders | None = None,
     watch: Callable[[nn.Module, Tensor, Tensor], None] | None = None, grouped: bool = False,
     **options: Any,
 ) -> Attended:  # fmt: skip
@@ -56,6 +56,8 @@ def attend(
     q, k = q.to(v.dtype), k.to(v.dtype)
     if segments is not None and watch is not None:
         watch(module, q, k)
+    if isinstance(segments, Borders):
+        return VARLEN[base](q, k, v, segments, scaling), None
     if segments is not None and (grouped or (base == "sdpa" and v.device.type == "cpu")):
         scale: Any = module.scaling if scaling is None else scaling
         return grouped_rows(q, k, v, segments, scale, exact=base == "eager"), None
@@ -70,7 +72,7 @@ def attend(
         return call(module, q, k, v, mask, is_causal=causal, **options)
     for name in ("is_causal", "position_ids", "sliding_window"):
         options.pop(name, None)
-    if base in VARLEN and v.dtype in (torch.float16, torch.bfloat16):  # else transformers casts
+    if base in VARLEN and VARLEN[base].suits(v):  # else transformers casts
         result = VARLEN[base](q, k, v, segments, scaling)
         if result is not None:
             return result, None

@@ -2,72 +2,81 @@
 
 The kernel wants the queries of all rows end to end, which they are, and where each row's keys lie.
 Keys that are ranges of the buffer stay where they are, gaps between them and all, where the kernel
-takes used lengths beside offsets (``seqused_k``, as FlashAttention 3 does).  Otherwise they are
-gathered, unless they lie end to end and fill the buffer.
+takes used lengths beside offsets (``seqused_k``: PyTorch's own kernel and FlashAttention 3).
+Otherwise they are gathered, unless they lie end to end and fill the buffer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from inspect import signature
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from ..kernels.transfer import upload
+from .segments import Segment
+
 Kernel = Callable[..., Any]
-GATHERED = -1  # in the place of where keys begin that are no range
+HALVES = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True, slots=True)
-class Borders:
-    """``queries`` (rows + 1,) int32 are running sums of lengths; so are ``keys``, of the keys that
-    ``index`` (K,) int64 names, or of all in order where it is None.  With ``used`` (rows,) int32,
-    ``keys`` are where each row's keys begin and ``used`` how many they are."""
+class Spans:
+    """Where the queries and keys of each row of a step lie, on the host: ``ends`` of the queries,
+    which lie end to end; ``starts`` and ``used``, the first of a row's keys and how many there
+    are, among those that ``index`` (K,) int64 names, or among all where it is None."""
 
-    queries: Tensor
-    keys: Tensor
-    most_queries: int
-    most_keys: int
+    ends: list[int]
+    starts: list[int]
+    used: list[int]
     index: Tensor | None = None
-    used: Tensor | None = None
 
     @classmethod
-    def of(
-        cls, segments: Sequence[Any], slots: int, device: torch.device, offsets: bool = False
-    ) -> Borders | None:
-        """Of `attention.Segment`s over ``slots`` keys; None where their queries leave gaps.
-        ``offsets``: whether the kernel takes offsets and used lengths."""
-        queries, starts, used, at = [0], list[int](), list[int](), 0
+    def of(cls, segments: Sequence[Segment], slots: int, device: torch.device) -> Spans | None:
+        """Of segments over ``slots`` keys; None where queries leave gaps or keys are masked."""
+        ends, starts, used, ranges, at = [], [], [], True, 0
         for segment in segments:
             if segment.queries.start != at or segment.mask is not None:
                 return None
-            count, at = (segment.queries.stop - at) // segment.rows, segment.queries.stop
-            ranged = isinstance(segment.keys, slice)
-            low, high = segment.keys.indices(slots)[:2] if ranged else (0, len(segment.keys))
+            count, begun, at = (segment.queries.stop - at) // segment.rows, at, segment.queries.stop
+            ranges &= isinstance(segment.keys, slice)
+            keys = segment.keys.indices(slots)[:2] if ranges else (0, _count(segment.keys, slots))
             for row in range(segment.rows):
-                queries.append(queries[-1] + count)
-                starts.append(low + row * segment.key_stride if ranged else GATHERED)
-                used.append(high - low)
-        keys, index, in_place = [0, *accumulate(used)], None, offsets and GATHERED not in starts
-        if in_place:
-            keys = [*starts, slots]
-        elif starts != keys[:-1] or keys[-1] != slots:
-            index = torch.cat([
-                own + row * segment.key_stride
-                for segment in segments
-                for own in [_indices(segment.keys, slots, device)]
-                for row in range(segment.rows)
-            ])  # fmt: skip
-        return cls(
-            torch.tensor(queries, dtype=torch.int32, device=device),
-            torch.tensor(keys, dtype=torch.int32, device=device),
-            max(b - a for a, b in pairwise(queries)), max(used), index,
-            torch.tensor(used, dtype=torch.int32, device=device) if in_place else None,
-        )  # fmt: skip
+                ends.append(begun + (row + 1) * count)
+                starts.append(keys[0] + row * segment.key_stride)
+                used.append(keys[1] - keys[0])
+        return cls(ends, starts, used) if ranges else cls.gathered(segments, ends, slots, device)
+
+    @classmethod
+    def gathered(
+        cls, segments: Sequence[Segment], ends: list[int], slots: int, device: torch.device
+    ) -> Spans:
+        """The same with the keys of all rows one after the other."""
+        used = [_count(segment.keys, slots) for segment in segments for _ in range(segment.rows)]
+        index = torch.cat([
+            own + row * segment.key_stride
+            for segment in segments
+            for own in [_indices(segment.keys, slots, device)]
+            for row in range(segment.rows)
+        ])  # fmt: skip
+        return cls(ends, [0, *accumulate(used)][:-1], used, index)
+
+    @property
+    def longest(self) -> int:
+        """Most queries of a row."""
+        return max(end - begin for begin, end in zip([0, *self.ends], self.ends, strict=False))
+
+
+def _count(keys: slice | Tensor, slots: int) -> int:
+    return len(range(*keys.indices(slots)) if isinstance(keys, slice) else keys)
 
 
 def _indices(keys: slice | Tensor, slots: int, device: torch.device) -> Tensor:
@@ -77,43 +86,130 @@ def _indices(keys: slice | Tensor, slots: int, device: torch.device) -> Tensor:
     return torch.arange(*keys.indices(slots)[:2], device=device)
 
 
+@dataclass(frozen=True, slots=True)
+class Borders:
+    """`Spans` as a kernel wants them.  ``queries`` (rows + 1,) int32 are running sums of lengths;
+    so are ``keys`` where ``used`` is None.  With ``used`` (rows,) int32, ``keys`` are where each
+    row's keys begin.  ``most_keys`` is no less than any row's number of keys."""
+
+    queries: Tensor
+    keys: Tensor
+    most_queries: int
+    most_keys: int
+    index: Tensor | None = None
+    used: Tensor | None = None
+
+    @classmethod
+    def of(cls, spans: Spans, slots: int, device: torch.device, offsets: bool) -> Borders:
+        """``slots``: how many keys there are.  ``offsets``: whether the kernel takes offsets and
+        used lengths; else keys have to lie end to end."""
+        keys = [*spans.starts, slots] if offsets else [0, *accumulate(spans.used)]
+        lists = [[0, *spans.ends], keys, spans.used]
+        up = upload([np.array(each, np.int32) for each in lists], device)
+        return cls(
+            up[0], up[1], spans.longest, max(spans.used), spans.index, up[2] if offsets else None
+        )
+
+
+def in_pytorch(
+    q: Tensor, k: Tensor, v: Tensor, *, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor,
+    max_seqlen_q: int, max_seqlen_k: int, softmax_scale: float | None, causal: bool,
+    seqused_k: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """FlashAttention 2 as PyTorch has it; on other devices than a GPU a call for each row.
+
+    The arguments are those of ``flash_attn_varlen_func``: ``q`` (Q, H, dh), ``k``, ``v``
+    (S, Hkv, dh).
+    """
+    if q.is_cuda:
+        out: Tensor = torch.ops.aten._flash_attention_forward(
+            q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, 0.0, causal, False,
+            scale=softmax_scale, seqused_k=seqused_k,
+        )[0]  # fmt: skip
+        return out
+    out, ends = torch.zeros_like(q), cu_seqlens_q.tolist()
+    used = cu_seqlens_k.diff() if seqused_k is None else seqused_k
+    for row, (start, count) in enumerate(zip(cu_seqlens_k.tolist(), used.tolist(), strict=False)):
+        here, there = slice(ends[row], ends[row + 1]), slice(start, start + count)
+        rows = F.scaled_dot_product_attention(
+            *(x.transpose(0, 1)[None] for x in (q[here], k[there], v[there])),
+            scale=softmax_scale, enable_gqa=True,
+        )  # fmt: skip
+        out[here] = rows[0].transpose(0, 1)
+    return out
+
+
+@cache
+def _flash(device: torch.device) -> bool:
+    """Whether PyTorch has FlashAttention with used lengths for this device."""
+    return (
+        device.type == "cuda"
+        and torch.version.cuda is not None
+        and torch.backends.cuda.is_flash_attention_available()
+        and torch.cuda.get_device_capability(device) >= (8, 0)
+    )
+
+
 class Varlen:
-    """Attends packed rows with the kernel of ``package``, imported at the first call."""
+    """Attends packed rows with ``flash_attn_varlen_func`` of ``package``, imported at the first
+    call, or with PyTorch's kernel where that is None."""
 
-    def __init__(self, package: str, kernel: Kernel | None = None) -> None:
+    def __init__(self, package: str | None = None, kernel: Kernel | None = None) -> None:
         self.package, self._kernel = package, kernel
-        self._last: tuple[Sequence[Any], int, Borders | None] | None = None
-        self._offsets: bool | None = None  # whether the kernel takes them
+        self._last: tuple[Sequence[Segment], int, Borders | None] | None = None
+        self._offsets: bool | None = None
 
-    def borders(self, segments: Sequence[Any], slots: int, device: torch.device) -> Borders | None:
-        """The same for every layer of a step: worked out at the first."""
-        last = self._last
-        if last is None or last[0] is not segments or last[1] != slots:
-            borders = Borders.of(segments, slots, device, self._takes_offsets())
-            last = self._last = (segments, slots, borders)
-        return last[2]
+    def suits(self, v: Tensor) -> bool:
+        """Whether the kernel takes such values, (1, Hkv, S, dh)."""
+        if v.dtype not in HALVES:
+            return False
+        size = v.shape[-1]
+        return self.package is not None or (_flash(v.device) and size % 8 == 0 and size <= 256)
 
-    def _takes_offsets(self) -> bool:
+    @property
+    def offsets(self) -> bool:
+        """Whether the kernel takes offsets and used lengths."""
         if self._offsets is None:
             self._offsets = "seqused_k" in signature(self._function()).parameters
         return self._offsets
 
     def _function(self) -> Kernel:
         if self._kernel is None:
-            kernel: Kernel = import_module(self.package).flash_attn_varlen_func
-            self._kernel = kernel
+            given = self.package and import_module(self.package).flash_attn_varlen_func
+            self._kernel = given or in_pytorch
         return self._kernel
 
+    def borders(
+        self, segments: Sequence[Segment], slots: int, device: torch.device
+    ) -> Borders | None:
+        """The same for every layer of a step: worked out at the first."""
+        last = self._last
+        if last is None or last[0] is not segments or last[1] != slots:
+            spans, result = Spans.of(segments, slots, device), None
+            if spans is not None:
+                ends = [0, *accumulate(spans.used)]
+                if not self.offsets and (spans.starts != ends[:-1] or ends[-1] != slots):
+                    spans = Spans.gathered(segments, spans.ends, slots, device)
+                count = slots if spans.index is None else len(spans.index)
+                result = Borders.of(spans, count, device, self.offsets)
+            last = self._last = (segments, slots, result)
+        return last[2]
+
     def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, segments: Sequence[Any], scaling: float | None
-    ) -> Tensor | None:
+        self, q: Tensor, k: Tensor, v: Tensor, segments: Sequence[Segment] | Borders,
+        scaling: float | None,
+    ) -> Tensor | None:  # fmt: skip
         """(1, Q, H, dh), or None for segments that have to be called one by one.
 
         ``q`` (1, H, Q, dh), ``k``, ``v`` (1, Hkv, S, dh).
         """
-        borders = self.borders(segments, k.shape[2], k.device)
-        if borders is None or int(segments[-1].queries.stop) != q.shape[2]:
-            return None
+        if isinstance(segments, Borders):
+            borders: Borders | None = segments
+        else:
+            borders = self.borders(segments, k.shape[2], k.device)
+            if borders is None or int(segments[-1].queries.stop) != q.shape[2]:
+                return None
+        assert borders is not None
         used = {} if borders.used is None else {"seqused_k": borders.used}
         keys, values = k[0].transpose(0, 1), v[0].transpose(0, 1)
         if borders.index is not None:

@@ -22,6 +22,7 @@ from ..core.errors import PromptError, UnknownNameError, short
 from ..core.text import hole_forms, holes_in
 from ..engine import MaskedRecipe
 from ..engine.forward import Forward
+from ..engine.loop import CPU_BATCH
 from ..engine.recipe import RowOptions
 from ..engine.rows import Job, Row
 from ..kernels.noise import uniform
@@ -39,7 +40,7 @@ OPEN = re.compile(r"\[\[(\*|\d{1,9}\.\.\d{1,9}|\d{1,9})\]\]")
 MOST = 64  # positions of a ``[[*]]``
 FIRST = 8  # positions of a hole that has not been measured yet
 ALL = 32  # so many candidates are all tried at once
-BATCH = 2048  # positions of a forward
+BATCH = 2048  # positions of a forward, on a processor those of its micro-batches
 
 SURE = "sure"  # the length at which the proposals are likeliest on average
 
@@ -182,11 +183,12 @@ class _Probe:
         """How sure the model is of a hole in each of the texts: one packed forward, cut only where
         it gets too large."""
         jobs = [self._job(text, which) for text in texts]
+        most = CPU_BATCH if self.forward.model.device.type == "cpu" else BATCH
         self.count += bool(jobs)
         while jobs:
             self.go_on()
             size = np.cumsum([job.size for job in jobs])
-            count = max(1, int(np.searchsorted(size, BATCH, "right")))
+            count = max(1, int(np.searchsorted(size, most, "right")))
             for text, answer in zip(texts, self.forward.predict(jobs[:count]), strict=False):
                 if isinstance(answer, Exception):
                     raise answer

@@ -1,7 +1,5 @@
 """Scripts of benchmarks/, run in this process: a new one would import everything again."""
 
-from __future__ import annotations
-
 import runpy
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Figures in README and on the front of the documentation are those of the last runs."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import re

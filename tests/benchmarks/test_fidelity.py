@@ -1,7 +1,5 @@
 """docs/fidelity.md is what the recorded runs and the tests that replay them say."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a call goes through that asks for nothing beside a text, and how many calls that takes."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

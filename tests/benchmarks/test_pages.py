@@ -1,7 +1,5 @@
 """What README, documentation and model card say was measured is what the committed files hold."""
 
-from __future__ import annotations
-
 import pytest
 
 from .script import run_script

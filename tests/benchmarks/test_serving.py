@@ -1,7 +1,5 @@
 """That modes of the serving benchmark answer every request, on the clock of processor time."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

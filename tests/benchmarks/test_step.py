@@ -1,7 +1,5 @@
 """When a step counts as slower than it was, and that the script measures at all."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

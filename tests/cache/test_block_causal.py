@@ -1,7 +1,5 @@
 """Block-causal models, and the exact cache that only they allow."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path

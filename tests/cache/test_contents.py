@@ -1,7 +1,5 @@
 """What lies in the buffer: written exactly where a step computes, and the same as a fresh run's."""
 
-from __future__ import annotations
-
 from itertools import product
 from typing import Any
 

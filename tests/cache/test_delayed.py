@@ -1,7 +1,5 @@
 """Caches for windows of several blocks: what they keep, and when; D2F against a dense mask."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What DPad keeps of what lies behind a block."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

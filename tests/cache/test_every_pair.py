@@ -1,8 +1,6 @@
 """Every sampler with every cache: what goes together is exact where it says so, and row by row
 what it is alone; what does not is refused."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import Any
 

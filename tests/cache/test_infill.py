@@ -1,7 +1,5 @@
 """Holes in a text, with every cache: wherever they lie, the text around them stays."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import product

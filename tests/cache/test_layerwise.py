@@ -1,7 +1,5 @@
 """What caches that decide at every layer promise there."""
 
-from __future__ import annotations
-
 from itertools import product
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Plans of every cache on one small row, worked out by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

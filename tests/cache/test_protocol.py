@@ -1,7 +1,5 @@
 """What every cache promises, under random commits: one property."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Running the command line in the test process."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the command line says of models that know a few tasks only."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

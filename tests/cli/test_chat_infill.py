@@ -1,7 +1,5 @@
 """``dllm chat`` and ``dllm infill``."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

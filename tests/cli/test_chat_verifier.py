@@ -1,7 +1,5 @@
 """``dllm chat`` where nothing behind a turn changes its keys and values: not computed again."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

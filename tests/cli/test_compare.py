@@ -1,7 +1,5 @@
 """``dllm compare``: one row per setting."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """``dllm doctor``: the report, and whether a model fits."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -16,7 +14,7 @@ import dllm
 from dllm.cli import doctor as module
 from dllm.cli.doctor import BAD, GOOD, examine, fit
 from dllm.eval.bounds import Device, step_of
-from dllm.kernels import cpu
+from dllm.kernels import cpu, linear
 from dllm.models import footprint as sizes
 from dllm.models import precision, probe
 from dllm.models.checkpoint import open_checkpoint
@@ -54,7 +52,8 @@ def test_the_report_names_versions_devices_and_extras(cli: Run) -> None:
     result = cli("doctor")
     assert (result.exit_code, result.stderr) == (0, "")
     topics = {line[2:].split("  ")[0]: line for line in result.stdout.splitlines()}
-    for name in ("dllm", "python", "torch", "transformers", "numpy", "cpu", "nano", "nano-ar"):
+    for name in ("dllm", "python", "torch", "transformers", "numpy", "cpu", "cpu batches", "nano",
+                 "nano-ar"):  # fmt: skip
         assert name in topics
     assert torch.__version__ in topics["torch"] and dllm.__version__ in topics["dllm"]
     assert "GiB" in topics["cpu"]
@@ -77,6 +76,27 @@ def test_kernels_are_compiled_once_and_reported(
         assert str(tmp_path) in made and line() == made
     monkeypatch.setenv("DLLM_KERNELS", "")
     cpu.library.cache_clear()
+
+
+PROMISED = {  # the rows of docs/hardware.md: with and without packed products, oneDNN's, compiled
+    ("AVX-512", True, True, False): "float32, bfloat16, int8, int4",
+    ("AVX2, compiled", True, False, True): "float32, bfloat16, int8, int4",
+    ("AVX2", True, False, False): "float32 only",
+    ("NEON", False, False, False): "not promised on this processor",
+}
+
+
+@pytest.mark.parametrize(("unit", "text"), PROMISED.items())
+def test_what_is_promised_of_batches_is_said(
+    monkeypatch: pytest.MonkeyPatch, unit: tuple[str, bool, bool, bool], text: str
+) -> None:
+    _, available, bfloat16, compiled = unit
+    native = (torch.float32, torch.bfloat16)[: 1 + bfloat16]
+    monkeypatch.setattr(linear, "available", lambda: available)
+    monkeypatch.setattr(linear, "_native", lambda: native)
+    monkeypatch.setattr(linear, "library", lambda: object() if compiled else None)
+    said = module.batches()
+    assert (said.topic, said.text) == ("cpu batches", f"bitwise identical: {text}")
 
 
 def test_extras_come_with_the_command_that_installs_them(monkeypatch: pytest.MonkeyPatch) -> None:

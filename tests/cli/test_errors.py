@@ -1,7 +1,5 @@
 """Bad input: one line on stderr, exit code 2, no traceback."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """``dllm generate``: prompts in, answers on stdout, the rest on stderr."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

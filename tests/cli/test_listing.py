@@ -1,7 +1,5 @@
 """``dllm samplers`` and ``dllm caches``."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

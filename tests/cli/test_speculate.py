@@ -1,7 +1,5 @@
 """``dllm generate --verifier``."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

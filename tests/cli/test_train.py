@@ -1,7 +1,5 @@
 """``dllm train``: a command's run leaves what it says it leaves."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``--watch``: what the frames show."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

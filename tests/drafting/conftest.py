@@ -1,7 +1,5 @@
 """Tiny verifiers, and drafters that only tests need."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

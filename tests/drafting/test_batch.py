@@ -1,7 +1,5 @@
 """Many texts at a time are each text alone; streams, streamers and threads."""
 
-from __future__ import annotations
-
 import threading
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The drafter of examples/own_drafter.py drafts, and leaves the text alone."""
 
-from __future__ import annotations
-
 import runpy
 from pathlib import Path
 

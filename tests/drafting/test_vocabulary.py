@@ -1,7 +1,5 @@
 """Two tokenizers: compared, refused, bridged."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Forwards that are launched before the host looks at what the former step did."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

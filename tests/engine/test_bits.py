@@ -1,8 +1,6 @@
 """A row is bit for bit what it is alone: tokens, order and log-probabilities, in float32 and in
 bfloat16, with SDPA (the default) and with plain attention, where oneDNN multiplies."""
 
-from __future__ import annotations
-
 from functools import cache as once
 from typing import Any
 

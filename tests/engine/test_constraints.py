@@ -1,7 +1,5 @@
 """Text fixed in the answer."""
 
-from __future__ import annotations
-
 import pytest
 
 import dllm

@@ -1,7 +1,5 @@
 """DreamOn: positions that become two, or none, against its rules in a plain loop."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

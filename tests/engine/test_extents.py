@@ -1,7 +1,5 @@
 """The pool of slots: what is handed out never overlaps, and what comes back is whole again."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

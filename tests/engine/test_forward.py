@@ -1,7 +1,5 @@
 """The device half against naive forwards of transformers' own model."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass, field
 from typing import Any, ClassVar

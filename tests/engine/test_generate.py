@@ -1,7 +1,5 @@
 """The two kinds of noise, end to end: what every change of the engine has to leave as it is."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Padded steps of static shape decide what ragged ones do; the capture itself needs a GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,10 +9,12 @@ import torch
 
 import dllm
 from dllm.engine import graphs
-from dllm.engine.graphs import BUCKETS, Static, Step, bucket
+from dllm.engine.graphs import Static, Step, bucket
 from dllm.engine.kv import KVBuffer
 from dllm.engine.packing import Packed
+from dllm.models.attention import VARLEN
 from dllm.models.segments import Segment
+from dllm.models.varlen import Spans, Varlen
 
 from ..thin import some
 
@@ -22,27 +22,34 @@ PROMPT = "Tom has 3 apples."
 
 
 def test_buckets() -> None:
-    assert [bucket(n) for n in (1, 16, 17, 32, 33, 256)] == [16, 16, 32, 32, 64, 256]
-    assert bucket(BUCKETS[-1] + 1) is None
+    assert [bucket(n) for n in (1, 16, 17, 33, 129, 300, 1025)] == [16, 16, 32, 48, 160, 320, 1280]
 
 
-def test_the_mask_says_what_segments_read() -> None:
-    step = Step.empty(16, 50, torch.device("cpu"), torch.float32)
+def test_padding_is_rows_that_read_the_scratch_slot() -> None:
+    cpu, numbers = torch.device("cpu"), torch.arange(6)
     segments = [
         Segment(slice(0, 4), slice(2, 7), rows=2, key_stride=10),
-        Segment(slice(4, 5), torch.tensor([1, 30])),
-        Segment(slice(5, 6), slice(3, 5), mask=torch.tensor([[[-torch.inf, 0.0]]])),
-    ]
-    numbers = torch.arange(6)
-    for _ in range(2):  # what an earlier step left must not stay
-        packed = Packed(numbers[None] + 5, numbers[None], numbers + 20, segments, numbers)
-        step.fill(packed, 40)
-    wanted = np.full((16, 50), -np.inf)
-    wanted[0:2, 2:7] = wanted[2:4, 12:17] = 0
-    wanted[4, [1, 30]] = wanted[5, 4] = wanted[6:, 40] = 0
-    assert np.array_equal(step.mask.numpy(), wanted)
-    assert step.ids[0].tolist() == [5, 6, 7, 8, 9, 10] + [0] * 10
-    assert step.slots.tolist() == [20, 21, 22, 23, 24, 25] + [40] * 10
+        Segment(slice(4, 5), torch.tensor([1, 30])), Segment(slice(5, 6), slice(3, 5)),
+    ]  # fmt: skip
+    gathered = Step.empty(16, 16, 2, 32, 50, cpu)
+    apart = Step.empty(16, 16, 2, 0, 50, cpu)
+    ranges = [segments[0], Segment(slice(4, 6), slice(9))]
+    for step, read in ((gathered, segments), (apart, ranges)):
+        spans = Spans.of(read, 50, cpu)
+        assert spans is not None
+        for slots in (numbers + 9, numbers + 20):  # what an earlier step left must not stay
+            step.fill(Packed(numbers[None], numbers[None], slots, read, numbers), spans, 40)
+        assert step.slots.tolist() == [20, 21, 22, 23, 24, 25] + [40] * 10
+    ends, own = gathered.borders.queries.tolist(), gathered.borders
+    assert ends == [0, 2, 4, 5, 6, 8, 10, 12, 14] + [16] * 8
+    assert own.used is not None and own.used.tolist() == [5, 5, 2, 2] + [1] * 12
+    assert own.index is not None and own.index.tolist() == [
+        *range(2, 7), *range(12, 17), 1, 30, 3, 4, *[40] * 18,
+    ]  # fmt: skip
+    assert own.keys.tolist() == [0, 5, 10, 12] + [14] * 13
+    assert apart.borders.index is None and apart.borders.used is not None
+    assert apart.borders.keys.tolist() == [2, 12, 0] + [40] * 14
+    assert apart.borders.used.tolist() == [5, 5, 9] + [1] * 13
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +61,7 @@ def padding_without_a_gpu(request: pytest.FixtureRequest) -> Iterator[None]:
             yield
 
 
-@pytest.mark.parametrize("cache", some(["dual", "prefix"], 1))
+@pytest.mark.parametrize("cache", some(["dual", "prefix", "dkv", "window_diffusion"], 2))
 @pytest.mark.parametrize("options", [
     {}, {"temperature": 0.7, "seed": 3}, {"cfg_scale": 0.5}, {"min_new_tokens": 4},
 ])  # fmt: skip
@@ -76,7 +83,7 @@ def test_static_steps_are_used(tiny: dllm.DiffusionModel, monkeypatch: pytest.Mo
     original = Static._run
 
     def spy(self: Static, step: Step) -> torch.Tensor:
-        seen.append(len(step.mask))
+        seen.append(len(step.slots))
         return original(self, step)
 
     monkeypatch.setattr(Static, "_run", spy)
@@ -85,7 +92,8 @@ def test_static_steps_are_used(tiny: dllm.DiffusionModel, monkeypatch: pytest.Mo
     assert 16 in seen
     seen.clear()
     dllm.generate(tiny, [PROMPT], **chosen)
-    dllm.generate(tiny, ["x"] * (2 * graphs.MOST_KEYS), cuda_graphs=True, **chosen)
+    monkeypatch.setattr(graphs, "MOST", 7)
+    dllm.generate(tiny, [PROMPT], cuda_graphs=True, **chosen)
     assert not seen
 
 
@@ -110,9 +118,10 @@ def test_what_padding_leaves_behind_is_not_read(tiny: dllm.DiffusionModel) -> No
     assert torch.equal(result[0], result[1])
 
 
-def test_flash_attention_cannot_be_static(
+def test_a_kernel_that_takes_no_offsets_cannot_be_static(
     tiny: dllm.DiffusionModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setitem(VARLEN, "flash_attention_2", Varlen("flash_attn", lambda q, k, v: q))
     monkeypatch.setattr(tiny.hf.config, "_attn_implementation", "dllm_flash_attention_2")
     with pytest.raises(dllm.ConfigError, match="sdpa"):
         dllm.generate(tiny, PROMPT, cache="dual", max_new_tokens=8, cuda_graphs=True)
@@ -126,9 +135,13 @@ def test_steps_that_read_no_cache_cannot_be_static(cache: str, words: str) -> No
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
-def test_captured_steps_decide_what_eager_ones_do() -> None:
-    model = dllm.load("nano", device="cuda")
-    chosen: dict[str, Any] = {"cache": "dual", "max_new_tokens": 64, "block_length": 16}
-    plain = dllm.generate(model, [PROMPT], **chosen)
-    captured = dllm.generate(model, [PROMPT], cuda_graphs=True, **chosen)
-    assert [r.tokens for r in plain] == [r.tokens for r in captured]
+@pytest.mark.parametrize("cache", ["dual", "dkv"])
+def test_captured_steps_decide_what_eager_ones_do(cache: str) -> None:
+    model = dllm.load("nano", device="cuda", dtype="bfloat16")
+    chosen: dict[str, Any] = {"cache": cache, "max_new_tokens": 64, "block_length": 16}
+    prompts = [PROMPT, "What is 23 + 12?", "Reverse this list: Tom, Anna, Ben"]
+    plain = dllm.generate(model, prompts, **chosen)
+    captured = dllm.generate(model, prompts, cuda_graphs=True, **chosen)
+    assert [r.text for r in plain] == [r.text for r in captured]
+    with pytest.raises(dllm.ConfigError, match="bfloat16"):
+        dllm.Session("nano", device="cuda", dtype="float32", cuda_graphs=True, cache="dual")

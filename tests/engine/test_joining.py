@@ -1,8 +1,6 @@
 """A row's tokens, commit order, forwards and computed positions are those of decoding it alone,
 whatever joins, leaves, waits, fails or runs out of memory meanwhile."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any

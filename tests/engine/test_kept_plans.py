@@ -1,8 +1,6 @@
 """Plans that hold for several steps change nothing: an engine that keeps them and a twin that makes
 every one anew go through the same turmoil, and every row ends with the same bits."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import product

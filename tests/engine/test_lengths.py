@@ -1,7 +1,5 @@
 """Texts whose length is found while they are written."""
 
-from __future__ import annotations
-
 from itertools import product
 from pathlib import Path
 from typing import Any

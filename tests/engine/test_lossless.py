@@ -1,7 +1,5 @@
 """FreeDave writes exactly what its base sampler writes, in the same cache regime."""
 
-from __future__ import annotations
-
 import pytest
 
 import dllm

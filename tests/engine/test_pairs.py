@@ -4,8 +4,6 @@ The whole product of windows, selectors, stops and explorers decodes on a table 
 compatibility rules forbid raises and names both parts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import product
 

@@ -1,7 +1,5 @@
 """Prefixes that stay in the engine of diffusion rows: the same bits with and without them."""
 
-from __future__ import annotations
-
 from functools import cache as once
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What holds for every sampler, cache and model, on models that are hash functions."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Rows do not influence one another; caches at their exact setting change nothing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -63,31 +61,11 @@ def test_caches_compute_less_and_are_not_exact(model: dllm.DiffusionModel) -> No
     assert results["none"].computed == results["none"].nfe * (len(PROMPTS[2]) + 20)
 
 
-def test_the_same_seed_gives_the_same_text_and_another_seed_another(
-    model: dllm.DiffusionModel,
-) -> None:
-    texts = [
-        outcome(run(model, PROMPTS[0], "llada", "none", temperature=1.0, seed=seed))
-        for seed in (1, 1, 2)
-    ]
-    assert texts[0] == texts[1] != texts[2]
-
-
-def test_equal_prompts_of_a_batch_get_different_noise(model: dllm.DiffusionModel) -> None:
-    rows = run(model, [PROMPTS[0]] * 3, "llada", "none", temperature=1.0)
-    assert len({tuple(row.tokens) for row in rows}) == 3
-
-
 def test_guidance_counts_one_forward_and_both_lanes(model: dllm.DiffusionModel) -> None:
     plain = run(model, PROMPTS[0], "llada", "none")
     guided = run(model, PROMPTS[0], "llada", "none", cfg_scale=1.0)
     assert guided.nfe == plain.nfe
     assert guided.computed == 2 * plain.computed
-
-
-def test_rows_leave_when_they_finish(model: dllm.DiffusionModel) -> None:
-    results = run(model, PROMPTS, "threshold(0.2)", "none")
-    assert len({result.nfe for result in results}) > 1
 
 
 def test_a_step_reads_at_a_temperature_or_without_what_is_held() -> None:

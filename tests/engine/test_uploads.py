@@ -1,7 +1,5 @@
 """What a step moves between host and device, whatever its rows: one array up, one back."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 from unittest.mock import patch

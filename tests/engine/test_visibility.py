@@ -1,7 +1,5 @@
 """Who sees whom, against tables."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 
@@ -74,6 +72,11 @@ def test_long_rows_are_masked_in_pieces() -> None:
         (512, 512), (512, 1024), (496, 1520),
     ]  # fmt: skip
     assert seen(pieces, 1520, 1520)[700] == list(range(701))
+
+
+def test_a_causal_query_reads_the_slots_that_are_named() -> None:
+    pieces = Visibility(causal=True).pieces(np.array([3]), np.array([0, 2, 3]), 0, 5, 4)
+    assert seen(pieces, 1, 9) == [[5, 7, 8]]
 
 
 def test_masks_fed_again_see_what_masks_see_but_their_own_position() -> None:

@@ -1,7 +1,5 @@
 """lm-evaluation-harness on local tasks: what it asks for, what it gets."""
 
-from __future__ import annotations
-
 import functools
 import json
 import math

@@ -1,7 +1,5 @@
 """The rules of measurement: what counts, what does not, and that all methods see the same."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

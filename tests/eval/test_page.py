@@ -1,7 +1,5 @@
 """The trace page, as a browser shows it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What a sweep is summed up with: tables and plots of made-up records."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

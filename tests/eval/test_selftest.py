@@ -1,7 +1,5 @@
 """``dllm doctor --selftest`` and ``--serve``, on a CPU."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

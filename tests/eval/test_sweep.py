@@ -1,7 +1,5 @@
 """Sweeps: what they measure, how they resume, what they say about it."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -8,8 +8,6 @@ again, marked ``fuzz(n)``: it takes the first ``n`` in the default run, and 10,0
 takes 500 others.  The seeds are in a test's name, and that of a case which fails in its message.
 """
 
-from __future__ import annotations
-
 import os
 
 import pytest

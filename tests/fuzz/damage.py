@@ -1,7 +1,5 @@
 """Folders that are damaged on purpose: what reads them says one sentence, and nothing else."""
 
-from __future__ import annotations
-
 import json
 import random
 import resource

@@ -1,7 +1,5 @@
 """Random ways of decoding: a sampler, a cache, settings and prompts from one seed."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Which case of a fuzzer failed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

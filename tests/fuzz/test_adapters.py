@@ -1,8 +1,6 @@
 """Damaged folders of adapters: every one decodes, or fails with one sentence and leaves the model
 as it was."""
 
-from __future__ import annotations
-
 import random
 import shutil
 from pathlib import Path

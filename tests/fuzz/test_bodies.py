@@ -1,7 +1,5 @@
 """Random bodies of requests: every one is answered or refused; none is the server's fault."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

@@ -3,8 +3,6 @@
 A case is a copy of a tiny checkpoint with one to three random faults in it; `damage` says which.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

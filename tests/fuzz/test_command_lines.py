@@ -1,7 +1,5 @@
 """Random command lines: an answer, or one line that says what to do; never a traceback."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A batch is its rows alone, in random ways of decoding."""
 
-from __future__ import annotations
-
 import pytest
 
 import dllm

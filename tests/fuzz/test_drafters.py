@@ -4,8 +4,6 @@ A case is a copy of a tiny drafter in one of three formats, as DFlash, DFlash 2 
 to three random faults in it; `damage` says which.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

@@ -1,7 +1,5 @@
 """Random regular expressions mean what they mean in Python."""
 
-from __future__ import annotations
-
 import random
 import re
 import warnings

@@ -5,8 +5,6 @@ texts; an observer raises.  Whoever is healthy gets what it gets alone, the othe
 their own, and the session goes on.
 """
 
-from __future__ import annotations
-
 import copy
 import random
 import time

@@ -1,7 +1,5 @@
 """Random speculation: the text is the verifier's own, whoever drafts, and whatever is beside it."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Random ways of decoding that run at the same time on one model do not disturb each other."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,7 +1,5 @@
 """What a recorded case becomes: the arguments of one call of this library."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 

@@ -1,7 +1,5 @@
 """Where the recorded outputs of the official implementations are."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from pathlib import Path

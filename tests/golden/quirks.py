@@ -4,8 +4,6 @@ They are known by name to `parts` and `cache_of` alone: what is registered here 
 cache of the library.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 

@@ -1,7 +1,5 @@
 """The recorded cases of a folder, by what was recorded and not by the name of a file."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from functools import cache

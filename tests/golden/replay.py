@@ -1,7 +1,5 @@
 """How a recorded official case is expressed as a call of this library."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The calls that reproduce what was recorded of DCD, DSB and DAWN."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """How recorded cases of methods published in 2026 are expressed as calls."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

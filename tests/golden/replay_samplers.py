@@ -1,7 +1,5 @@
 """How recorded cases of samplers beyond the first collection are expressed as calls."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from .call import Call

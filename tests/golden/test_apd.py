@@ -4,8 +4,6 @@ The official code feeds its verifier the draft alone and keeps the logits of the
 here that token goes with the draft, so that only what the diffusion model is fed is compared.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any

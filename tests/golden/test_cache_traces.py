@@ -3,8 +3,6 @@
 What is compared is what `test_traces` compares.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -3,8 +3,6 @@
 The official code prefills the prompt in a forward of its own; here that is part of the first one.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

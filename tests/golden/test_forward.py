@@ -1,7 +1,5 @@
 """Raw logits equal those of the official implementations."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 

@@ -5,8 +5,6 @@ the row's own commit, a forward earlier.  So what it has decided after each forw
 what this library had decided before that forward and after it.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

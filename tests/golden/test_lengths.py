@@ -1,8 +1,6 @@
 """Recorded runs of DAEDAL, whose canvas changes its length while it is written: the same commits,
 edits, forwards and final tokens, alone and side by side."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -4,8 +4,6 @@ Its loop is that of a batch: a block is left by all rows at once, and as long as
 are decided by the schedule.  That loop stands here, around a sampler's turns.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -6,8 +6,6 @@ blocks again; the official code keeps its logits from when the block before was 
 same where attention is block-causal.  Where it is not, `ReleasedLoPA` replays it.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -4,8 +4,6 @@ What is compared is what `test_traces` compares.  Where a method looks at a deci
 forwards that change nothing are compared, too.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -5,8 +5,6 @@ the first.  It feeds the prompt, and every block that is finished, once more by 
 they join the next forward.  In a forward that verifies only the run of masks is fed as masks.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -4,8 +4,6 @@ Forwards of the official code that revealed nothing have no counterpart here: a 
 grants nothing, or whose block is complete already, is not paid for.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

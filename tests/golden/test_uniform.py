@@ -5,8 +5,6 @@ feeds, draws, accepts and moves is compared, the text, and how many passes it to
 batch is replayed with the others and alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import chain

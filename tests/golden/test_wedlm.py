@@ -7,8 +7,6 @@ looks past the last token that was asked for, so that cases are replayed on a ca
 by a window.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -4,8 +4,6 @@ A row does not depend on the others, so each case gets the result it would have 
 fraction of the time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path

@@ -3,8 +3,6 @@
 Run by test_statistics_triton in a process of its own, without the interpreter.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from triton.backends.compiler import GPUTarget

@@ -1,7 +1,5 @@
 """With the kernels of PyTorch and with those that are compiled for the processor."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Token statistics whose filters are named one by one, as examples and strategies name them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

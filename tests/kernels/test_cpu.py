@@ -1,8 +1,6 @@
 """Compiled kernels: exact where they promise it, the same with any number of threads, and errors
 that say what is missing.  Products of plain weights are in `test_linear.py`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

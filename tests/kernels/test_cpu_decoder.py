@@ -1,7 +1,5 @@
 """A decoder layer in two calls has the bits of its parts; one that is changed is left alone."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Compiled norms, gates and rotation against PyTorch's, and a row alone against its company."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """What verifiers promise in bfloat16, with compiled kernels."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Temperature and filters of proposals: which ids are left, and how often each is drawn."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

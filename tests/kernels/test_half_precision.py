@@ -1,7 +1,5 @@
 """How far bfloat16 statistics are from float32 ones, as docs/kernels.md states it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

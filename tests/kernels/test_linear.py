@@ -1,7 +1,5 @@
 """Products by oneDNN and by compiled kernels: PyTorch's numbers, the same for a row alone."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from typing import Any

@@ -1,8 +1,6 @@
 """Weights that are mapped from a file leave the memory once there is a copy, and keep their
 numbers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Keyed noise: known answers, one set of bits everywhere, the right distributions."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

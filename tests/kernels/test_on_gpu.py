@@ -1,7 +1,5 @@
 """What only a GPU shows: production sizes, races between splits, memory, rounding of bfloat16."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

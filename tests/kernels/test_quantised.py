@@ -1,7 +1,5 @@
 """Weights of 8 and 4 bits: near the weight, the same for a row alone, and back from a layout."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from typing import Any

@@ -1,7 +1,5 @@
 """Rotation and scatter: one meaning in three versions, and that of transformers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

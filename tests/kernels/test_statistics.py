@@ -1,7 +1,5 @@
 """Token statistics against a float64 oracle, over shapes, dtypes, options and tile borders."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

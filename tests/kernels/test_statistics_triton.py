@@ -1,8 +1,6 @@
 """Fused statistics in Triton against the float64 oracle.  Without a GPU the interpreter runs them:
 what is computed is tested then, but neither speed nor races."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What a walk over the head carries: expected embeddings, draws by one number, bent logits."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Likelihood bounds: estimators against exact enumeration and against the official procedures."""
 
-from __future__ import annotations
-
 from functools import partial
 from itertools import combinations
 from typing import Any

@@ -1,7 +1,5 @@
 """One read-only forward over a canvas."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

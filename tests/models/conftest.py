@@ -1,7 +1,5 @@
 """Tiny checkpoints, and copies of them that tests may damage."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Packed attention equals separate calls; LLaDA rotates in float32."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

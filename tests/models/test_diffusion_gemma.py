@@ -1,7 +1,5 @@
 """DiffusionGemma beside transformers: recorded forwards, and random shapes of the class itself."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Every way a checkpoint can be broken is one clear error."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -4,8 +4,6 @@ What a family must compute is stated without it: the base class of transformers,
 and a mask written out position by position.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """GGUF files of LLaDA and Dream networks, against the numbers that the package gguf reads."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Attention of a verifier's rows: what one query gets does not depend on what lies beside it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

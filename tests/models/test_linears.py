@@ -1,7 +1,5 @@
 """Which layers of a network are multiplied by oneDNN, and that its results stay what they were."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """LLaDA2 against a forward written out from its description, one position and expert at a time."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

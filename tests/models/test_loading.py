@@ -1,7 +1,5 @@
 """What a loaded model is and does."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Feed-forward layers: the same bits as transformers' own, whatever their products are."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any

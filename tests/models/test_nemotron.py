@@ -1,7 +1,5 @@
 """Nemotron-Labs-Diffusion decodes as its own sampler does: a loop over transformers' network."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """RMSNorm layers: the same bits as transformers' own."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Any
 

@@ -1,7 +1,5 @@
 """docs/reference/models.md says what the registry says."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What dtype="auto" stands for."""
 
-from __future__ import annotations
-
 import json
 import logging
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tokenizers and chat templates that take for ever, or all memory, are refused before they run."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

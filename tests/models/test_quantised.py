@@ -1,7 +1,5 @@
 """Quantised weights through transformers, where a CPU can run them and the package is there."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

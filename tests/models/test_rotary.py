@@ -1,7 +1,5 @@
 """Rotation in the buffer is rotation in the layer, to the last bit."""
 
-from __future__ import annotations
-
 import copy as copying
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Save, load, compare: nothing may change."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """How many threads are taken, and that what somebody has decided stays."""
 
-from __future__ import annotations
-
 import logging
 import subprocess
 import sys

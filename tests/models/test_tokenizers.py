@@ -1,7 +1,5 @@
 """Tokenizers are loaded natively and completed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

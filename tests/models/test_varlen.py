@@ -1,7 +1,5 @@
 """Packed rows through a variable-length kernel; a plain one stands in for FlashAttention's."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -11,7 +9,7 @@ import torch.nn.functional as F
 
 from dllm.models import DiffusionModel, Segment, attention
 from dllm.models.attention import attend
-from dllm.models.varlen import Borders, Varlen
+from dllm.models.varlen import Borders, Spans, Varlen, in_pytorch
 
 calls: list[int] = []
 
@@ -60,7 +58,7 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("function", [kernel, offset_kernel])
+@pytest.mark.parametrize("function", [kernel, offset_kernel, in_pytorch])
 @pytest.mark.parametrize("name", CASES)
 def test_one_call_equals_one_per_segment(
     dream: DiffusionModel, name: str, function: Any, monkeypatch: pytest.MonkeyPatch
@@ -74,32 +72,39 @@ def test_one_call_equals_one_per_segment(
     got, _ = attend(
         module, q, k, v, None, base="flash_attention_2", scaling=0.3, segments=CASES[name]
     )
-    assert calls == [sum(segment.rows for segment in CASES[name])]
+    if function is not in_pytorch:
+        assert calls == [sum(segment.rows for segment in CASES[name])]
     torch.testing.assert_close(got, wanted, rtol=2**-7, atol=1e-2)
 
 
+def borders_of(name: str, slots: int, function: Any) -> Borders:
+    found = Varlen("flash_attn", function).borders(CASES[name], slots, torch.device("cpu"))
+    assert found is not None
+    return found
+
+
 def test_keys_that_lie_end_to_end_are_not_copied() -> None:
-    cpu = torch.device("cpu")
-    whole, part = Borders.of(CASES["end to end"], 40, cpu), Borders.of(CASES["ragged"], 50, cpu)
-    assert whole is not None and whole.index is None
-    assert part is not None and part.index is not None and len(part.index) == 15 + 3 + 20
+    whole, part = borders_of("end to end", 40, kernel), borders_of("ragged", 50, kernel)
+    assert whole.index is None
+    assert part.index is not None and len(part.index) == 15 + 3 + 20
     assert part.queries.tolist() == [0, 3, 5, 7, 9] and part.keys.tolist() == [0, 15, 18, 28, 38]
+    assert borders_of("gaps", 50, kernel).index is not None
 
 
 def test_ranges_stay_where_they_are_when_the_kernel_takes_offsets() -> None:
-    borders = Borders.of(CASES["gaps"], 50, torch.device("cpu"), offsets=True)
-    assert borders is not None and borders.index is None and borders.used is not None
+    borders = borders_of("gaps", 50, in_pytorch)
+    assert borders.index is None and borders.used is not None
     assert borders.keys.tolist() == [12, 0, 0, 31, 50] and borders.used.tolist() == [8, 7, 9, 7]
     assert borders.queries.tolist() == [0, 2, 6, 8, 9]
-    gathered = Borders.of(CASES["ragged"], 50, torch.device("cpu"), offsets=True)
-    assert gathered is not None and gathered.used is None and gathered.index is not None
+    gathered = borders_of("ragged", 50, in_pytorch)
+    assert gathered.used is not None and gathered.index is not None
 
 
 def test_gaps_and_masks_are_left_to_single_calls() -> None:
     cpu = torch.device("cpu")
-    assert Borders.of([Segment(slice(1, 3), slice(0, 3))], 9, cpu) is None
+    assert Spans.of([Segment(slice(1, 3), slice(0, 3))], 9, cpu) is None
     masked = Segment(slice(0, 3), slice(0, 3), mask=torch.zeros(3, 3))
-    assert Borders.of([masked], 9, cpu) is None
+    assert Spans.of([masked], 9, cpu) is None
     varlen = Varlen("flash_attn", kernel)
     q, k = torch.randn(1, 2, 5, 8), torch.randn(1, 2, 9, 8)
     assert varlen(q, k, k, [Segment(slice(0, 3), slice(0, 3))], None) is None

@@ -1,8 +1,6 @@
 """WeDLM: causal attention over decided tokens, then masks; every promise against the plain network
 of transformers, which is fed the reordered text."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

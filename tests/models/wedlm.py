@@ -1,7 +1,5 @@
 """Tiny WeDLM checkpoints in the official layout, and what their networks compute."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The bundled model: small, and able to do what its card says."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from importlib import resources

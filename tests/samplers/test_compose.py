@@ -1,7 +1,5 @@
 """Names, arguments, roles and needs."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """DAWN on attention maps written by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """What LLaDA2.1's editing replaces, and when it lets a block go."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A third party's package adds a sampler through an entry point."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """R2's rules: neighbourhoods, runs, streaks (T17)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """ReMDM's loop: what is taken back when, and what is committed instead."""
 
-from __future__ import annotations
-
 import dllm
 from dllm.samplers import compose
 

@@ -1,7 +1,5 @@
 """What is asked before a forward only reads: nothing that a part remembers changes by asking."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable
 from typing import Any

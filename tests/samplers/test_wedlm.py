@@ -1,7 +1,5 @@
 """WeDLM's rule on scores worked out by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Windows and ends that depend on what the model says."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """One environment variable is the key of the server and of all its clients."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

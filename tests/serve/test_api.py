@@ -1,7 +1,5 @@
 """What clients of OpenAI's and vLLM's servers expect beside answers."""
 
-from __future__ import annotations
-
 import copy
 import json
 import logging

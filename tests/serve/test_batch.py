@@ -1,7 +1,5 @@
 """Files of requests: formats, errors per line, and runs that are interrupted."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

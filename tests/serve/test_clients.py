@@ -4,8 +4,6 @@ Each is skipped where it is not installed (the extra ``clients``).  ``DLLM_TEST_
 URL of a server that runs already, for clients in an environment without this library.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Answers of a length that is found, and holes that are measured, behind HTTP."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import time

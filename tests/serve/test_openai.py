@@ -1,7 +1,5 @@
 """The real OpenAI client, and payloads as other clients send them."""
 
-from __future__ import annotations
-
 import copy
 import json
 from typing import Any
@@ -215,39 +213,29 @@ def test_the_api_key(start: Start, tiny: dllm.DiffusionModel) -> None:
     served = start(tiny, api_key="sesame")
     with pytest.raises(error("AuthenticationError")):
         served.client().models.list()
-    assert [model.id for model in served.client("sesame").models.list()] == [served.service.name]
+    models, name = served.client("sesame").models, served.service.name
+    assert [model.id for model in models.list()] == [name] == [models.retrieve(name).id]
+    with pytest.raises(error("NotFoundError")):
+        models.retrieve("other")
     assert served.get("/health").status_code == served.get("/metrics").status_code == 200
 
 
-def test_models(served: Served) -> None:
-    client = served.client()
-    assert client.models.retrieve("tiny").id == "tiny"
-    with pytest.raises(error("NotFoundError")):
-        client.models.retrieve("other")
-
-
-def test_a_chat_payload_of_vllms_bench(served: Served) -> None:
-    """As ``vllm bench serve --backend openai-chat`` sends it."""
-    body = {
-        "model": "tiny", "stream": True, "stream_options": {"include_usage": True},
-        "messages": [{"role": "user", "content": [{"type": "text", "text": "one two"}]}],
-        "max_completion_tokens": 16, "temperature": 0.0, "ignore_eos": True,
-    }  # fmt: skip
-    chunks = sse(served.post("/v1/chat/completions", body).text)
+def test_payloads_of_vllms_bench(served: Served) -> None:
+    """As ``vllm bench serve`` sends them, with ``--backend openai-chat`` and without."""
+    how = {"model": "tiny", "stream": True, "stream_options": {"include_usage": True},
+           "temperature": 0.0, "ignore_eos": True}  # fmt: skip
+    said = [{"role": "user", "content": [{"type": "text", "text": "one two"}]}]
+    chunks = sse(served.post("/v1/chat/completions", {
+        **how, "messages": said, "max_completion_tokens": 16,
+    }).text)  # fmt: skip
     assert chunks[-1]["usage"]["completion_tokens"] == 16
     assert chunks[0]["choices"][0]["delta"]["content"] != ""
-
-
-def test_a_completions_payload_of_vllms_bench(served: Served) -> None:
-    body = {
-        "model": "tiny", "prompt": "one two", "temperature": 0.0, "repetition_penalty": 1.0,
-        "max_tokens": 16, "logprobs": None, "stream": True, "ignore_eos": True,
-        "stream_options": {"include_usage": True},
-    }  # fmt: skip
-    chunks = sse(served.post("/v1/completions", body).text)
+    chunks = sse(served.post("/v1/completions", {
+        **how, "prompt": "one two", "max_tokens": 16, "repetition_penalty": 1.0, "logprobs": None,
+    }).text)  # fmt: skip
+    count = chunks[-1]["usage"]["prompt_tokens"]
     assert chunks[-1]["usage"] == {
-        "prompt_tokens": chunks[-1]["usage"]["prompt_tokens"], "completion_tokens": 16,
-        "total_tokens": chunks[-1]["usage"]["prompt_tokens"] + 16,
+        "prompt_tokens": count, "completion_tokens": 16, "total_tokens": count + 16,
         "prompt_tokens_details": {"cached_tokens": 0},
     }  # fmt: skip
     assert all("choices" in chunk for chunk in chunks)

@@ -1,7 +1,5 @@
 """The page at ``/``, as a browser shows it: written live, stepped back, narrow, by keyboard."""
 
-from __future__ import annotations
-
 import json
 from importlib.resources import files
 from typing import Any

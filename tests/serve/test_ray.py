@@ -1,8 +1,6 @@
 """Replicas on a cluster of several nodes, and a batch through Ray Data, while parts of them are
 killed.  A cold start takes about a minute."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """A server under mixed requests, compressed: `benchmarks/soak.py` for an hour, here for less."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib.util
 import json
@@ -32,6 +30,7 @@ def script() -> Any:
     return module
 
 
+@pytest.mark.slow
 def test_nothing_is_left_after_a_second(
     script: Any, start: Start, tiny: dllm.DiffusionModel
 ) -> None:

@@ -1,7 +1,5 @@
 """A streamed answer: its lines, and a reader that leaves."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator

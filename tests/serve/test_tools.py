@@ -1,7 +1,5 @@
 """Calls of tools and thoughts: what is read out of a text, whole or in pieces."""
 
-from __future__ import annotations
-
 import json
 import random
 from typing import Any

@@ -1,7 +1,5 @@
 """A served autoregressive model: with a drafter of the server, and for devices that draft."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Iterator

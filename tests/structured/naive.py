@@ -1,7 +1,5 @@
 """The dynamic programmes of a step as their formulas read, in logarithms and in loops."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Automata over tokens against the expressions they come from, and against another library."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 

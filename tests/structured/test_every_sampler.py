@@ -1,7 +1,5 @@
 """No sampler, cache or seed leaves a format: what goes together with one is always in it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

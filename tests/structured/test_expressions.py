@@ -1,7 +1,5 @@
 """Regular expressions that no automaton has are refused with their cause."""
 
-from __future__ import annotations
-
 import pytest
 
 from dllm.core.errors import ConfigError

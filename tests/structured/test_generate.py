@@ -1,7 +1,5 @@
 """Answers with a form from the bundled model and from random weights."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Grammars: the texts that are written are the grammar's, as llguidance reads it, too."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,8 +1,6 @@
 """After every step a row can still be completed: in every family and order, guided, revised,
 explored, filled, beside other rows and alone."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

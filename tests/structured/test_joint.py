@@ -1,7 +1,5 @@
 """Joint completions against every completion there is."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy import stats

@@ -1,7 +1,5 @@
 """Structures that llguidance judges: after every step each row still has a whole valid text."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

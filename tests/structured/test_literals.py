@@ -1,7 +1,5 @@
 """Text without a choice is written without the model, and nothing else is."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 

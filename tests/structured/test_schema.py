@@ -1,8 +1,6 @@
 """JSON schemas: every text that is allowed satisfies its schema, and what cannot be kept is
 refused."""
 
-from __future__ import annotations
-
 import json
 import re
 from datetime import datetime, time

@@ -1,7 +1,5 @@
 """Expressions that would never be done, and what they leave behind."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 

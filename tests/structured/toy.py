@@ -1,7 +1,5 @@
 """A vocabulary of a few pieces, automata over it, and every text of a length."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import product
 

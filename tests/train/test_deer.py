@@ -1,7 +1,5 @@
 """DEER's alignment: examples as the paper describes them, and a run that raises acceptance."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

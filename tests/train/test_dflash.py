@@ -1,7 +1,5 @@
 """Training of block drafters: masks, losses, data, a whole small run."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math

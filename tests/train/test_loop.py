@@ -1,7 +1,5 @@
 """The loop of all trainings: checkpoints, signals, reports, and several processes."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource

@@ -4,8 +4,6 @@ Recorded from czg1225/dParallel, hao-ai-lab/d3LLM and BHmingyang/TAD on tiny ran
 checkpoints (tests/golden/data/losses).
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a model's own answers become as training data, and the objectives that learn from them."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

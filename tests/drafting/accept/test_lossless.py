@@ -1,7 +1,5 @@
 """Every rule against the exact distribution, and rules with one fault each, which must fail."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A block drafter that is often right, and what tests do with it."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Block drafters beyond DFlash against what their official code computed (recorded by
 benchmarks/dflash_official.py)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace

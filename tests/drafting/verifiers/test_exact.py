@@ -1,7 +1,5 @@
 """What bfloat16 makes true on a CPU: a token's logits do not depend on what is scored beside it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Verifiers of many architectures: their own text, and the caller's model left as it was."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
