@@ -280,7 +280,7 @@ def everything(result: Any) -> tuple[Any, ...]:
     return (*said(result), result.order, result.rule)
 
 
-@pytest.mark.parametrize("seed", [0, 1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seed", some([0, 1, 2], 1))
 def test_joins_cancels_and_threads_change_nothing(
     verifiers: dict[str, dllm.DiffusionModel], seed: int
 ) -> None:

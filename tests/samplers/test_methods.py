@@ -1,5 +1,6 @@
 """What each method commits, takes back or opens, given tables of numbers (T10-T22)."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -214,6 +215,17 @@ def test_daedal_at_equality() -> None:
     assert edits("insert", insert_until=above, low=more) == [(0, 1, 3)]
     assert edits("insert", insert_until=sure, low=more) == []
     assert edits("insert", insert_until=above, low=low) == []
+
+
+def test_dmax_at_equality() -> None:
+    """A block that is as sure as ``settled`` everywhere is written, else its first position."""
+    half = np.exp(np.log(np.full(4, 0.5, np.float32)))[0]
+    for settled, written in ((half, 4), (np.nextafter(half, np.float32(1)), 1)):
+        canvas, sampler = canvas_of(4), compose(f"dmax(0.9, settled={float(settled)})")
+        sampler.prepare(canvas)
+        p = predict(canvas, [0.5] * 4)
+        p = replace(p, top_token=p.token[:, None], top_logprob=p.logprob[:, None])
+        assert len(decide(sampler, canvas, p).committed) == written
 
 
 @pytest.mark.parametrize(("family", "size"), [("llada", 3), ("dream", 2)])

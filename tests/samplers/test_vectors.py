@@ -164,6 +164,7 @@ def test_transfer_rates_equal_those_of_a_float32_linspace() -> None:
         pytest.param("threshold(0)", [0.1, 0.2, 0.1], {0, 1, 2}, id="whole-block"),
         pytest.param("threshold(inf)", [1.0, 1.0, 0.9], {0}, id="one-per-step"),
         pytest.param("llada", [0.3, 0.5, 0.5], {1}, id="one-per-step-tie"),
+        pytest.param("d2f(0.5)", [0.5, 0.4, 0.3], {0}, id="the best is the first of its block"),
     ],
 )
 def test_selection(spec: str, probabilities: list[float], expected: set[int]) -> None:

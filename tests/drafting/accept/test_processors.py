@@ -190,3 +190,8 @@ def test_what_cannot_be_honoured_is_refused(name: str, value: Any) -> None:
     setattr(model.hf.generation_config, name, value)
     with pytest.raises(dllm.ConfigError, match=f"sets {name}, which drafting cannot honour"):
         dllm.speculate(model, None, [5, 6, 7], max_new_tokens=4)
+
+
+def test_a_form_uses_its_last_token() -> None:
+    result = dllm.speculate("nano-ar", None, "2 + 3", regex="[0-9]{3}", max_new_tokens=3)
+    assert result.text.isdigit() and len(result.text) == len(result.tokens) == 3

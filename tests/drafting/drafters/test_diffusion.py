@@ -155,7 +155,9 @@ def test_what_no_drafter_can_be(tiny: dllm.DiffusionModel) -> None:
             dllm.DiffusionDrafter(**({"model": tiny} | how))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("drafter", ["nano", ("prompt_lookup", "nano")])
+@pytest.mark.parametrize(
+    "drafter", ["nano", pytest.param(("prompt_lookup", "nano"), marks=pytest.mark.slow)]
+)
 def test_one_forward_drafts_for_all_texts(drafter: Any) -> None:
     """Texts, rounds and lengths are those of each alone; forwards those of the longest."""
     examples = [e.prompt for task in ("sort", "copy", "sum") for e in TASKS[task].examples(2, 0)]

@@ -28,7 +28,7 @@ from dllm.drafting.drafters.history import BORDER
 from dllm.drafting.drafters.suffix import SuffixDecoding
 from dllm.kernels.statistics.filters import Filters
 
-from ...thin import covering
+from ...thin import covering, some
 from ..conftest import Scripted, prompts
 
 register_all()
@@ -186,6 +186,9 @@ def test_what_is_banned_is_not_kept_however_much_the_verifier_hesitates() -> Non
     rows = Rows(logits, drafted, np.array([0]), banned, KeyedNoise(0), 0)
     outcome = FLy(window=2).judge(rows, drafted)
     assert (len(outcome.path), outcome.extra, outcome.deviations) == (1, 2, 0)
+    logits[1, 7] = -math.inf  # impossible in its own row alone
+    rows = Rows(logits, drafted, np.array([0]), Sampling(), KeyedNoise(0), 0)
+    assert FLy(window=2).judge(rows, drafted) == outcome
     first = replace(chain_of([7, 2]), log_q=np.zeros((2, 8), np.float32))
     rows = Rows(logits[:3], first, np.array([0]), banned, KeyedNoise(0), 0)
     assert AdaptiveParallel().judge(rows, first).path == []
@@ -210,7 +213,7 @@ def test_lossy_rules_say_so(verifier: dllm.DiffusionModel) -> None:
     assert {name for name, text in named.items() if "LOSSY" in text} == {"apd", "fly"}
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", some([1.0, 0.0], 1))
 def test_two_models_that_share_noise_agree_where_the_drafter_alone_counts(
     temperature: float,
 ) -> None:
