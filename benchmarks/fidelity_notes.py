@@ -182,9 +182,6 @@ DRAFTING: dict[str, str] = {
     "The weight is this library's.",
     "block": "Tested to be lossless in distribution. HSD (2601.05724) has its outcomes, coin for "
     "coin; its released files differ from one another.",
-    "fly": "LOSSY. Constants and edges of the official code: five tokens that follow, none of the "
-    "last six tokens relaxed, entropy of the three most probable tokens in nats, of raw logits; "
-    "vLLM asks for six.",
     "keyed": "Equals plain decoding with the same seed token by token (tested).",
     "ratio": "Tested to be lossless in distribution.",
 }

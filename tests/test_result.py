@@ -48,7 +48,9 @@ KINDS: dict[str, Callable[[], Result]] = {
     "session": in_session,
     "speculated": lambda: dllm.speculate("nano-ar", "nano", LONG, max_new_tokens=12),
     "tree": lambda: dllm.speculate("nano-ar", "cacheback", LONG, max_new_tokens=12),
-    "lossy": lambda: dllm.speculate("nano-ar", "nano", LONG, rule="fly", max_new_tokens=12),
+    "lossy": lambda: dllm.speculate(
+        "nano-ar", "nano", LONG, rule="apd", search="apd", max_new_tokens=12
+    ),
 }
 
 

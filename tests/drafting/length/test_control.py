@@ -238,7 +238,7 @@ def test_the_suffix_drafter_remembers_whole_texts(
         ("nano", {"search": "nothing"}, "search"),
         (
             "nano",
-            {"search": "best_first_tree", "rule": "fly", "temperature": 1.0},
+            {"search": "best_first_tree", "rule": "apd", "temperature": 1.0},
             "the draft is a tree",
         ),
         ("nano", {"steps": 2}, "steps"),
