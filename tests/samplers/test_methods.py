@@ -15,6 +15,7 @@ from dllm.samplers import Prediction, Sampler, View, compose
 from dllm.samplers.credit import Credit
 from dllm.samplers.daedal import Daedal, First, end_confidence
 from dllm.samplers.ddim import DDIM
+from dllm.samplers.llada import Quota
 from dllm.samplers.prophet import Prophet
 from dllm.samplers.wino import LastAccepts
 
@@ -107,6 +108,9 @@ def test_prophet_counts_the_steps_of_a_block_that_has_less_to_decide() -> None:
             canvas.step, canvas.block_step = canvas.step + 1, canvas.block_step + 1
     (prophet,) = sampler.stops
     assert prophet.threshold(canvas) == 2.5  # type: ignore[attr-defined]  # step 5 of 6
+    canvas = canvas_of(8, prompt=4, window=(6, 8))
+    canvas.states[Quota] = Quota()
+    assert Prophet().threshold(canvas) == Prophet().mid  # two steps stood before, of eight
 
 
 @pytest.mark.parametrize(("gap", "fills"), [(7.6, True), (7.4, False)])

@@ -195,3 +195,10 @@ def test_what_cannot_be_honoured_is_refused(name: str, value: Any) -> None:
 def test_a_form_uses_its_last_token() -> None:
     result = dllm.speculate("nano-ar", None, "2 + 3", regex="[0-9]{3}", max_new_tokens=3)
     assert result.text.isdigit() and len(result.text) == len(result.tokens) == 3
+
+
+def test_what_is_banned_early_is_so_before_its_end() -> None:
+    logits = Sampling(early_bans=(1,), early_end=5).distribution(
+        torch.zeros(2, 3), [], np.array([4, 5])
+    )
+    assert logits.isinf().tolist() == [[False, True, False], [False] * 3]
