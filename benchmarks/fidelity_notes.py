@@ -174,7 +174,8 @@ DRAFTING: dict[str, str] = {
     "suffix": "One history of the text and one of the last outputs; depth and choice follow the "
     "paper. Answers are shared at their end, officially at once: drafts would depend on what "
     "runs beside them.",
-    "best_first_tree": "DDTree's rule.",
+    "best_first_tree": "DDTree's rule; with `nodes=64` that of DySpec (2410.11744), whose code was "
+    "not at hand.",
     "coupled": "Shares the keyed noise of this library in place of the paper's sequence of draws.",
     "cps": "Which ends of chains win is reconstructed, as is the cut at end tokens.",
     "adl": "Rounding to an integer is reconstructed; generated length is that of the raw draft.",
@@ -182,9 +183,6 @@ DRAFTING: dict[str, str] = {
     "The weight is this library's.",
     "block": "Tested to be lossless in distribution. HSD (2601.05724) has its outcomes, coin for "
     "coin; its released files differ from one another.",
-    "fly": "LOSSY. Constants and edges of the official code: five tokens that follow, none of the "
-    "last six tokens relaxed, entropy of the three most probable tokens in nats, of raw logits; "
-    "vLLM asks for six.",
     "keyed": "Equals plain decoding with the same seed token by token (tested).",
     "ratio": "Tested to be lossless in distribution.",
 }

@@ -19,6 +19,8 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +81,7 @@ def prompts(rows: int) -> list[list[int]]:
 
 def steps(model: dllm.DiffusionModel, most: int) -> Iterator[dict[str, Any]]:
     for rows in (n for n in (1, 8, 32, 128) if n <= most):
-        for cache, graphs in (("none", False), ("dual", False), ("dual", True)):
+        for cache, graphs in product(("none", "dual"), (False, True)):
             how = {"cache": cache, "cuda_graphs": graphs, "max_batch_size": rows}
             with dllm.Session(model, **how) as session:
 
@@ -136,6 +138,7 @@ def statistics(head: nn.Linear) -> Iterator[dict[str, Any]]:
     weight = head.weight
     for rows in (32, 256, 1024):
         hidden = torch.randn(rows, weight.shape[1], device=weight.device, dtype=weight.dtype)
+        sure = 10 * weight[torch.arange(rows, device=weight.device)]  # all but certain of one token
 
         def softmax(hidden: torch.Tensor = hidden) -> torch.Tensor:
             logits = hidden @ weight.T
@@ -145,10 +148,10 @@ def statistics(head: nn.Linear) -> Iterator[dict[str, Any]]:
         ways: dict[str, Callable[[], Any]] = {
             "product": lambda hidden=hidden: hidden @ weight.T, "float64_softmax": softmax,
             "statistics": lambda hidden=hidden: token_statistics(hidden, weight),
-            "top_p": lambda hidden=hidden: token_statistics(
-                hidden, weight, filters=Filters(0.7, top_p=0.9),
-                noise_keys=torch.arange(4 * len(hidden), device=weight.device).view(-1, 4),
-            ),
+            **{name: partial(
+                token_statistics, x, weight, filters=Filters(0.7, top_p=0.9),
+                noise_keys=torch.arange(4 * rows, device=weight.device).view(-1, 4),
+            ) for name, x in (("top_p", sure), ("top_p_of_flat_rows", hidden))},
         }  # fmt: skip
         with torch.inference_mode():
             yield {"rows": rows} | {

@@ -10,6 +10,7 @@ from ..core.capabilities import BRANCHES, FRESH_LOGITS
 from ..core.limits import COUNT, SHARE, bounds
 from ..core.spec import FamilyDefaults
 from .base import ALL, Cache, Layer, LayerPlan, Plan, Slots, register
+from .dkv import first_row
 
 
 @dataclass(slots=True)
@@ -72,7 +73,7 @@ class DLLMCache(Cache):
         prompt_due, response_due = slots.state(Phases).due
         if layer.index == 0 or (prompt_due and response_due):
             return None
-        start = max(0, canvas.start - slots.shift)
+        start = first_row(canvas, slots)
         prompt, response = np.arange(start), np.arange(start, canvas.length)
         if not response_due:
             changed = slots.state(Phases).changed

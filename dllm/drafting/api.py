@@ -49,7 +49,7 @@ def speculate(
 
     - ``rule``: how drafts are accepted.  "greedy" (default at temperature 0) and "keyed" (default
       above) give the same tokens as ``drafter=None``; "ratio" and "block" give the same
-      distribution.  "fly" and "apd" are LOSSY.
+      distribution.  "apd" is LOSSY.
     - ``controller``: how many tokens to draft, e.g. "adaptive" (default) or "fixed(k=8)".
     - for a diffusion drafter ``search`` (e.g. "cps"), ``window`` (masks it sees), ``cache``,
       ``refresh_rounds``, ``end_marker``, see `DiffusionDrafter`; for a block drafter ``head``,

@@ -107,8 +107,8 @@ class Forward:
         check_packed(model.head)
         self.buffer: KVBuffer | None = None
         self.hook: LayerHook | None = None
-        self.static: Static | None = None
         self._static = graphs
+        self.static = Static(self.backbone) if graphs and cache.name == "none" else None
         self._tempered = model.facts.score_source == "tempered"
 
     def allot(self, size: int, most: int | None = None) -> None:

@@ -1,8 +1,8 @@
 """Steps of static shape: the same few launches again and again, as a CUDA graph.
 
-A step of a cached 8B model launches some 700 kernels, which take the host longer than the GPU.
-Padded to one of a few sizes, a step has the same shapes and addresses every time: it is captured
-when it is met a second time and replayed from then on.  What a row reads is data and not shape, as
+A step of an 8B model launches some 700 kernels, which take the host longer than the GPU.  Padded
+to one of a few sizes, a step has the same shapes and addresses every time: it is captured when it
+is met a second time and replayed from then on.  What a row reads is data and not shape, as
 FlashAttention's variable-length kernel has it.  Padding changes nothing for the real rows: padded
 queries are rows of their own, which write their keys to a slot that nobody else reads, and attend
 to that slot alone.
@@ -27,7 +27,7 @@ from ..core.errors import ConfigError
 from ..kernels.transfer import upload
 from ..models.attention import PREFIX, VARLEN
 from ..models.varlen import HALVES, Borders, Spans
-from .kv import KVBuffer
+from .kv import KVBuffer, Scratch
 from .packing import Packed
 
 UNCAPTURED = ContextVar("UNCAPTURED", default=False)
@@ -45,15 +45,14 @@ def uncaptured() -> Iterator[None]:
 
 
 def check_static(cache: Cache, backbone: nn.Module) -> None:
-    """Raise `ConfigError` where ``cuda_graphs`` would change nothing."""
+    """Raise `ConfigError` where ``cuda_graphs`` cannot be."""
     weight: torch.Tensor = next(backbone.parameters())
     if weight.device.type != "cuda" and not UNCAPTURED.get():
         raise ConfigError(f"cuda_graphs needs a CUDA GPU, not {weight.device}: leave it out")
-    if cache.name == "none" or cache.layerwise:
-        which = "reads none" if cache.name == "none" else f"{cache.name!r} works layer by layer"
+    if cache.layerwise:
         raise ConfigError(
-            f"cuda_graphs is for steps that read a cache ({which}): choose one, e.g. 'dual', or "
-            "drop it"
+            f"cuda_graphs is for whole steps, and {cache.name!r} works layer by layer: choose "
+            "another cache, e.g. 'dual', or drop it"
         )
     if weight.device.type == "cuda" and weight.dtype not in HALVES:
         raise ConfigError(
@@ -88,24 +87,25 @@ def _power(count: int) -> int:
 class Step:
     """Inputs of one shape, at fixed addresses, and what replays it.
 
-    ``ids``, ``positions`` (1, Q), ``slots`` (Q,) int64; ``borders`` of its rows; ``hidden`` (Q, D)
-    is where the result appears.
+    ``ids``, ``positions`` (1, Q), ``slots`` (Q,) int64; ``borders`` of its rows; ``buffer`` takes
+    its keys and values; ``hidden`` (Q, D) is where the result appears.
     """
 
     ids: torch.Tensor
     positions: torch.Tensor
     slots: torch.Tensor
     borders: Borders
+    buffer: KVBuffer
     met: int = 0
     hidden: torch.Tensor | None = None
     graph: Any = None
 
     @classmethod
     def empty(
-        cls, count: int, rows: int, longest: int, keys: int, slots: int, device: torch.device
+        cls, count: int, rows: int, longest: int, keys: int, buffer: KVBuffer, device: torch.device
     ) -> Step:
-        """For ``count`` queries of ``rows`` rows with at most ``longest`` each, over ``slots`` keys
-        or over ``keys`` of them, gathered."""
+        """For ``count`` queries of ``rows`` rows with at most ``longest`` each, over the keys of
+        ``buffer`` or over ``keys`` of them, gathered."""
 
         def integers(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
@@ -114,13 +114,13 @@ class Step:
             integers(size, dtype=torch.int32) for size in (rows + 1, rows + 1, rows)
         )
         index = integers(keys) if keys else None
-        borders = Borders(queries, starts, longest, keys or slots, index, used)
-        return cls(integers(1, count), integers(1, count), integers(count), borders)
+        borders = Borders(queries, starts, longest, keys or buffer.size, index, used)
+        return cls(integers(1, count), integers(1, count), integers(count), borders, buffer)
 
     def fill(self, packed: Packed, spans: Spans, scratch: int) -> None:
         """Take the inputs of a ragged step; what is left are rows of padding."""
         count, size, own = packed.ids.shape[1], self.ids.shape[1], self.borders
-        assert packed.slots is not None and own.used is not None
+        assert own.used is not None
         rows, longest = len(own.used), own.most_queries
         more = rows - len(spans.ends)
         ends = [min(size, count + longest * (i + 1)) for i in range(more)]
@@ -133,7 +133,10 @@ class Step:
         for there, given in zip((own.queries, own.keys, own.used), up, strict=True):
             there.copy_(given)
         self.slots[count:].fill_(scratch)
-        self.slots[:count].copy_(packed.slots)
+        if packed.slots is not None:
+            self.slots[:count].copy_(packed.slots)
+        else:
+            torch.arange(count, out=self.slots[:count])
         self.positions[:, :count].copy_(packed.positions)
         if own.index is not None and spans.index is not None:
             own.index[held:].fill_(scratch)
@@ -141,17 +144,20 @@ class Step:
 
 
 class Static:
-    """Runs the cached steps of one engine with static shapes.
+    """Runs the steps of one engine with static shapes.
 
-    ``scratch`` is a slot of ``buffer`` that no row owns: it takes what padding writes.
+    ``scratch`` is a slot of ``buffer`` that no row owns: it takes what padding writes.  Without a
+    buffer every shape has one of its own, for the keys and values of its queries.
     """
 
-    def __init__(self, backbone: nn.Module, buffer: KVBuffer, scratch: int) -> None:
+    def __init__(
+        self, backbone: nn.Module, buffer: KVBuffer | None = None, scratch: int = 0
+    ) -> None:
         self.device: torch.device = next(backbone.parameters()).device
         self.backbone, self.buffer, self.scratch = backbone, buffer, scratch
         self.steps: dict[tuple[int, ...], Step] = {}
         self.captures = self.device.type == "cuda"
-        self._size, self._pool = buffer.size, None
+        self._size, self._pool = None if buffer is None else buffer.size, None
         self._last: tuple[Any, Step | None] = None, None
         self._no_mask = torch.empty(1, 1, 1, 1, device=self.device)
 
@@ -161,14 +167,14 @@ class Static:
         They stay valid until the next call.
         """
         count = packed.ids.shape[1]
-        if self._size != self.buffer.size:  # the pool has grown: other addresses
+        if self.buffer is not None and self._size != self.buffer.size:  # it grew: other addresses
             self.steps, self._size, self._last = {}, self.buffer.size, (None, None)
         step = self._filled(packed)
         if step is None:
             return None
         step.met += 1
         step.ids[:, :count].copy_(packed.ids)
-        self.buffer.slots = step.slots
+        step.buffer.slots = step.slots
         if not self.captures or (step.met == 1 and step.graph is None):
             return self._run(step)[:count]
         if step.graph is None:
@@ -182,9 +188,10 @@ class Static:
         if self._last[0] is packed.segments:
             return self._last[1]
         self._last = packed.segments, None
-        count, slots = packed.ids.shape[1], self.buffer.size
-        if packed.slots is None or packed.sliding is not None or count > MOST:
+        count = packed.ids.shape[1]
+        if packed.sliding is not None or count > MOST:
             return None
+        slots = count if self.buffer is None else self.buffer.size
         spans = Spans.of(packed.segments, slots, self.device)
         if spans is None or spans.ends[-1] != count:
             return None
@@ -194,15 +201,17 @@ class Static:
         shape = size, rows, longest, keys
         step = self.steps.get(shape)
         if step is None:
-            step = self.steps[shape] = Step.empty(*shape, slots, self.device)
-        step.fill(packed, spans, self.scratch)
+            buffer = Scratch(size, self.device) if self.buffer is None else self.buffer
+            step = self.steps[shape] = Step.empty(*shape, buffer, self.device)
+        # without a buffer the first query of padding has the first slot that is not read
+        step.fill(packed, spans, count if self.buffer is None else self.scratch)
         self._last = packed.segments, step
         return step
 
     def _run(self, step: Step) -> torch.Tensor:
         hidden: torch.Tensor = self.backbone(
             input_ids=step.ids, position_ids=step.positions, attention_mask=self._no_mask,
-            past_key_values=self.buffer, use_cache=False, segments=step.borders,
+            past_key_values=step.buffer, use_cache=False, segments=step.borders,
         ).last_hidden_state[0]  # fmt: skip
         return hidden
 

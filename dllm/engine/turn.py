@@ -144,7 +144,7 @@ def plan_of(
     if plan.answers is not None:
         served = np.intersect1d(targets, plan.answers, assume_unique=True)
         targets = served if served.size else targets
-    pending = slots.waiting(canvas.length) if cache.recompute_pending else targets[:0]
+    pending = slots.waiting(canvas.length) if cache.recompute_pending else NOTHING
     plan = complete_plan(plan, targets, slots, pending)
     if row.options.soft:  # all of the open block is fed what is expected there
         low, _ = canvas.block_at(canvas.window[0], slots.block_length)

@@ -69,5 +69,6 @@ def rotate_scatter(
             cos.stride(0), sin.stride(0), heads, width // 2,
             KIND=KINDS[torch.promote_types(q.dtype, cos.dtype)],
             BLOCK=max(16, triton.next_power_of_2(width // 2)), num_warps=1,
+            enable_fp_fusion=False,  # a product and a sum in one would round once less
         )  # fmt: skip
     return out

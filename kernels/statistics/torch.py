@@ -26,7 +26,8 @@ from .heads import Head, Shaped, full_logits, plain_linear, vocabulary
 from .reduce import LOWEST, Partial, compiled, finish, merge, reduce, stack
 from .result import Inputs, Options, TokenStatistics
 
-TILE_BYTES = 16 << 20  # logits held at once, counted as float32
+TILE_BYTES = 16 << 20  # logits held at once on a CPU, counted as float32
+GPU_TILE_BYTES = 256 << 20  # on others, which smaller tiles do not keep busy
 PIECE = 1 << 17  # elements reduced at once: with their exponentials 1 MB, half of a usual L2 cache
 MOST_ROWS = 1024  # more rows would make tiles too narrow for an efficient product
 
@@ -124,7 +125,7 @@ class Call:
         """Go through all rows and the vocabulary; ``whole`` forbids to cut the latter, ``fixed``
         says how wide the cuts are.  ``make`` gives the products of hidden rows."""
         product, rows = make(hidden), len(hidden)
-        columns = TILE_BYTES // 4
+        columns = (TILE_BYTES if hidden.device.type == "cpu" else GPU_TILE_BYTES) // 4
         wide = size if whole else fixed
         most = max(1, columns // wide) if wide else MOST_ROWS
         height = ceil(rows / ceil(rows / most)) if rows else 1  # even shares

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from dllm.cache import Slots, compose
+from dllm.cache.dkv import first_row
 from dllm.core.canvas import Canvas
 
 
@@ -40,6 +41,12 @@ def test_final_is_what_was_computed_after_all_that_it_reads() -> None:
     assert [final(age, decided_first=True) for age in (1, 2, 3)] == [3, 6, 10]
     assert [final(9, block_length=4, prefix=end) for end in (0, 6, 99)] == [0, 6, 10]
     assert final(9, block_length=16) == 0
+
+
+def test_where_a_region_begins_when_logits_are_shifted() -> None:
+    at = [first_row(Canvas.for_prompt(np.arange(n), 4, mask_id=9, pad_id=8), Slots.empty(9, shift))
+          for n in (0, 1, 2) for shift in (0, 1)]  # fmt: skip
+    assert at == [0, 0, 1, 0, 2, 1]
 
 
 def test_elastic_asks_no_layer_where_it_computes_everything() -> None:

@@ -14,6 +14,7 @@ from dllm.drafting.base import EMPTY, Budget, Draft, Drafter, Drafting, DraftReq
 from dllm.drafting.engine import engine_for
 from dllm.drafting.recipe import recipe_for
 from dllm.drafting.verifiers.packed import PackedVerifier, open_verifier
+from dllm.kernels.noise import bits
 from dllm.request.requests import answering
 from dllm.runtime.scheduler import Scheduler
 
@@ -279,6 +280,8 @@ def test_every_purpose_and_row_has_noise_of_its_own() -> None:
         keys |= {coins.emission, coins.drafting}
         numbers |= {coins.uniform(p, 5, 2, i) for p in (ACCEPT, RESIDUAL) for i in range(3)}
     assert len(keys) == 6 and len(numbers) == 18
+    low, high = map(int, bits(7, 2 * PURPOSES + ACCEPT, 5, 2, np.array([2, 3])))  # shared by none
+    assert KeyedNoise(7, 2).uniform(ACCEPT, 5, 2, 1) == (high << 20 | low >> 12) * 2**-52 + 2**-53
     streams = {stream for _, stream in keys}
     assert not streams & {row * PURPOSES + p for row in range(3) for p in (ACCEPT, RESIDUAL)}
 

@@ -31,8 +31,8 @@ def test_padding_is_rows_that_read_the_scratch_slot() -> None:
         Segment(slice(0, 4), slice(2, 7), rows=2, key_stride=10),
         Segment(slice(4, 5), torch.tensor([1, 30])), Segment(slice(5, 6), slice(3, 5)),
     ]  # fmt: skip
-    gathered = Step.empty(16, 16, 2, 32, 50, cpu)
-    apart = Step.empty(16, 16, 2, 0, 50, cpu)
+    gathered = Step.empty(16, 16, 2, 32, KVBuffer(1, 50), cpu)
+    apart = Step.empty(16, 16, 2, 0, KVBuffer(1, 50), cpu)
     ranges = [segments[0], Segment(slice(4, 6), slice(9))]
     for step, read in ((gathered, segments), (apart, ranges)):
         spans = Spans.of(read, 50, cpu)
@@ -61,7 +61,7 @@ def padding_without_a_gpu(request: pytest.FixtureRequest) -> Iterator[None]:
             yield
 
 
-@pytest.mark.parametrize("cache", some(["dual", "prefix", "dkv", "window_diffusion"], 2))
+@pytest.mark.parametrize("cache", some(["dual", "none", "prefix", "dkv", "window_diffusion"], 2))
 @pytest.mark.parametrize("options", [
     {}, {"temperature": 0.7, "seed": 3}, {"cfg_scale": 0.5}, {"min_new_tokens": 4},
 ])  # fmt: skip
@@ -127,15 +127,14 @@ def test_a_kernel_that_takes_no_offsets_cannot_be_static(
         dllm.generate(tiny, PROMPT, cache="dual", max_new_tokens=8, cuda_graphs=True)
 
 
-@pytest.mark.parametrize(("cache", "words"), [("none", "reads none"), ("sparse", "by layer")])
-def test_steps_that_read_no_cache_cannot_be_static(cache: str, words: str) -> None:
-    with pytest.raises(dllm.ConfigError, match=f"is for steps that read a cache .*{words}"):
-        dllm.Session("nano", cuda_graphs=True, cache=cache)
+def test_steps_that_stop_at_every_layer_cannot_be_static() -> None:
+    with pytest.raises(dllm.ConfigError, match="'sparse' works layer by layer"):
+        dllm.Session("nano", cuda_graphs=True, cache="sparse")
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
-@pytest.mark.parametrize("cache", ["dual", "dkv"])
+@pytest.mark.parametrize("cache", ["none", "dual", "dkv"])
 def test_captured_steps_decide_what_eager_ones_do(cache: str) -> None:
     model = dllm.load("nano", device="cuda", dtype="bfloat16")
     chosen: dict[str, Any] = {"cache": cache, "max_new_tokens": 64, "block_length": 16}
@@ -144,4 +143,4 @@ def test_captured_steps_decide_what_eager_ones_do(cache: str) -> None:
     captured = dllm.generate(model, prompts, cuda_graphs=True, **chosen)
     assert [r.text for r in plain] == [r.text for r in captured]
     with pytest.raises(dllm.ConfigError, match="bfloat16"):
-        dllm.Session("nano", device="cuda", dtype="float32", cuda_graphs=True, cache="dual")
+        dllm.Session(dllm.load("nano", device="cuda", dtype="float32"), cuda_graphs=True)

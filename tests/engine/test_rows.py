@@ -1,12 +1,15 @@
 """Rows do not influence one another; caches at their exact setting change nothing."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import dllm
-from dllm.engine.recipe import RowOptions
+from dllm.core.config import GenerationConfig
+from dllm.engine.recipe import Recipe, RowOptions
+from dllm.engine.work import Work
 from dllm.kernels.statistics.filters import Filters
 from dllm.runtime.result import Result
 from dllm.samplers.base import Draws
@@ -61,21 +64,6 @@ def test_caches_compute_less_and_are_not_exact(model: dllm.DiffusionModel) -> No
     assert results["none"].computed == results["none"].nfe * (len(PROMPTS[2]) + 20)
 
 
-def test_the_same_seed_gives_the_same_text_and_another_seed_another(
-    model: dllm.DiffusionModel,
-) -> None:
-    texts = [
-        outcome(run(model, PROMPTS[0], "llada", "none", temperature=1.0, seed=seed))
-        for seed in (1, 1, 2)
-    ]
-    assert texts[0] == texts[1] != texts[2]
-
-
-def test_equal_prompts_of_a_batch_get_different_noise(model: dllm.DiffusionModel) -> None:
-    rows = run(model, [PROMPTS[0]] * 3, "llada", "none", temperature=1.0)
-    assert len({tuple(row.tokens) for row in rows}) == 3
-
-
 def test_guidance_counts_one_forward_and_both_lanes(model: dllm.DiffusionModel) -> None:
     plain = run(model, PROMPTS[0], "llada", "none")
     guided = run(model, PROMPTS[0], "llada", "none", cfg_scale=1.0)
@@ -83,13 +71,30 @@ def test_guidance_counts_one_forward_and_both_lanes(model: dllm.DiffusionModel) 
     assert guided.computed == 2 * plain.computed
 
 
-def test_rows_leave_when_they_finish(model: dllm.DiffusionModel) -> None:
-    results = run(model, PROMPTS, "threshold(0.2)", "none")
-    assert len({result.nfe for result in results}) > 1
-
-
 def test_a_step_reads_at_a_temperature_or_without_what_is_held() -> None:
     options = RowOptions((), 0, Filters(), 1, frozenset())
     hot, apart = options.at(Draws(2.0)), options.at(Draws(signal=0.25))
     assert (hot.scale, hot.signal, hot.filters.temperature) == (0.5, None, 1.0)
     assert (apart.scale, apart.signal, apart.filters.temperature) == (1.0, 0.25, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("limit", "alone", "expected"),
+    [(8, (), [[3, 5], [6], [9]]), (7, (), [[3], [5], [6], [9]]), (None, (), [[3, 5, 6, 9]]),
+     (99, (5,), [[3], [5], [6, 9]]), (None, (9,), [[3, 5, 6], [9]])],
+)  # fmt: skip
+def test_what_goes_into_one_forward(
+    limit: int | None, alone: tuple[int, ...], expected: list[list[int]]
+) -> None:
+    """As many positions as may be, the small rows first; some rows go alone."""
+    rows: Any = [SimpleNamespace(cost=n, order=(n,), alone=n in alone) for n in (9, 3, 6, 5)]
+    chunks = Work._chunks(SimpleNamespace(), rows, limit)  # type: ignore[arg-type,var-annotated]
+    assert [[row.cost for row in chunk] for chunk in chunks] == expected
+
+
+@pytest.mark.parametrize(("prompt", "most"), [(30, 64), (36, 64), (37, 32)])
+def test_canvases_of_uniform_noise_are_whole(prompt: int, most: int) -> None:
+    """In a context of 100, of which the caller asks for no share."""
+    recipe: Any = SimpleNamespace(config=GenerationConfig(), grows=False)
+    facts: Any = SimpleNamespace(context_length=100, block_length=32, uniform=True)
+    assert Recipe.cap(recipe, facts, prompt) == most

@@ -74,6 +74,11 @@ def test_long_rows_are_masked_in_pieces() -> None:
     assert seen(pieces, 1520, 1520)[700] == list(range(701))
 
 
+def test_a_causal_query_reads_the_slots_that_are_named() -> None:
+    pieces = Visibility(causal=True).pieces(np.array([3]), np.array([0, 2, 3]), 0, 5, 4)
+    assert seen(pieces, 1, 9) == [[5, 7, 8]]
+
+
 def test_masks_fed_again_see_what_masks_see_but_their_own_position() -> None:
     again = np.array([1, 2])
     causal = Visibility(causal=True)

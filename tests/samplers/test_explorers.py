@@ -193,3 +193,17 @@ def test_what_ete_tries(order: str, tried: list[int]) -> None:
     )  # fmt: skip
     masks = ETE(k=4, order=order)._tried(view, np.zeros(6, np.bool_))
     assert [int(mask.argmax()) for mask in masks] == tried
+
+
+def test_ete_counts_what_is_as_sure_as_tau() -> None:
+    """Two of 0.5 come before one that is surer; of as many the surer ones."""
+    canvas, at = canvas_of(4), np.arange(4)
+    canvas.open_window(0, 4)
+
+    def best(tau: float) -> int:
+        rows = ([0.5, 0.5, 0.2, 0.2], [0.9, 0.4, 0.4, 0.4], [0.5, 0.1, 0.1, 0.1])
+        seen = [Seen(canvas.fork(), Prediction(at, at, np.log(np.float32(row)))) for row in rows]
+        return ETE(tau=tau)._best(SimpleNamespace(seen=seen))  # type: ignore[arg-type]
+
+    half = np.exp(np.log(np.full(4, 0.5, np.float32)))[0]
+    assert (best(float(half)), best(float(np.nextafter(half, np.float32(1))))) == (0, 1)

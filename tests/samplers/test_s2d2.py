@@ -87,6 +87,7 @@ def test_drafts_stand_up_to_the_first_that_does_not(
         ("policy=score, c=1, dynamic=True, tau=0.7, tau_score=-0.7, vocab_size=2", False),
         ("policy=score, c=0, tau_score=2, estimator=margin", True),
         ("policy=score, c=0, tau_score=2.1, estimator=margin", False),
+        ("policy=score, c=0, tau_score=2, estimator=margin, margin=0.5", False),
         ("policy=hysteresis, c=0, tau_on=2, estimator=margin", False),
         ("policy=hysteresis, c=0, tau_on=1.9, estimator=margin", True),
     ],

@@ -30,6 +30,7 @@ from dllm.serve.problems import Problem
 from dllm.serve.requests import read_chat, read_text
 from dllm.serve.responses import read_response
 
+from ..thin import some
 from .conftest import PATIENCE, Served, Start, block_model, idle, until
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -89,7 +90,7 @@ LARGEST = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", LARGEST)
+@pytest.mark.parametrize("kind", some(LARGEST, 4))
 def test_large_bodies_are_parsed_where_nobody_waits(
     served: Served, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
@@ -139,7 +140,7 @@ WRONG: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("kind", WRONG)
+@pytest.mark.parametrize("kind", some(WRONG, 4))
 def test_the_first_mistake_ends_the_reading(kind: str) -> None:
     """A wrong body costs about what it takes to write it down, whatever its number of mistakes."""
     read, body = WRONG[kind]

@@ -148,16 +148,6 @@ def test_a_client_that_is_killed(caught: Served) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
-def test_leaving_frees_the_row_before_the_next_step(caught: Served) -> None:
-    """Also while a request waits in the queue, and without a stream."""
-    for stream in (False, True):
-        with httpx.Client() as client, pytest.raises(httpx.ReadTimeout):
-            client.post(caught.url + CHAT, json=body(stream=stream, n=8), timeout=0.05)
-        left = time.monotonic()
-        until(lambda: idle(caught))
-        assert time.monotonic() - left < 5
-
-
 def test_a_reader_that_stops_reading(
     start: Start, tiny: dllm.DiffusionModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -418,9 +408,11 @@ def test_likelihoods_that_nobody_waits_for_end(served: Served) -> None:
 
 
 def test_a_client_that_leaves_is_no_failure(
-    served: Served, caplog: pytest.LogCaptureFixture
+    caught: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is counted as cancelled, and nothing is logged."""
+    """Also while it waits, and without a stream: its row is free before the next step, it is
+    counted as cancelled, and nothing is logged."""
+    served = caught
 
     def count(reason: str) -> float:
         labels = {"model_name": served.service.name, "finished_reason": reason}
@@ -431,6 +423,9 @@ def test_a_client_that_leaves_is_no_failure(
     for stream in (False, True):
         with httpx.Client() as client, pytest.raises(httpx.ReadTimeout):
             client.post(served.url + CHAT, json=body(stream=stream, n=8), timeout=0.05)
+        left = time.monotonic()
+        until(lambda: idle(served))
+        assert time.monotonic() - left < 5
     until(lambda: count("cancelled") >= cancelled + 2)
     until(lambda: idle(served))
     assert count("cancelled") == cancelled + 2 and count("error") == errors

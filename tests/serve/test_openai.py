@@ -113,26 +113,6 @@ def test_the_stream_helper_with_drafts(served: Served, tiny: dllm.DiffusionModel
     assert steps[-1]["text"] == plain.text and steps[-1]["forwards"] == plain.nfe
 
 
-def test_completions(served: Served, tiny: dllm.DiffusionModel) -> None:
-    answer = served.client().completions.create(prompt=["one two", "three"], n=2, **HOW)
-    plain = dllm.generate(
-        tiny, ["one two"] * 2 + ["three"] * 2, chat=False, max_new_tokens=24, block_length=8
-    )
-    assert [choice.text for choice in answer.choices] == [result.text for result in plain]
-    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
-
-
-def test_repetitions_differ_when_sampled(served: Served, tiny: dllm.DiffusionModel) -> None:
-    answer = served.client().chat.completions.create(
-        messages=HELLO, n=3, temperature=1.0, seed=5, **HOW
-    )
-    plain = dllm.generate(
-        tiny, [HELLO] * 3, max_new_tokens=24, block_length=8, temperature=1.0, seed=5
-    )
-    assert [c.message.content for c in answer.choices] == [r.text for r in plain]
-    assert len({c.message.content for c in answer.choices}) == 3
-
-
 def test_suffix_is_filled_in(served: Served, tiny: dllm.DiffusionModel) -> None:
     from dllm.request.prompts import encode, encode_continuation
 
@@ -213,39 +193,29 @@ def test_the_api_key(start: Start, tiny: dllm.DiffusionModel) -> None:
     served = start(tiny, api_key="sesame")
     with pytest.raises(error("AuthenticationError")):
         served.client().models.list()
-    assert [model.id for model in served.client("sesame").models.list()] == [served.service.name]
+    models, name = served.client("sesame").models, served.service.name
+    assert [model.id for model in models.list()] == [name] == [models.retrieve(name).id]
+    with pytest.raises(error("NotFoundError")):
+        models.retrieve("other")
     assert served.get("/health").status_code == served.get("/metrics").status_code == 200
 
 
-def test_models(served: Served) -> None:
-    client = served.client()
-    assert client.models.retrieve("tiny").id == "tiny"
-    with pytest.raises(error("NotFoundError")):
-        client.models.retrieve("other")
-
-
-def test_a_chat_payload_of_vllms_bench(served: Served) -> None:
-    """As ``vllm bench serve --backend openai-chat`` sends it."""
-    body = {
-        "model": "tiny", "stream": True, "stream_options": {"include_usage": True},
-        "messages": [{"role": "user", "content": [{"type": "text", "text": "one two"}]}],
-        "max_completion_tokens": 16, "temperature": 0.0, "ignore_eos": True,
-    }  # fmt: skip
-    chunks = sse(served.post("/v1/chat/completions", body).text)
+def test_payloads_of_vllms_bench(served: Served) -> None:
+    """As ``vllm bench serve`` sends them, with ``--backend openai-chat`` and without."""
+    how = {"model": "tiny", "stream": True, "stream_options": {"include_usage": True},
+           "temperature": 0.0, "ignore_eos": True}  # fmt: skip
+    said = [{"role": "user", "content": [{"type": "text", "text": "one two"}]}]
+    chunks = sse(served.post("/v1/chat/completions", {
+        **how, "messages": said, "max_completion_tokens": 16,
+    }).text)  # fmt: skip
     assert chunks[-1]["usage"]["completion_tokens"] == 16
     assert chunks[0]["choices"][0]["delta"]["content"] != ""
-
-
-def test_a_completions_payload_of_vllms_bench(served: Served) -> None:
-    body = {
-        "model": "tiny", "prompt": "one two", "temperature": 0.0, "repetition_penalty": 1.0,
-        "max_tokens": 16, "logprobs": None, "stream": True, "ignore_eos": True,
-        "stream_options": {"include_usage": True},
-    }  # fmt: skip
-    chunks = sse(served.post("/v1/completions", body).text)
+    chunks = sse(served.post("/v1/completions", {
+        **how, "prompt": "one two", "max_tokens": 16, "repetition_penalty": 1.0, "logprobs": None,
+    }).text)  # fmt: skip
+    count = chunks[-1]["usage"]["prompt_tokens"]
     assert chunks[-1]["usage"] == {
-        "prompt_tokens": chunks[-1]["usage"]["prompt_tokens"], "completion_tokens": 16,
-        "total_tokens": chunks[-1]["usage"]["prompt_tokens"] + 16,
+        "prompt_tokens": count, "completion_tokens": 16, "total_tokens": count + 16,
         "prompt_tokens_details": {"cached_tokens": 0},
     }  # fmt: skip
     assert all("choices" in chunk for chunk in chunks)

@@ -11,6 +11,7 @@ import pytest
 import dllm
 from dllm.request.prompts import encode
 
+from ..thin import covering
 from .conftest import Served, Start
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
@@ -58,8 +59,10 @@ def chunks(answer: httpx.Response) -> list[Any]:
 # -- tools ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("more", [{"stop": ["Observation:"]}, {"response_format": SURE}, {}])
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
+@pytest.mark.parametrize(("more", "choice"), covering(
+    [{"stop": ["Observation:"]}, {"response_format": SURE}, {}],
+    ["required", {"type": "function", "function": {"name": "add"}}],
+))  # fmt: skip
 def test_a_call_beside_stop_strings_and_forms(nano: Served, choice: Any, more: Any) -> None:
     body = {**HOW, "max_tokens": 64, "tools": [ADD], "tool_choice": choice, **more}
     (call,) = first(nano.post(CHAT, body))["message"]["tool_calls"]
@@ -72,7 +75,7 @@ def test_a_call_beside_stop_strings_and_forms(nano: Served, choice: Any, more: A
 
 def test_a_call_or_an_instance(nano: Served) -> None:
     """Whatever the model prefers, and streams bring the same."""
-    for seed in range(4):
+    for seed in range(2):
         body = {**HOW, "max_tokens": 64, "tools": [ADD], "response_format": SURE,
                 "temperature": 2.0, "seed": seed}  # fmt: skip
         whole = first(nano.post(CHAT, body))["message"]

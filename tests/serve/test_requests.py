@@ -278,8 +278,9 @@ def test_tools_that_are_allowed() -> None:
 
 
 def test_what_clients_echo_of_other_servers_is_ignored() -> None:
+    made = {"name": "add", "arguments": '{"a": 1}'}
     call = {"id": "c1", "type": "function", "provider_specific_fields": {"a": 1},
-            "function": {"name": "add", "arguments": "{}", "parsed_arguments": {}}}  # fmt: skip
+            "function": made | {"parsed_arguments": {}}}  # fmt: skip
     part = {"type": "text", "text": "1 + 2?", "cache_control": {"type": "ephemeral"}}
     echoed = read_chat({
         "messages": [
@@ -296,13 +297,18 @@ def test_what_clients_echo_of_other_servers_is_ignored() -> None:
         "messages": [
             {"role": "user", "content": "1 + 2?"},
             {"role": "assistant", "content": "", "tool_calls": [
-                {"id": "c1", "function": {"name": "add", "arguments": "{}"}}]},
+                {"id": "c1", "function": made}]},
             {"role": "tool", "tool_call_id": "c1", "content": "3"},
             {"role": "assistant", "content": ""},
         ],
         "tools": [ADD],
     })  # fmt: skip
     assert echoed == plain
+    assert plain.prompts[0][1:3] == [
+        {"role": "assistant", "content": "", "tool_calls": [
+            {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}]},
+        {"role": "tool", "content": "3", "tool_call_id": "c1"},
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -332,20 +338,6 @@ def test_errors_use_the_words_of_a_body() -> None:
     assert in_http("stop_strings, json_schema and initial_text") == (
         "stop, response_format and initial_text"
     )
-
-
-def test_a_conversation_with_tools() -> None:
-    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
-    said = read_chat({"messages": [
-        *HELLO,
-        {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None},
-        {"role": "tool", "tool_call_id": "c1", "content": "2"},
-    ]}).prompts[0]  # fmt: skip
-    assert said[1] == {
-        "role": "assistant", "content": "",
-        "tool_calls": [{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}],
-    }  # fmt: skip
-    assert said[2] == {"role": "tool", "tool_call_id": "c1", "content": "2"}
 
 
 def test_scores() -> None:

@@ -12,6 +12,7 @@ from dllm.serve.problems import Problem
 from dllm.serve.requests import GenerateRequest
 from dllm.serve.responses import ResponseReply, read_response
 
+from ..thin import some
 from .conftest import Served, Start
 
 ASK = "Reverse this list: Tom, Anna, Ben"
@@ -101,7 +102,7 @@ def test_a_stream_has_openais_events(served: Served) -> None:
         served.client().responses.create(input=ASK, stream=True, temperature=-1, **HOW)
 
 
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "add"}])
+@pytest.mark.parametrize("choice", some([{"type": "function", "name": "add"}, "required"], 1))
 def test_a_call_of_a_tool(start: Start, choice: Any) -> None:
     served = start(dllm.load("nano"), name="tiny")  # has room for a tool
     how = {**HOW, "tools": [TOOL], "tool_choice": choice, "max_output_tokens": 64}

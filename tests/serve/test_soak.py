@@ -30,6 +30,7 @@ def script() -> Any:
     return module
 
 
+@pytest.mark.slow
 def test_nothing_is_left_after_a_second(
     script: Any, start: Start, tiny: dllm.DiffusionModel
 ) -> None:

@@ -17,7 +17,7 @@ from dllm.structured.parts import Budget, shortest
 from dllm.structured.plain import plain
 from dllm.structured.vocabulary import Vocabulary
 
-from ..thin import covering
+from ..thin import covering, some
 
 pytest.importorskip("llguidance")
 WORDS = (b'":', b'", "', b"true", b"null", b'{"', b"12", b"ab", b"END", b"IF ", b"((", b"))")
@@ -129,13 +129,14 @@ def walk(seed: int, source: dict[str, Any], steps: int) -> int:
 
 @pytest.mark.parametrize("number", range(len(GRAMMARS)))
 def test_every_row_keeps_a_whole_text(number: int) -> None:
-    assert walk(number, GRAMMARS[number], 170) >= 170
+    assert walk(number, GRAMMARS[number], 80) >= 80
 
 
-def test_no_grammar_with_texts_is_refused() -> None:
+@pytest.mark.parametrize("seed", some(range(5), 1))
+def test_no_grammar_with_texts_is_refused(seed: int) -> None:
     """Random rules, each with a way to an end; words that have to stand at both ends."""
-    rng = np.random.default_rng(0)
-    for _ in range(50):
+    rng = np.random.default_rng(seed)
+    for _ in range(10):
         count = int(rng.integers(2, 6))
         rules = []
         for i in range(count):

@@ -126,6 +126,7 @@ def test_the_teacher_sees_the_hint_and_teaches_what_stays_masked() -> None:
         soon, later = ([PROMPT + i for i in part] for part in (masked[:2], masked[2:]))
         ce, _ = certainty(logits_of(1, PROMPT + LENGTH)[soon], text[soon], 1.0)
         total = 3 * ce
+        assert len(network.taught) == bool(later)  # where nothing is learnt from it, it is not run
         if later:
             ((ids, valid),) = network.taught
             assert ids[0].tolist() == [0, 5, 6, *network.fed[0][0].tolist()]

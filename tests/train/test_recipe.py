@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -15,7 +16,7 @@ import dllm
 from dllm.core.errors import ConfigError
 from dllm.train.data import TaskStream
 from dllm.train.loop import Loop, Progress, Report
-from dllm.train.objectives.denoising import draw_masks
+from dllm.train.objectives.denoising import Denoising, draw_masks
 from dllm.train.objectives.uniform import UniformDenoising
 from dllm.train.recipes import nano
 from dllm.train.recipes.nano import (
@@ -143,6 +144,17 @@ def test_only_answer_tokens_are_hidden() -> None:
     share = hidden.sum() / batch["answer"].sum()
     assert 0.4 < share < 0.8
 
+    class Certain(torch.nn.Module):
+        """Knows what it is fed, and that a mask is a mask."""
+
+        config = SimpleNamespace(_attn_implementation="sdpa")
+
+        def forward(self, input_ids: torch.Tensor, **_: Any) -> Any:
+            return SimpleNamespace(logits=20.0 * F.one_hot(input_ids, 1000))
+
+    loss = Denoising(Certain(), 999, False, 0.2)(**batch)["loss"]
+    assert float(loss) == pytest.approx(20, rel=1e-5)
+
 
 def test_the_head_starts_as_the_embedding() -> None:
     model = build_model(TOY, build_tokenizer())
@@ -195,6 +207,30 @@ def test_masks_in_the_place_of_random_ids(tmp_path: Path, monkeypatch: pytest.Mo
     assert torch.equal(random[~noisy], clean[~noisy])
     assert (random[noisy] != clean[noisy]).float().mean() > 0.9  # 1 of 528 is drawn as it was
     assert not snapshot(model, tokenizer, mask).facts.uniform
+
+
+def test_noise_falls_on_a_canvas_that_has_some_of_the_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Canvases of 32: the first end token is the 32nd, and the last of one, or begins another."""
+    tokenizer, fed = build_tokenizer(), []
+    mask = int(tokenizer.mask_token_id)
+    recipe = replace(TOY, objective="uniform", intermediate_size=96, phases=())
+    model: Any = build_model(recipe, tokenizer)
+
+    def predict(self: Any, ids: torch.Tensor, *_: Any) -> torch.Tensor:
+        fed.append(ids)
+        return torch.zeros(*ids.shape, model.config.text_config.vocab_size)
+
+    monkeypatch.setattr(UniformDenoising, "_logits", predict)
+    at, start, ends = torch.arange(110), torch.tensor([[5], [7]]), torch.tensor([[32], [33]])
+    batch = {"ids": torch.full((2, 110), mask + 1), "answer": at >= start,
+             "tail": at >= start + ends}  # fmt: skip
+    for seed in range(40):
+        UniformDenoising(model.model.decoder, 0.2, mask)(**batch, seed=torch.tensor(seed))
+    noised = [{*torch.cat([(ids[row] == mask).nonzero()[:, 0] for ids in fed]).tolist()}
+              for row in range(2)]  # fmt: skip
+    assert noised == [{*range(5, 37)}, {*range(7, 71)}]
 
 
 def test_the_example_is_of_the_recipe() -> None:

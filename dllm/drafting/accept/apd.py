@@ -62,5 +62,5 @@ class AdaptiveParallel(AcceptRule):
         kept = 1
         while kept < len(draft) and rows.coupled(mixed[kept], kept - 1) == draft.tokens[kept]:
             kept += 1
-        other = sum(rows.keyed(node - 1) != draft.tokens[node] for node in range(kept))
+        other = sum(rows.keyed(node - 1) != int(draft.tokens[node]) for node in range(kept))
         return Outcome(list(range(kept - 1)), int(draft.tokens[kept - 1]), other)

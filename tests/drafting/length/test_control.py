@@ -159,6 +159,10 @@ def test_the_suffix_drafter_grows_the_most_probable_tree() -> None:
     draft = drafting.propose(np.array(text), Budget(3, 9))
     below = {tuple(draft.tokens[draft.path(node)].tolist()) for node in range(len(draft))}
     assert below == {(3,), (3, 5), (3, 5, 0), (4,), (3, 6), (4, 0)}  # 0.75, 0.5, 0.5, then 0.25
+    for least, nodes in ((0.25, 6), (0.26, 3)):  # a share that is reached is enough
+        part = single(f"suffix(depth=3, factor=3.0, least={least})", DRAFTERS, Drafter)
+        opened = part.open(replace(request(text), trees=True))
+        assert len(opened.propose(np.array(text), Budget(3, 9))) == nodes
     small = drafting.propose(np.array(text), Budget(3, 9, nodes=lambda alive: 2))
     assert small.tokens.tolist() == [3, 5]
     chain = part.open(request(text)).propose(np.array(text), Budget(4, 9))
@@ -234,7 +238,7 @@ def test_the_suffix_drafter_remembers_whole_texts(
         ("nano", {"search": "nothing"}, "search"),
         (
             "nano",
-            {"search": "best_first_tree", "rule": "fly", "temperature": 1.0},
+            {"search": "best_first_tree", "rule": "apd", "temperature": 1.0},
             "the draft is a tree",
         ),
         ("nano", {"steps": 2}, "steps"),

@@ -200,6 +200,7 @@ def test_of_equal_prefixes_the_first_found_comes_first() -> None:
     assert [(node.token, node.parent) for node in tree] == [
         (3, ROOT), (1, ROOT), (2, ROOT), (4, 0), (4, 1)
     ]  # fmt: skip
+    assert tree[1].score == -1.0
     two = grow(lambda node: [(0.0, 1, None)], 5, 3, enough=lambda tree, best: len(tree) == 2)
     assert len(two) == 2 and len(grow(lambda node: [(0.0, 1, None)], 5, 3)) == 3
 
@@ -227,10 +228,11 @@ def test_samples_have_their_marginals() -> None:
 @pytest.mark.parametrize("n", [1, 15, 40])
 def test_the_largest_of_a_row_however_wide(width: int, n: int) -> None:
     x = torch.randn(3, width, generator=torch.Generator().manual_seed(width))
-    values, at = largest(x, n)
-    expected, where = x.topk(n)
-    assert torch.equal(values.sort(descending=True).values, expected)
-    assert torch.equal(at.sort().values, where.sort().values)
+    for most in (n, width // 2):
+        values, at = largest(x, most)
+        expected, where = x.topk(most)
+        assert torch.equal(values.sort(descending=True).values, expected)
+        assert torch.equal(at.sort().values, where.sort().values)
 
 
 def test_every_search_keeps_to_the_length() -> None:
