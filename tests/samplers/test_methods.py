@@ -15,6 +15,7 @@ from dllm.samplers import Prediction, Sampler, View, compose
 from dllm.samplers.credit import Credit
 from dllm.samplers.daedal import Daedal, First, end_confidence
 from dllm.samplers.ddim import DDIM
+from dllm.samplers.entropy_bound import Settled
 from dllm.samplers.llada import Quota
 from dllm.samplers.prophet import Prophet
 from dllm.samplers.wino import LastAccepts
@@ -413,6 +414,16 @@ def test_a_fixed_number_of_steps_in_any_window(window: str, steps: int) -> None:
     """As even as the window allows."""
     result = run(f"fixed(steps={steps})+{window}+eos(eos_policy=none)", hashed(1), 12)
     assert result.nfe == max(steps, 3 if window == "blocks(4)" else 1)
+
+
+def test_a_canvas_settles_when_the_last_steps_agree() -> None:
+    one, two, sure = np.zeros(2, np.int64), np.ones(2, np.int64), np.full(2, 0.25, np.float32)
+    for times, expected in ((0, [1, 1, 1, 1, 1]), (1, [0, 0, 0, 0, 1]), (2, [0] * 5)):
+        settled = Settled()
+        steps = (one, two, one, two, two)
+        assert [settled.settled(tokens, sure, times, 0.3) for tokens in steps] == expected
+        assert settled.settled(two, sure, times, 0.3)
+        assert not settled.settled(two, sure, times, 0.25)  # below, not at
 
 
 @pytest.mark.parametrize(
