@@ -164,6 +164,9 @@ def test_a_hole_that_is_full_is_so_for_itself() -> None:
     assert np.flatnonzero(part._full(canvas, at)).tolist() == [1, 2, 3]
     assert np.flatnonzero(part._fixed(canvas, at)).tolist() == [1, 2, 3]
     assert part._room(canvas) == 12  # as often as positions there may be
+    for asked, full in ((11, [1, 2, 3]), (12, [*range(12)])):
+        canvas.state(Expansions).count = asked
+        assert np.flatnonzero(part._full(canvas, at)).tolist() == full
 
 
 def test_the_last_place_of_a_hole_is_given_once() -> None:
@@ -175,3 +178,8 @@ def test_the_last_place_of_a_hole_is_given_once() -> None:
     edits = DreamOn(expand_token_id=2).resize(view, np.array([1, 2]))
     assert [(edit.at, edit.removed, edit.added) for edit in edits] == [(2, 1, 1), (1, 1, 2)]
     assert canvas.state(Expansions).count == 1
+    canvas.holes, canvas.tokens[1] = (Hole(1, 4, 0, 3),), 3  # one that goes makes room
+    edits = DreamOn(eos_token_id=3, expand_token_id=2, delete_to_right=False).resize(
+        view, np.array([1, 2])
+    )
+    assert [(edit.at, edit.removed, edit.added) for edit in edits] == [(2, 1, 2), (1, 1, 0)]

@@ -12,8 +12,6 @@ from torch.nn.functional import silu
 
 import dllm
 
-from ..thin import some
-
 D, HEADS, KV, HEAD, ROTATED, EXPERTS, WIDTH, LAYERS, VOCAB, BLOCK = (
     32,
     4,
@@ -166,17 +164,6 @@ def test_facts(model: dllm.DiffusionModel) -> None:
     assert (facts.mask_token_id, facts.eos_token_id, facts.logit_shift) == (63, 60, 0)
     assert (facts.mask_kind, facts.block_length) == ("block_causal", BLOCK)
     assert model.family.name == "llada2"
-
-
-@pytest.mark.parametrize("sampler", some(["threshold(0.3)", "llada", "llada(remasking=random)"], 1))
-def test_the_block_cache_is_exact(model: dllm.DiffusionModel, sampler: str) -> None:
-    prompts = [[5, 9, 17, 40, 3, 8], list(range(1, 30))]
-    how = {"sampler": sampler, "max_new_tokens": 40, "eos_policy": "none"}
-    exact, plain = (dllm.generate(model, prompts, cache=c, **how) for c in ("block", "none"))
-    for one, other in zip(exact, plain, strict=True):
-        assert one.sequences.tolist() == other.sequences.tolist()
-        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
-        assert one.computed < other.computed
 
 
 def test_it_is_saved_and_loaded(model: dllm.DiffusionModel, tmp_path: Path) -> None:

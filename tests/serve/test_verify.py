@@ -74,14 +74,9 @@ def test_penalties_and_biases(verifying: Served, verifier: dllm.DiffusionModel) 
         sent = {str(token): more for token, more in bias.items()}
         how = {"frequency_penalty": frequency, "presence_penalty": presence, "logit_bias": sent}
         assert written(**how) == by_hand(frequency, presence, bias)
-    assert written(repetition_penalty=1.5) == plain_with(verifier, prompt, 1.5)
-
-
-def plain_with(model: dllm.DiffusionModel, prompt: list[int], penalty: float) -> list[int]:
-    tokens: list[int] = dllm.speculate(
-        model, None, prompt, max_new_tokens=12, min_new_tokens=12, repetition_penalty=penalty
-    ).tokens
-    return tokens
+    how = {"max_new_tokens": 12, "min_new_tokens": 12, "repetition_penalty": 1.5}
+    alone = dllm.speculate(verifier, None, prompt, **how)
+    assert written(repetition_penalty=1.5) == alone.tokens
 
 
 @pytest.mark.parametrize("how", [{}, {"temperature": 0.8, "seed": 3}])
