@@ -125,10 +125,10 @@ def in_pytorch(
     used = cu_seqlens_k.diff() if seqused_k is None else seqused_k
     for row, (start, count) in enumerate(zip(cu_seqlens_k.tolist(), used.tolist(), strict=False)):
         here, there = slice(ends[row], ends[row + 1]), slice(start, start + count)
+        own, keys, values = (x.transpose(0, 1)[None] for x in (q[here], k[there], v[there]))
         rows = F.scaled_dot_product_attention(
-            *(x.transpose(0, 1)[None] for x in (q[here], k[there], v[there])),
-            scale=softmax_scale, enable_gqa=True,
-        )  # fmt: skip
+            own, keys, values, scale=softmax_scale, enable_gqa=True
+        )
         out[here] = rows[0].transpose(0, 1)
     return out
 
