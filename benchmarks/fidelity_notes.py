@@ -174,7 +174,8 @@ DRAFTING: dict[str, str] = {
     "suffix": "One history of the text and one of the last outputs; depth and choice follow the "
     "paper. Answers are shared at their end, officially at once: drafts would depend on what "
     "runs beside them.",
-    "best_first_tree": "DDTree's rule.",
+    "best_first_tree": "DDTree's rule; with `nodes=64` that of DySpec (2410.11744), whose code was "
+    "not at hand.",
     "coupled": "Shares the keyed noise of this library in place of the paper's sequence of draws.",
     "cps": "Which ends of chains win is reconstructed, as is the cut at end tokens.",
     "adl": "Rounding to an integer is reconstructed; generated length is that of the raw draft.",

@@ -112,4 +112,4 @@ def neighbours(canvas: Canvas, center: IntArray, targets: IntArray, each: int) -
         near = free[np.argsort(2 * np.abs(free - middle) + (free > middle))[:each]]
         masked[near] = False
         taken.append(near)
-    return np.concatenate(taken) if taken else center[:0]
+    return np.concatenate([center[:0], *taken])

@@ -18,6 +18,7 @@ from dllm.cli.app import app
 from dllm.runtime.result import Result
 
 from .settings import every_sampler
+from .thin import some
 
 PROMPT = "What is 4 + 5?"
 LONG = "Tom has 23 apples. Tom buys 12 more. How many apples does Tom have?"
@@ -182,7 +183,9 @@ def test_seconds_of_the_command_line(clock: Clock, how: list[str]) -> None:
 WAYS: tuple[dict[str, Any], ...] = ({}, {"steps": 24}, {"block_length": 4, "steps": 6})
 
 
-@pytest.mark.parametrize("sampler", [*every_sampler(), "remdm", "remdm(n=3, start=0.2)+blocks(8)"])
+@pytest.mark.parametrize(
+    "sampler", some([*every_sampler(), "remdm", "remdm(n=3, start=0.2)+blocks(8)"], 16)
+)
 def test_a_token_was_decided_in_a_step_that_took_a_forward(
     tiny: dllm.DiffusionModel, noisy: dllm.DiffusionModel, sampler: str
 ) -> None:

@@ -111,7 +111,15 @@ def short(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
+def message_of(error: BaseException) -> str:
+    """The message of an error; "" of a foreign one that fails at that, too."""
+    try:
+        return str(error)
+    except Exception:
+        return ""
+
+
 def one_line(error: BaseException, most: int = 300) -> str:
     """The message of a foreign error as one line of at most ``most`` characters."""
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = " ".join(message_of(error).split()) or type(error).__name__
     return text if len(text) <= most else text[: most - 3] + "..."

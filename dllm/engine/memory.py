@@ -6,6 +6,8 @@ from typing import TypeVar
 
 import torch
 
+from ..core.errors import message_of
+
 try:
     import resource
 except ImportError:  # not on Windows
@@ -36,7 +38,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether a device or the host had no memory left."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    text = str(error)
+    text = message_of(error)
     return "not enough memory" in text or "can't allocate memory" in text
 
 

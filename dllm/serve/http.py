@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from ..core.errors import CancelledError, DllmError
+from ..core.errors import CancelledError
 from .body import Body
 from .problems import Problem
 
@@ -218,14 +218,18 @@ class Streaming(Response):
         }  # fmt: skip
         await send(start)
         await self._send(send, self.first)
+        async for chunk in self._told():
+            await self._send(send, chunk)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _told(self) -> AsyncIterator[bytes]:
+        """The rest.  Its own failures are an event, of whatever kind: those of the connection are
+        an `OSError`, too, and nobody is left to be told."""
         try:
             async for chunk in self.rest:
-                await self._send(send, chunk)
+                yield chunk
         except Exception as error:
-            if isinstance(error, OSError) and not isinstance(error, DllmError):
-                raise  # of the connection; a deadline is a TimeoutError, too
-            await self._send(send, self.reply.encode(self.reply.error(self.service.failed(error))))
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            yield self.reply.encode(self.reply.error(self.service.failed(error)))
 
     async def _send(self, send: Send, chunk: bytes) -> None:
         body: Message = {"type": "http.response.body", "body": chunk, "more_body": True}

@@ -14,6 +14,7 @@ from ..core.errors import (
     OutOfMemoryError,
     PromptError,
     QueueFullError,
+    message_of,
 )
 from .words import in_http
 
@@ -93,7 +94,7 @@ def problem_of(error: BaseException, retry_after: float = 1.0, context: int = 0)
         return error
     if isinstance(error, asyncio.CancelledError):
         return Problem(CLOSED, "the client has left")
-    text = in_http(str(error))
+    text = in_http(message_of(error))
     if isinstance(error, QueueFullError):
         return Problem(429, text, code="queue_full", retry_after=retry_after)
     if isinstance(error, DeadlineError):

@@ -35,6 +35,13 @@ def test_given_text_stays() -> None:
     assert read.tolist() == [0, 1, 2, 3, 4, 5, 6, 10]
 
 
+def test_the_last_of_a_window_of_two_is_sigma_away() -> None:
+    """Its share is 2 exp(-2) / sqrt(2 pi) = 0.11, that of the first 0.80."""
+    canvas = opened(lambda stream, step, at: np.full(len(at), 0.3, np.float32))
+    read = plan(canvas, "dpad(sigma=2, scale=2, window=2)").read
+    assert read is not None and read.tolist() == [*range(PROMPT + BLOCK + 1)]
+
+
 @pytest.mark.parametrize(
     ("base", "first", "later"),
     [("none", 10, 10), ("prefix", 10, 7), ("dual", 10, 4)],

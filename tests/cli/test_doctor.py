@@ -59,6 +59,7 @@ def test_the_report_names_versions_devices_and_extras(cli: Run) -> None:
     assert "GiB" in topics["cpu"]
 
 
+@pytest.mark.slow  # a compiler runs; tests/kernels have what it makes
 def test_kernels_are_compiled_once_and_reported(
     cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

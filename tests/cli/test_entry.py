@@ -34,6 +34,7 @@ def test_a_watched_run_in_its_own_process(tiny_folder: Path) -> None:
     assert "«" in done.stderr and "‹" in done.stderr and "░" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_file_with_a_sampler_of_its_own_has_the_commands(
     tmp_path: Path, tiny_folder: Path
 ) -> None:
@@ -125,7 +126,7 @@ def test_the_hole_in_the_help_is_shown(cli: Run) -> None:
     [
         ("--version >&-", 0, ""),
         pytest.param("samplers 2>&-", 0, "", marks=pytest.mark.slow),
-        ("generate <&-", 2, "error: the prompt is empty"),
+        pytest.param("generate <&-", 2, "error: the prompt is empty", marks=pytest.mark.slow),
         ("generate <&- >&- 2>&-", 2, ""),
         pytest.param("chat --nonsense <&- 2>&-", 2, "", marks=pytest.mark.slow),
     ],

@@ -13,6 +13,7 @@ from .conftest import Run
 pytestmark = pytest.mark.filterwarnings("default")
 
 
+@pytest.mark.slow  # tests/train/test_recipe.py has smaller runs
 def test_nano_is_trained_and_written(cli: Run, tmp_path: Path) -> None:
     how = "--objective causal --steps 2 --seed 4 --no-compile --examples 0 --log-every 1"
     result = cli("train", "nano", *how.split(), "-o", str(tmp_path))

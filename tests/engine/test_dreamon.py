@@ -14,6 +14,7 @@ from dllm.request.holes import Measured
 from dllm.samplers.dreamon import DreamOn, Expansions
 
 from ..golden.conftest import goldens_dir
+from ..thin import covering
 
 MASK = 255
 # seed of the text around a hole of 8, ids that this model proposes there: they delete and expand
@@ -70,9 +71,9 @@ def begun(left: list[int], masks: int, right: list[int], *bounds: tuple[int, int
     return Measured(ids, where, (masks,), bounds=bounds)
 
 
-@pytest.mark.parametrize("to_right", [False, True])
-@pytest.mark.parametrize(("seed", "end", "expand"), CASES)
-def test_the_published_rules(seed: int, end: int, expand: int, to_right: bool) -> None:
+@pytest.mark.parametrize(("case", "to_right"), covering(CASES, [False, True]))
+def test_the_published_rules(case: tuple[int, int, int], to_right: bool) -> None:
+    seed, end, expand = case
     model, (left, right) = tiny(end, expand), around(seed)
     wanted, forwards = by_the_rules(model, left, 8, right, 14, to_right)
     sampler = f"dreamon(budget=5, delete_to_right={to_right})"
@@ -164,6 +165,9 @@ def test_a_hole_that_is_full_is_so_for_itself() -> None:
     assert np.flatnonzero(part._full(canvas, at)).tolist() == [1, 2, 3]
     assert np.flatnonzero(part._fixed(canvas, at)).tolist() == [1, 2, 3]
     assert part._room(canvas) == 12  # as often as positions there may be
+    for asked, full in ((11, [1, 2, 3]), (12, [*range(12)])):
+        canvas.state(Expansions).count = asked
+        assert np.flatnonzero(part._full(canvas, at)).tolist() == full
 
 
 def test_the_last_place_of_a_hole_is_given_once() -> None:
@@ -175,3 +179,8 @@ def test_the_last_place_of_a_hole_is_given_once() -> None:
     edits = DreamOn(expand_token_id=2).resize(view, np.array([1, 2]))
     assert [(edit.at, edit.removed, edit.added) for edit in edits] == [(2, 1, 1), (1, 1, 2)]
     assert canvas.state(Expansions).count == 1
+    canvas.holes, canvas.tokens[1] = (Hole(1, 4, 0, 3),), 3  # one that goes makes room
+    edits = DreamOn(eos_token_id=3, expand_token_id=2, delete_to_right=False).resize(
+        view, np.array([1, 2])
+    )
+    assert [(edit.at, edit.removed, edit.added) for edit in edits] == [(2, 1, 2), (1, 1, 0)]

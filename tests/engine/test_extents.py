@@ -30,7 +30,7 @@ def test_a_pool_is_a_table_of_owners(moves: list[tuple[bool, int, int]]) -> None
         assert pool.used == sum(map(bool, owner))
     for base, n in held:
         pool.free(base, n)
-    assert pool.used == 0 and pool.allocate(40) == 0
+    assert pool.used == 0 and pool.allocate(40) == 0 and not pool._free
 
 
 @pytest.mark.parametrize("base", [0, 2, 3, 7, 9])

@@ -1,12 +1,15 @@
 """Rows do not influence one another; caches at their exact setting change nothing."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import dllm
-from dllm.engine.recipe import RowOptions
+from dllm.core.config import GenerationConfig
+from dllm.engine.recipe import Recipe, RowOptions
+from dllm.engine.work import Work
 from dllm.kernels.statistics.filters import Filters
 from dllm.runtime.result import Result
 from dllm.samplers.base import Draws
@@ -73,3 +76,25 @@ def test_a_step_reads_at_a_temperature_or_without_what_is_held() -> None:
     hot, apart = options.at(Draws(2.0)), options.at(Draws(signal=0.25))
     assert (hot.scale, hot.signal, hot.filters.temperature) == (0.5, None, 1.0)
     assert (apart.scale, apart.signal, apart.filters.temperature) == (1.0, 0.25, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("limit", "alone", "expected"),
+    [(8, (), [[3, 5], [6], [9]]), (7, (), [[3], [5], [6], [9]]), (None, (), [[3, 5, 6, 9]]),
+     (99, (5,), [[3], [5], [6, 9]]), (None, (9,), [[3, 5, 6], [9]])],
+)  # fmt: skip
+def test_what_goes_into_one_forward(
+    limit: int | None, alone: tuple[int, ...], expected: list[list[int]]
+) -> None:
+    """As many positions as may be, the small rows first; some rows go alone."""
+    rows: Any = [SimpleNamespace(cost=n, order=(n,), alone=n in alone) for n in (9, 3, 6, 5)]
+    chunks = Work._chunks(SimpleNamespace(), rows, limit)  # type: ignore[arg-type,var-annotated]
+    assert [[row.cost for row in chunk] for chunk in chunks] == expected
+
+
+@pytest.mark.parametrize(("prompt", "most"), [(30, 64), (36, 64), (37, 32)])
+def test_canvases_of_uniform_noise_are_whole(prompt: int, most: int) -> None:
+    """In a context of 100, of which the caller asks for no share."""
+    recipe: Any = SimpleNamespace(config=GenerationConfig(), grows=False)
+    facts: Any = SimpleNamespace(context_length=100, block_length=32, uniform=True)
+    assert Recipe.cap(recipe, facts, prompt) == most

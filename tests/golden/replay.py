@@ -7,7 +7,8 @@ import numpy as np
 from dllm.core.canvas import UniformNoise
 
 from .call import Call
-from .quirks import cache_of, parts
+from .quirk_caches import cache_of
+from .quirks import parts
 from .replay_samplers import SAMPLERS
 
 # Replays decode everything and keep the mask token proposable, as the official loops do.

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 from .conftest import goldens_dir
-from .quirks import cache_of, parts
+from .quirk_caches import cache_of
+from .quirks import parts
 
 Pairs = list[list[tuple[int, int]]]
 Built = tuple[Any, Any, dict[str, Any]]

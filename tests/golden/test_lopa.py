@@ -17,7 +17,8 @@ from dllm.core.config import GenerationConfig
 from dllm.engine import Engine, MaskedRecipe
 from dllm.samplers import compose
 
-from .quirks import cache_of, parts
+from .quirk_caches import cache_of
+from .quirks import parts
 from .recorded import recorded
 from .together import model_of
 

@@ -166,17 +166,6 @@ def test_facts(model: dllm.DiffusionModel) -> None:
     assert model.family.name == "llada2"
 
 
-@pytest.mark.parametrize("sampler", ["llada", "threshold(0.3)", "llada(remasking=random)"])
-def test_the_block_cache_is_exact(model: dllm.DiffusionModel, sampler: str) -> None:
-    prompts = [[5, 9, 17, 40, 3, 8], list(range(1, 30))]
-    how = {"sampler": sampler, "max_new_tokens": 40, "eos_policy": "none"}
-    exact, plain = (dllm.generate(model, prompts, cache=c, **how) for c in ("block", "none"))
-    for one, other in zip(exact, plain, strict=True):
-        assert one.sequences.tolist() == other.sequences.tolist()
-        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
-        assert one.computed < other.computed
-
-
 def test_it_is_saved_and_loaded(model: dllm.DiffusionModel, tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "saved")
     again = dllm.load(tmp_path / "saved")

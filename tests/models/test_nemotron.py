@@ -1,5 +1,6 @@
 """Nemotron-Labs-Diffusion decodes as its own sampler does: a loop over transformers' network."""
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 
 import dllm
 
+from ..thin import some
 from .test_families import CASES, MASK, write
 
 BLOCK = 32
@@ -49,8 +51,7 @@ def own(network: Any, prompt: list[int], blocks: int, tau: float) -> tuple[list[
     return text[len(prompt) :], inner, outer
 
 
-@pytest.mark.parametrize("kept", ["block", "none"])
-@pytest.mark.parametrize("tau", [0.05, 0.9])
+@pytest.mark.parametrize(("kept", "tau"), some(product(["block", "none"], [0.05, 0.9]), 2))
 def test_it_decodes_as_its_own_sampler(tmp_path: Path, kept: str, tau: float) -> None:
     network = write(tmp_path, CASE)
     model = dllm.load(tmp_path, **dict(CASE.given))

@@ -15,6 +15,8 @@ from dllm.samplers import Prediction, Sampler, View, compose
 from dllm.samplers.credit import Credit
 from dllm.samplers.daedal import Daedal, First, end_confidence
 from dllm.samplers.ddim import DDIM
+from dllm.samplers.entropy_bound import Settled
+from dllm.samplers.llada import Quota
 from dllm.samplers.prophet import Prophet
 from dllm.samplers.wino import LastAccepts
 
@@ -107,6 +109,9 @@ def test_prophet_counts_the_steps_of_a_block_that_has_less_to_decide() -> None:
             canvas.step, canvas.block_step = canvas.step + 1, canvas.block_step + 1
     (prophet,) = sampler.stops
     assert prophet.threshold(canvas) == 2.5  # type: ignore[attr-defined]  # step 5 of 6
+    canvas = canvas_of(8, prompt=4, window=(6, 8))
+    canvas.states[Quota] = Quota()
+    assert Prophet().threshold(canvas) == Prophet().mid  # two steps stood before, of eight
 
 
 @pytest.mark.parametrize(("gap", "fills"), [(7.6, True), (7.4, False)])
@@ -409,6 +414,16 @@ def test_a_fixed_number_of_steps_in_any_window(window: str, steps: int) -> None:
     """As even as the window allows."""
     result = run(f"fixed(steps={steps})+{window}+eos(eos_policy=none)", hashed(1), 12)
     assert result.nfe == max(steps, 3 if window == "blocks(4)" else 1)
+
+
+def test_a_canvas_settles_when_the_last_steps_agree() -> None:
+    one, two, sure = np.zeros(2, np.int64), np.ones(2, np.int64), np.full(2, 0.25, np.float32)
+    for times, expected in ((0, [1, 1, 1, 1, 1]), (1, [0, 0, 0, 0, 1]), (2, [0] * 5)):
+        settled = Settled()
+        steps = (one, two, one, two, two)
+        assert [settled.settled(tokens, sure, times, 0.3) for tokens in steps] == expected
+        assert settled.settled(two, sure, times, 0.3)
+        assert not settled.settled(two, sure, times, 0.25)  # below, not at
 
 
 @pytest.mark.parametrize(

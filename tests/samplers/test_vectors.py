@@ -118,6 +118,14 @@ def commits(sampler: Sampler, canvas: Canvas) -> list[list[int]]:
     return counts
 
 
+def test_a_position_reveals_itself_below_the_rate() -> None:
+    """Noise as large as the rate does not."""
+    rate = transfer_rates(4, 1e-3)[0]
+    for noise, reveals in ((rate, False), (np.nextafter(rate, np.float32(0)), True)):
+        canvas = canvas_of(4, noise=lambda stream, step, at, u=noise: np.full(len(at), u))
+        assert compose("dream(alg=origin)", options={"steps": 4}).prepare(canvas) is reveals
+
+
 def test_a_block_has_its_share_of_the_steps_whatever_is_given_in_it() -> None:
     """1.1: steps per block are S K / N; only the positions to share out vary."""
     canvas = canvas_of(32)
@@ -200,6 +208,7 @@ def test_entropy_bound_takes_the_running_maximum_along_another_order() -> None:
 def test_entropy_threshold() -> None:
     assert committed("dparallel(0.5)", [0.1] * 3, entropy=[0.4, 0.6, 0.5]) == {0, 2}
     assert committed("dparallel(0.5)", [0.1] * 3, entropy=[0.9, 0.6, 0.7]) == {1}
+    assert committed("wedlm(0.5, penalty=0)", [0.1] * 3, entropy=[0.4, 0.5, 0.3]) == {0, 2}
 
 
 def test_comparators_are_those_of_the_family() -> None:

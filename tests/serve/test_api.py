@@ -269,6 +269,7 @@ def test_equal_prompts_are_drawn_apart_as_in_the_library(
     plain = dllm.generate(tiny, prompts, chat=False, max_new_tokens=8, min_new_tokens=8, **how)
     assert [choice["token_ids"] for choice in choices] == [r.tokens for rs in plain for r in rs]
     assert choices[0]["token_ids"] != choices[4]["token_ids"]
+    assert [choice["index"] for choice in choices] == [*range(6)]
 
 
 def test_a_stop_string_ends_an_answer_that_ignores_stop_ids(served: Served) -> None:

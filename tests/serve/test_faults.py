@@ -178,10 +178,18 @@ def test_a_reader_that_stops_reading(
     nothing_left(served, tiny, before)
 
 
+class SpeechlessError(Exception):
+    """One that cannot say what happened."""
+
+    def __str__(self) -> str:
+        raise ValueError("of itself")
+
+
+@pytest.mark.parametrize("kind", [ZeroDivisionError, ConnectionResetError, SpeechlessError])
 def test_a_model_that_raises(
-    start: Start, tiny: dllm.DiffusionModel, monkeypatch: pytest.MonkeyPatch
+    start: Start, tiny: dllm.DiffusionModel, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
 ) -> None:
-    """The request that makes it raise gets a 500, the others go on."""
+    """The request that makes it raise gets a 500, the others go on, whatever it raises."""
     served = start(tiny)
     before, marked = at_rest(served), [7, 7, 7]
     forward = served.service.sessions["none"]._scheduler.engine.forward
@@ -189,7 +197,7 @@ def test_a_model_that_raises(
 
     def failing(jobs: list[Any]) -> Any:
         if any(job.canvas.tokens[:3].tolist() == marked for job in jobs):
-            raise ZeroDivisionError("a secret of the server")
+            raise kind("a secret of the server")
         return launch(jobs)
 
     monkeypatch.setattr(forward, "launch", failing)
@@ -448,14 +456,22 @@ def test_sigterm_of_the_command() -> None:
         run.stderr.close()
 
 
-def test_a_deadline_in_the_middle_of_a_stream_is_told(served: Served) -> None:
-    """It is a TimeoutError, as that of a reader who stopped reading, whom nothing can be told."""
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(DeadlineError("not answered within 1 s"), b"deadline_exceeded"),
+     (BrokenPipeError("of a file of the model"), b"server_error")],
+)  # fmt: skip
+def test_an_error_in_the_middle_of_a_stream_is_told(
+    served: Served, error: Exception, code: bytes
+) -> None:
+    """Also one of the kind that a reader who leaves or stops reading causes, whom nothing can be
+    told."""
     ask = read_chat({"messages": [{"role": "user", "content": "one"}], "stream": True})
     sent: list[bytes] = []
 
     async def late() -> AsyncIterator[bytes]:
         yield b"second"
-        raise DeadlineError("not answered within 1 s")
+        raise error
 
     async def send(message: Any) -> None:
         sent.append(message.get("body", b""))
@@ -465,4 +481,4 @@ def test_a_deadline_in_the_middle_of_a_stream_is_told(served: Served) -> None:
         await Streaming(served.service, reply, b"first", late())._write(send)
 
     asyncio.run(write())
-    assert sent[1:3] == [b"first", b"second"] and b"deadline_exceeded" in sent[3]
+    assert sent[1:3] == [b"first", b"second"] and code in sent[3]

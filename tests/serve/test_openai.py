@@ -113,26 +113,6 @@ def test_the_stream_helper_with_drafts(served: Served, tiny: dllm.DiffusionModel
     assert steps[-1]["text"] == plain.text and steps[-1]["forwards"] == plain.nfe
 
 
-def test_completions(served: Served, tiny: dllm.DiffusionModel) -> None:
-    answer = served.client().completions.create(prompt=["one two", "three"], n=2, **HOW)
-    plain = dllm.generate(
-        tiny, ["one two"] * 2 + ["three"] * 2, chat=False, max_new_tokens=24, block_length=8
-    )
-    assert [choice.text for choice in answer.choices] == [result.text for result in plain]
-    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
-
-
-def test_repetitions_differ_when_sampled(served: Served, tiny: dllm.DiffusionModel) -> None:
-    answer = served.client().chat.completions.create(
-        messages=HELLO, n=3, temperature=1.0, seed=5, **HOW
-    )
-    plain = dllm.generate(
-        tiny, [HELLO] * 3, max_new_tokens=24, block_length=8, temperature=1.0, seed=5
-    )
-    assert [c.message.content for c in answer.choices] == [r.text for r in plain]
-    assert len({c.message.content for c in answer.choices}) == 3
-
-
 def test_suffix_is_filled_in(served: Served, tiny: dllm.DiffusionModel) -> None:
     from dllm.request.prompts import encode, encode_continuation
 

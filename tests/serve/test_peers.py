@@ -73,6 +73,7 @@ def test_a_call_beside_stop_strings_and_forms(nano: Served, choice: Any, more: A
     assert "".join(one.get("arguments", "") for one in streamed) == call["function"]["arguments"]
 
 
+@pytest.mark.slow
 def test_a_call_or_an_instance(nano: Served) -> None:
     """Whatever the model prefers, and streams bring the same."""
     for seed in range(2):

@@ -19,7 +19,7 @@ class Followers:
         """Count what is new in ``text`` (n,), which begins as it did the last time."""
         start = max(0, self.known - self.sizes[-1])
         tokens = text[start:].tolist()
-        for end in range(max(1, self.known) - start, len(tokens)):
+        for end in range(self.known - start, len(tokens)):
             for n in self.sizes:
                 if n > end:
                     break

@@ -16,6 +16,7 @@ import dllm
 from dllm.drafting.accept.chains import Block, Keyed, Ratio
 from dllm.drafting.accept.rows import KeyedNoise, Rows, Sampling
 from dllm.drafting.base import AcceptRule, Draft
+from dllm.kernels.noise import gumbel
 from dllm.kernels.statistics import Filters
 
 from ...thin import some
@@ -156,7 +157,7 @@ DEFAULTS: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", some(DEFAULTS, 5))
+@pytest.mark.parametrize("name", some(DEFAULTS, 3))
 def test_the_verifiers_own_defaults_are_honoured(name: str) -> None:
     """Text and drafted text are those of ``generate`` of transformers, field by field."""
     model = make_verifier("full", seed=5)
@@ -195,3 +196,21 @@ def test_what_cannot_be_honoured_is_refused(name: str, value: Any) -> None:
 def test_a_form_uses_its_last_token() -> None:
     result = dllm.speculate("nano-ar", None, "2 + 3", regex="[0-9]{3}", max_new_tokens=3)
     assert result.text.isdigit() and len(result.text) == len(result.tokens) == 3
+
+
+def test_what_is_banned_early_is_so_before_its_end() -> None:
+    logits = Sampling(early_bans=(1,), early_end=5).distribution(
+        torch.zeros(2, 3), [], np.array([4, 5])
+    )
+    assert logits.isinf().tolist() == [[False, True, False], [False] * 3]
+
+
+@pytest.mark.parametrize("top_k", [None, 2])
+def test_the_noise_of_a_token_is_that_of_its_place(top_k: int | None) -> None:
+    draft = Draft(np.array([1, 2]), np.array([-1, 0]))
+    logits = torch.randn(3, 12, generator=torch.Generator().manual_seed(0))
+    sampling = Sampling(Filters(1.0, top_k=top_k) if top_k else Filters(1.0))
+    rows = Rows(logits, draft, np.arange(4), sampling, KeyedNoise(5, 2), 0)
+    for node in (-1, 0, 1):
+        noise = gumbel(*KeyedNoise(5, 2).emission, 5 + node, 0, np.arange(12))
+        assert rows.keyed(node) == int((rows.log_distribution[node + 1].numpy() + noise).argmax())

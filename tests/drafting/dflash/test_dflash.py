@@ -191,6 +191,7 @@ def test_the_files_say_what_their_engines_read(
 
 
 @pytest.mark.parametrize("kind", some(["native", "speculators"], 1))
+@pytest.mark.slow
 def test_a_trimmed_vocabulary_is_all_that_is_drafted(
     verifier: dllm.DiffusionModel, checkpoint: BlockCheckpoint, tmp_path: Path, kind: str
 ) -> None:

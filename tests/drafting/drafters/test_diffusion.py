@@ -9,8 +9,10 @@ import pytest
 import torch
 
 import dllm
+from dllm.cache.base import Slots
+from dllm.core.canvas import Canvas
 from dllm.drafting.base import Budget, DraftRequest
-from dllm.drafting.drafters.diffusion import DiffusionDrafting
+from dllm.drafting.drafters.diffusion import DiffusionDrafting, Refresh, Reuse
 from dllm.eval.tasks import TASKS
 from dllm.request.prompts import encode, encode_text
 
@@ -188,3 +190,13 @@ def test_the_end_marker_stands_behind_the_masks(tiny: dllm.DiffusionModel) -> No
     assert canvas.tokens[-1] == 7 and canvas.end == canvas.length - 1 == masks[-1] + 1
     assert np.flatnonzero(canvas.masked).tolist() == masks.tolist()
     assert np.flatnonzero(~canvas.given).tolist() == masks.tolist()
+
+
+def test_what_was_computed_for_a_former_draft_is_used_again() -> None:
+    canvas, slots = Canvas.for_prompt(np.arange(4), 2, mask_id=9, pad_id=8), Slots.empty(6)
+    slots.computed(np.arange(5), 0)
+    slots.pending[1] = True
+    plans = [Reuse().plan(canvas, slots, canvas.masks()) for _ in range(2)]
+    slots.state(Refresh).due = True
+    plans.append(Reuse().plan(canvas, slots, canvas.masks()))
+    assert [plan.compute.tolist() for plan in plans] == [[1, 4, 5], [1, 4, 5], [*range(6)]]

@@ -75,6 +75,14 @@ def test_cacheback_forgets_what_was_used_longest_ago() -> None:
     assert {k: list(v) for k, v in part.recent.table.items()} == {(3,): [(1,)], (1,): [(4,)]}
 
 
+def test_cacheback_takes_in_what_is_new() -> None:
+    """Of a text that goes on: not again what was taken in before that of another text."""
+    part: Any = single("cacheback(leader=1, follower=1, leaders=3)", DRAFTERS, Drafter)
+    for text, known in (([1, 4], 0), ([2, 5], 0), ([1, 4, 6], 2)):
+        part.learn(text, known)
+    assert list(part.recent.table) == [(1,), (2,), (4,)]
+
+
 def test_cacheback_uses_what_it_takes_in_again() -> None:
     """Seen again, a leader and a follower are the ones used last."""
     part: Any = single("cacheback(leader=1, follower=1, leaders=2, followers=2)", DRAFTERS, Drafter)
@@ -192,6 +200,12 @@ def test_adl_counts_the_raw_draft() -> None:
     tell(adl, 12, 12)  # the search made a chain of 12 out of 30
     other.step(30, 12)
     assert adl.next(100, 10).length == other.next(100, 10).length
+    adl = AdaptiveDraftLength(k_min=1)
+    adl._generated = adl._accepted = 6.0
+    adl.step(6, 6)  # all that was drafted was accepted: more
+    assert adl.next(100, 10).length == 16
+    adl.step(2, 2)  # half of the way from 6 to 2, and ten
+    assert adl.next(100, 10).length == 14
 
 
 @pytest.mark.parametrize(("requests", "text"), [(4, []), (0, [1, 2, 3])])

@@ -200,6 +200,7 @@ def test_of_equal_prefixes_the_first_found_comes_first() -> None:
     assert [(node.token, node.parent) for node in tree] == [
         (3, ROOT), (1, ROOT), (2, ROOT), (4, 0), (4, 1)
     ]  # fmt: skip
+    assert tree[1].score == -1.0
     two = grow(lambda node: [(0.0, 1, None)], 5, 3, enough=lambda tree, best: len(tree) == 2)
     assert len(two) == 2 and len(grow(lambda node: [(0.0, 1, None)], 5, 3)) == 3
 
