@@ -120,6 +120,7 @@ def test_random_shapes_beside_transformers(seed: int, tmp_path: Path) -> None:
         torch.testing.assert_close(mine, theirs, atol=TOLERANCE, rtol=0)
 
 
+@pytest.mark.slow
 def test_bfloat16_is_within_its_noise() -> None:
     """At a position, on average, as far from float32 as transformers in bfloat16.
 

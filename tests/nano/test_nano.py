@@ -49,6 +49,7 @@ def test_too_much_parallelism_costs_accuracy() -> None:
     assert slow - fast >= 0.2
 
 
+@pytest.mark.slow
 def test_a_threshold_saves_forwards_at_little_cost() -> None:
     prompts = [e.prompt for e in TASKS["reverse"].examples(4)]
     slow = dllm.generate(nano(), prompts, sampler="llada")

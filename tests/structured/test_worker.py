@@ -64,7 +64,7 @@ EXPLODING = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("number", some(range(len(EXPLODING)), 2))
+@pytest.mark.parametrize("number", some(range(len(EXPLODING)), 3))
 def test_what_explodes_ends_within_its_steps(number: int) -> None:
     """Whatever it comes to, an answer or one sentence, the process stays; nothing is timed."""
     worker = Worker()
