@@ -360,6 +360,31 @@ def eight() -> str:
     return markdown(["weights", "cache", "peak memory", "tokens per second"], rows)
 
 
+def gpu_steps() -> str:
+    """Steps of an 8B network on a GPU, with and without graphs."""
+    found = load("gpu")
+    released = {case["cache"]: f"{case['ms']:.1f}" for case in found["released"]}
+    times = {(case["rows"], case["cache"], case["graphs"]): case for case in found["steps"]}
+    rows = [
+        [str(rows), f"`{cache}`", f"{case['computed']:,.0f}", f"{case['ms']:.1f}",
+         f"{times[rows, cache, True]['ms']:.1f}", released[cache] if rows == 1 else ""]
+        for (rows, cache, graphs), case in times.items() if not graphs
+    ]  # fmt: skip
+    return markdown(["rows", "cache", "positions", "ms", "with graphs", "Fast-dLLM"], rows)
+
+
+def gpu_heads() -> str:
+    """Statistics of an 8B head on a GPU."""
+    names = "product", "statistics", "float64_softmax", "top_p", "top_p_of_flat_rows"
+    rows = [
+        [str(case["rows"]), *(f"{case[name]:.2f}" for name in names)]
+        for case in load("gpu")["statistics"]
+    ]
+    head = ["positions", "bare product", "statistics", "float64 softmax", "top-p",
+            "top-p, flat rows"]  # fmt: skip
+    return markdown(head, rows)
+
+
 def served(name: str) -> str:
     """Loads that are borne at equal p90 or p99, by mode."""
     found = load(name)
@@ -417,6 +442,7 @@ EVIDENCE = (
     ("tokens per forward pass of drafters", "drafting", "python benchmarks/drafting.py",
      "drafting_counts.json"),
     ("requests per second", "serving", "python benchmarks/serving.py", "serving.json"),
+    ("steps on a GPU", "gpu", "python benchmarks/gpu.py --code Fast-dLLM/llada", "gpu.json"),
     ("a server under mixed load", "serving", "python benchmarks/soak.py", "soak.json"),
     ("structured output", "cpu", "python benchmarks/structured.py",
      "structured.json"),
@@ -434,7 +460,8 @@ def evidence() -> str:
             else [json.loads(text)["machine"]]
         )
         last = max(machines, key=lambda machine: machine["date"])
-        run = f"{last['date']}, {last['cpu']}, {last['vector']}"
+        where = last["gpu"] or f"{last['cpu']}, {last['vector']}"
+        run = f"{last['date']}, {where}"
         rows.append([f"[{figure}]({page}.md)", f"`{command}`", run])
     return markdown(["figure", "command", "last run"], rows)
 
@@ -451,6 +478,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "docs/results/cpu.md": {"official": official, "llama": llama, "eight": eight,
                             "quantised": quantised, "cost": structures,
                             "libraries": schema_libraries},
+    "docs/results/gpu.md": {"steps": gpu_steps, "heads": gpu_heads},
     "docs/results/drafting.md": {
         "counts": lambda: drafter.counts(load("drafting_counts")),
         "times": lambda: drafter.times(load("drafting_times")),

@@ -3,13 +3,15 @@
 import os
 import platform
 from datetime import date
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
-PACKAGES = ("dllm", "torch", "transformers", "numpy")
+from .. import __version__
+
+PACKAGES = ("torch", "transformers", "numpy")
 
 
 def machine() -> dict[str, Any]:
@@ -23,7 +25,8 @@ def machine() -> dict[str, Any]:
         "load": _load(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "python": platform.python_version(),
-        **{name: _version(name) for name in PACKAGES},
+        "dllm": __version__,
+        **{name: version(name) for name in PACKAGES},
     }
 
 
@@ -42,10 +45,3 @@ def _cpu() -> str:
     lines = info.read_text(encoding="utf-8").splitlines()
     names = [line.split(":", 1)[1].strip() for line in lines if "model name" in line]
     return names[0] if names else platform.processor()
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None

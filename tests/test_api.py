@@ -62,7 +62,7 @@ def test_the_result_accounts_for_itself(tiny: dllm.DiffusionModel) -> None:
 
 def test_generation_ends_at_the_first_stop(tiny: dllm.DiffusionModel) -> None:
     """Decode everything, then cut, gives the text that stopping early gives."""
-    for seed in range(3):
+    for seed in range(2):
         arguments = {"temperature": 1.5, "seed": seed, "max_new_tokens": 40, "block_length": 8}
         early = dllm.generate(tiny, PROMPT, **arguments)
         late = dllm.generate(tiny, PROMPT, eos_policy="none", **arguments)

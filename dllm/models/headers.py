@@ -4,10 +4,9 @@ They say how large the network can be, so a ``config.json`` that asks for someth
 noticed before anything is built or allotted.
 """
 
-import json
 import re
-import struct
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -22,7 +21,6 @@ from .checkpoint import INDEX, SINGLE, read_json
 from .family import Family
 from .quiet import quiet
 
-LONGEST = 100 * 2**20  # bytes of a header: the bound of the safetensors format
 PIECE = 2**24  # numbers looked at in one go
 PACKED = 16  # numbers that one stored number can stand for, at most
 LAYER = re.compile(r"\.(\d+)\.")
@@ -90,21 +88,19 @@ def read_headers(folder: Path) -> dict[str, Header]:
 
 
 def _header(file: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+    with _opened(file) as opened:
+        entries = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
+        return {n: (e.get_dtype(), tuple(e.get_shape())) for n, e in entries.items()}
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
     try:
-        with file.open("rb") as stream:
-            (length,) = struct.unpack("<Q", stream.read(8))
-            if length > min(LONGEST, file.stat().st_size - 8):
-                raise ValueError("the header is longer than the file")
-            content = json.loads(stream.read(length))
-        entries = {n: e for n, e in content.items() if n != "__metadata__"}
-        return {n: (str(e["dtype"]), tuple(map(int, e["shape"]))) for n, e in entries.items()}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, struct.error) as error:
+        with safe_open(file, framework="pt") as opened:
+            yield opened
+    except (SafetensorError, OSError) as error:
         raise CheckpointError(
             f"the weight file {file} is truncated or corrupt ({error}); download it again"
-        ) from error
-    except RecursionError as error:
-        raise CheckpointError(
-            f"the weight file {file} is corrupt (its header nests without end); download it again"
         ) from error
 
 
@@ -179,16 +175,11 @@ def not_finite(folder: Path) -> Iterator[str]:
     Raises `CheckpointError` when a file cannot be read.
     """
     for file in weight_files(folder):
-        try:
-            with safe_open(file, framework="pt") as opened:
-                for name in opened.keys():  # noqa: SIM118 (not a mapping)
-                    tensor = opened.get_tensor(name)
-                    if tensor.is_floating_point() and not _finite(tensor):
-                        yield name
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(
-                f"the weight file {file} is truncated or corrupt ({error}); download it again"
-            ) from error
+        with _opened(file) as opened:
+            for name in opened.keys():  # noqa: SIM118 (not a mapping)
+                tensor = opened.get_tensor(name)
+                if tensor.is_floating_point() and not _finite(tensor):
+                    yield name
 
 
 def _finite(tensor: torch.Tensor) -> bool:

@@ -42,41 +42,35 @@ class Spans:
     @classmethod
     def of(cls, segments: Sequence[Segment], slots: int, device: torch.device) -> Spans | None:
         """Of segments over ``slots`` keys; None where queries leave gaps or keys are masked."""
-        ends, starts, used, ranges, at = [], [], [], True, 0
+        ends, starts, used = list[int](), list[int](), list[int]()
+        ranges, at = True, 0
         for segment in segments:
             if segment.queries.start != at or segment.mask is not None:
                 return None
-            count, begun, at = (segment.queries.stop - at) // segment.rows, at, segment.queries.stop
-            ranges &= isinstance(segment.keys, slice)
-            keys = segment.keys.indices(slots)[:2] if ranges else (0, _count(segment.keys, slots))
-            for row in range(segment.rows):
-                ends.append(begun + (row + 1) * count)
-                starts.append(keys[0] + row * segment.key_stride)
-                used.append(keys[1] - keys[0])
-        return cls(ends, starts, used) if ranges else cls.gathered(segments, ends, slots, device)
+            keys, rows = segment.keys, segment.rows
+            count, begun, at = (segment.queries.stop - at) // rows, at, segment.queries.stop
+            low, high = keys.indices(slots)[:2] if isinstance(keys, slice) else (0, len(keys))
+            ranges = ranges and isinstance(keys, slice)
+            ends += (begun + (row + 1) * count for row in range(rows))
+            starts += (low + row * segment.key_stride for row in range(rows))
+            used += [high - low] * rows
+        result = cls(ends, starts, used)
+        return result if ranges else result.gathered(segments, slots, device)
 
-    @classmethod
-    def gathered(
-        cls, segments: Sequence[Segment], ends: list[int], slots: int, device: torch.device
-    ) -> Spans:
+    def gathered(self, segments: Sequence[Segment], slots: int, device: torch.device) -> Spans:
         """The same with the keys of all rows one after the other."""
-        used = [_count(segment.keys, slots) for segment in segments for _ in range(segment.rows)]
         index = torch.cat([
             own + row * segment.key_stride
             for segment in segments
             for own in [_indices(segment.keys, slots, device)]
             for row in range(segment.rows)
         ])  # fmt: skip
-        return cls(ends, [0, *accumulate(used)][:-1], used, index)
+        return Spans(self.ends, [0, *accumulate(self.used)][:-1], self.used, index)
 
     @property
     def longest(self) -> int:
         """Most queries of a row."""
         return max(end - begin for begin, end in zip([0, *self.ends], self.ends, strict=False))
-
-
-def _count(keys: slice | Tensor, slots: int) -> int:
-    return len(range(*keys.indices(slots)) if isinstance(keys, slice) else keys)
 
 
 def _indices(keys: slice | Tensor, slots: int, device: torch.device) -> Tensor:
@@ -131,10 +125,10 @@ def in_pytorch(
     used = cu_seqlens_k.diff() if seqused_k is None else seqused_k
     for row, (start, count) in enumerate(zip(cu_seqlens_k.tolist(), used.tolist(), strict=False)):
         here, there = slice(ends[row], ends[row + 1]), slice(start, start + count)
+        own, keys, values = (x.transpose(0, 1)[None] for x in (q[here], k[there], v[there]))
         rows = F.scaled_dot_product_attention(
-            *(x.transpose(0, 1)[None] for x in (q[here], k[there], v[there])),
-            scale=softmax_scale, enable_gqa=True,
-        )  # fmt: skip
+            own, keys, values, scale=softmax_scale, enable_gqa=True
+        )
         out[here] = rows[0].transpose(0, 1)
     return out
 
@@ -189,7 +183,7 @@ class Varlen:
             if spans is not None:
                 ends = [0, *accumulate(spans.used)]
                 if not self.offsets and (spans.starts != ends[:-1] or ends[-1] != slots):
-                    spans = Spans.gathered(segments, spans.ends, slots, device)
+                    spans = spans.gathered(segments, slots, device)
                 count = slots if spans.index is None else len(spans.index)
                 result = Borders.of(spans, count, device, self.offsets)
             last = self._last = (segments, slots, result)

@@ -22,7 +22,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("drafter", [(), ("--drafter", "prompt_lookup")])
+@pytest.mark.parametrize(
+    "drafter", [("--drafter", "prompt_lookup"), pytest.param((), marks=pytest.mark.slow)]
+)
 def test_a_second_turn_goes_on_from_the_first(
     cli: Run, folder: Path, drafter: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:

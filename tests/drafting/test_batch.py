@@ -158,6 +158,7 @@ def test_a_stream_can_be_given_up(verifier: dllm.DiffusionModel) -> None:
         dllm.stream_speculate(verifier, None, prompts(2), max_new_tokens=1_000)
 
 
+@pytest.mark.slow
 def test_two_threads_with_one_verifier(verifier: dllm.DiffusionModel) -> None:
     several = prompts(4, seed=8)
     expected = [r.tokens for r in dllm.speculate(verifier, None, several, max_new_tokens=NEW)]

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 from unittest.mock import patch
 
@@ -13,7 +14,7 @@ from dllm.engine import Engine, forward, work
 from dllm.request.requests import answering, recipe_for
 from dllm.runtime.scheduler import Scheduler
 
-from ..thin import covering, some
+from ..thin import some
 
 PROMPTS = [[5, 6, 7 + i, *range(8, 10 + i % 5)] for i in range(8)]
 
@@ -53,7 +54,7 @@ WAYS = [
 ]
 
 
-@pytest.mark.parametrize(("way", "fills"), covering(WAYS, [1000, 1]))
+@pytest.mark.parametrize(("way", "fills"), some(product(WAYS, [1000, 1]), 4))
 def test_texts_events_and_forwards_are_the_same(
     tiny: dllm.DiffusionModel, way: tuple[str, str, dict[str, Any]], fills: int
 ) -> None:
@@ -158,7 +159,8 @@ class Device:
         return whole, whole - self.waited, self.busy
 
 
-@pytest.mark.parametrize("ratio", some([1.0, 0.5, 2.0], 1))
+@pytest.mark.slow  # simulates a device: seconds for each ratio
+@pytest.mark.parametrize("ratio", [0.5, 1.0, 2.0])
 def test_a_step_takes_the_longer_of_host_and_device(
     tiny: dllm.DiffusionModel, ratio: float
 ) -> None:

@@ -14,6 +14,7 @@ from dllm.request.holes import Measured
 from dllm.samplers.dreamon import DreamOn, Expansions
 
 from ..golden.conftest import goldens_dir
+from ..thin import covering
 
 MASK = 255
 # seed of the text around a hole of 8, ids that this model proposes there: they delete and expand
@@ -70,9 +71,9 @@ def begun(left: list[int], masks: int, right: list[int], *bounds: tuple[int, int
     return Measured(ids, where, (masks,), bounds=bounds)
 
 
-@pytest.mark.parametrize("to_right", [False, True])
-@pytest.mark.parametrize(("seed", "end", "expand"), CASES)
-def test_the_published_rules(seed: int, end: int, expand: int, to_right: bool) -> None:
+@pytest.mark.parametrize(("case", "to_right"), covering(CASES, [False, True]))
+def test_the_published_rules(case: tuple[int, int, int], to_right: bool) -> None:
+    seed, end, expand = case
     model, (left, right) = tiny(end, expand), around(seed)
     wanted, forwards = by_the_rules(model, left, 8, right, 14, to_right)
     sampler = f"dreamon(budget=5, delete_to_right={to_right})"

@@ -1,6 +1,7 @@
 """Padded steps of static shape decide what ragged ones do; the capture itself needs a GPU."""
 
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -61,10 +62,10 @@ def padding_without_a_gpu(request: pytest.FixtureRequest) -> Iterator[None]:
             yield
 
 
-@pytest.mark.parametrize("cache", some(["dual", "none", "prefix", "dkv", "window_diffusion"], 2))
-@pytest.mark.parametrize("options", [
-    {}, {"temperature": 0.7, "seed": 3}, {"cfg_scale": 0.5}, {"min_new_tokens": 4},
-])  # fmt: skip
+@pytest.mark.parametrize(("cache", "options"), some(product(
+    ["dual", "none", "prefix", "dkv", "window_diffusion"],
+    [{}, {"temperature": 0.7, "seed": 3}, {"cfg_scale": 0.5}, {"min_new_tokens": 4}],
+), 3))  # fmt: skip
 def test_padded_rows_change_nothing(
     tiny: dllm.DiffusionModel, cache: str, options: dict[str, Any]
 ) -> None:

@@ -167,7 +167,7 @@ RULES = [("none", "daedal(initial=16, low=0.3, enough=0.2)")]
 @pytest.mark.parametrize(
     ("cache", "length"),
     [
-        *some(product(CACHES, APPENDS), 2), *RULES,
+        *some(product(CACHES, APPENDS), 1), *RULES,
         *(pytest.param(c, rule, marks=pytest.mark.slow) for c in OTHERS for rule in APPENDS),
     ],
 )  # fmt: skip

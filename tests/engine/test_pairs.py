@@ -129,7 +129,7 @@ def test_forbidden_caches_are_refused(spec: str, cache: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("explorer", "cache"), some(product([e for e in EXPLORERS if e], ["prefix", "dual"]), 2)
+    ("explorer", "cache"), some(product([e for e in EXPLORERS if e], ["prefix", "dual"]), 1)
 )
 def test_branches_share_a_cache(explorer: str, cache: str) -> None:
     prompt = TASKS["latin"].examples(1)[0].prompt

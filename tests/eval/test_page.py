@@ -162,6 +162,7 @@ def test_text_around_holes_is_given(browser: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.slow
 def test_tokens_cannot_leave_the_data(browser: Any, traces: list[Path], tmp_path: Path) -> None:
     trace = json.loads(traces[0].read_text())
     evil = "</script><script>window.hit = 1</script><img src=x onerror='window.hit = 1'>"

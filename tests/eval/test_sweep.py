@@ -259,6 +259,7 @@ def test_tables(records: list[Record]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.slow
 def test_plots(records: list[Record], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     from dllm.eval.plot import multiples, pareto

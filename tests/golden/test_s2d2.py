@@ -16,6 +16,7 @@ from dllm.engine import forward
 from dllm.kernels.divergence import residual
 from dllm.request import requests
 
+from ..thin import some
 from .recorded import recorded
 from .replay_recent import s2d2
 from .together import model_of
@@ -49,7 +50,7 @@ def replay(case: dict[str, Any], cache: str, monkeypatch: pytest.MonkeyPatch) ->
     return result
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", some(CASES, 10))
 def test_official_trace_is_reproduced(
     case: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,7 +24,7 @@ from dllm.samplers.windows import StaticBlocks, WholeRegion
 
 from ..cache.test_protocol import Some, TakeBack, noise
 from ..decoding import Decoding
-from ..thin import some
+from ..thin import covering, some
 from .wedlm import EOS, FAMILIES, MASK, network, reordered_logits, write
 
 PROMPTS = [[5, 9, 17, 40, 3, 8], [7], [10, 23, 54, 54, 1, 9, 33, 20, 14, 15, 8, 2]]
@@ -101,8 +101,7 @@ def test_a_forward_is_that_of_the_reordered_text(
         torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("cache", ["none", "wedlm"])
-@pytest.mark.parametrize("holes", [False, True])
+@pytest.mark.parametrize(("cache", "holes"), covering(["none", "wedlm"], [True, False]))
 def test_every_step_is_the_reordered_forward(
     model: dllm.DiffusionModel, reference: Any, cache: str, holes: bool
 ) -> None:
@@ -127,7 +126,6 @@ def test_every_step_is_the_reordered_forward(
             tokens[position], masked[position] = token, False
 
 
-@both
 @pytest.mark.parametrize("sampler", some(SAMPLERS, 1))
 def test_the_cache_is_exact_and_rows_are_alone(model: dllm.DiffusionModel, sampler: str) -> None:
     exact, plain = (run(model, PROMPTS, sampler, cache) for cache in ("wedlm", "none"))
@@ -290,7 +288,7 @@ def test_likelihoods_follow_the_chain_rule(model: dllm.DiffusionModel, reference
         dllm.score(model, prompt, text, cfg_scale=0.5)
 
 
-@pytest.mark.parametrize("drafter", ["prompt_lookup", "itself"])
+@pytest.mark.parametrize("drafter", some(["itself", "prompt_lookup"], 1))
 def test_it_verifies_its_own_drafts(
     model: dllm.DiffusionModel, reference: Any, drafter: str
 ) -> None:
@@ -343,7 +341,8 @@ def test_wrong_ways_to_load_it_say_the_right_one(tmp_path: Path) -> None:
     assert dllm.load(plain, family="wedlm", mask_token_id=MASK).facts.mask_kind == "decided_first"
 
 
-@pytest.mark.parametrize("cache", ["wedlm", pytest.param("none", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("cache", ["wedlm", "none"])
 @pytest.mark.parametrize("sampler", some(["wedlm", "threshold(0.05)+blocks(8)"], 1))
 def test_append_is_the_largest_canvas_cut_at_the_stop(
     model: dllm.DiffusionModel, sampler: str, cache: str

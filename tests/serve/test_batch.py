@@ -164,6 +164,7 @@ def test_the_command(
     assert cli("batch", str(file), "-o", str(file)).exit_code == 2
 
 
+@pytest.mark.slow
 def test_no_line_is_lost_to_a_queue(cli: Run, tiny_folder: Path, tmp_path: Path) -> None:
     """More forms than are prepared at a time, more answers to a line than decode at a time, and
     more than wait: all of them are admitted when there is room."""

@@ -87,6 +87,7 @@ def test_a_server_with_a_length(start: Start, tiny: dllm.DiffusionModel) -> None
             start(tiny, length=length, caches=("dual",))
 
 
+@pytest.mark.slow
 def test_rows_are_admitted_by_what_they_use(start: Start, tiny: dllm.DiffusionModel) -> None:
     """Four answers of up to 40 tokens in a pool of 120 positions: two at a time where they
     reserve their cap, all where they hold what they have; the pool is empty afterwards."""

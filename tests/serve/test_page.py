@@ -27,6 +27,7 @@ def test_it_can_be_left_out(start: Start, tiny: dllm.DiffusionModel) -> None:
     assert start(tiny, page=False).get("/").status_code == 404
 
 
+@pytest.mark.slow
 def test_it_opens_with_runs_as_they_are_today() -> None:
     for run in json.loads((files("dllm.serve.page") / "example.json").read_text("utf-8")):
         out = dllm.generate("nano", EXAMPLE, max_new_tokens=48, block_length=16,

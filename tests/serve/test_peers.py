@@ -2,6 +2,7 @@
 
 import json
 import math
+from itertools import product
 from typing import Any
 
 import httpx
@@ -11,7 +12,7 @@ import pytest
 import dllm
 from dllm.request.prompts import encode
 
-from ..thin import covering
+from ..thin import some
 from .conftest import Served, Start
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
@@ -59,10 +60,10 @@ def chunks(answer: httpx.Response) -> list[Any]:
 # -- tools ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("more", "choice"), covering(
+@pytest.mark.parametrize(("more", "choice"), some(product(
     [{"stop": ["Observation:"]}, {"response_format": SURE}, {}],
     ["required", {"type": "function", "function": {"name": "add"}}],
-))  # fmt: skip
+), 1))  # fmt: skip
 def test_a_call_beside_stop_strings_and_forms(nano: Served, choice: Any, more: Any) -> None:
     body = {**HOW, "max_tokens": 64, "tools": [ADD], "tool_choice": choice, **more}
     (call,) = first(nano.post(CHAT, body))["message"]["tool_calls"]
@@ -73,6 +74,7 @@ def test_a_call_beside_stop_strings_and_forms(nano: Served, choice: Any, more: A
     assert "".join(one.get("arguments", "") for one in streamed) == call["function"]["arguments"]
 
 
+@pytest.mark.slow
 def test_a_call_or_an_instance(nano: Served) -> None:
     """Whatever the model prefers, and streams bring the same."""
     for seed in range(2):

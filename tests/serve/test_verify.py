@@ -20,6 +20,7 @@ from dllm.serve.reading import Reader
 from dllm.serve.verify import VerifyRoutes
 from tests.drafting.conftest import Scripted, make_verifier
 
+from ..thin import some
 from .conftest import PATIENCE, Served, idle, serve, until
 from .test_openai import sse
 
@@ -79,7 +80,7 @@ def test_penalties_and_biases(verifying: Served, verifier: dllm.DiffusionModel) 
     assert written(repetition_penalty=1.5) == alone.tokens
 
 
-@pytest.mark.parametrize("how", [{}, {"temperature": 0.8, "seed": 3}])
+@pytest.mark.parametrize("how", some([{"temperature": 0.8, "seed": 3}, {}], 1))
 def test_completions_are_the_verifiers_own(
     verifying: Served, verifier: dllm.DiffusionModel, how: dict[str, Any]
 ) -> None:
@@ -150,7 +151,7 @@ def test_streams_and_refusals(verifying: Served, verifier: dllm.DiffusionModel) 
         assert refused.status_code == 400 and word in refused.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("how", [{}, {"temperature": 0.8, "seed": 5}])
+@pytest.mark.parametrize("how", some([{"temperature": 0.8, "seed": 5}, {}], 1))
 def test_devices_get_the_verifiers_own_text(
     verifying: Served, verifier: dllm.DiffusionModel, how: dict[str, Any]
 ) -> None:

@@ -81,7 +81,7 @@ def check(model: dllm.DiffusionModel, sampler: str, cache: str, cases: list[Case
 SAMPLERS = every_sampler()
 
 
-@pytest.mark.parametrize("i", some(range(len(SAMPLERS)), len(SAMPLERS) // 5), ids=SAMPLERS)
+@pytest.mark.parametrize("i", some(range(len(SAMPLERS)), len(SAMPLERS) // 9), ids=SAMPLERS)
 def test_every_sampler(tiny: dllm.DiffusionModel, i: int) -> None:
     forms = [FORMATS[(3 * i + j) % len(FORMATS)] for j in (0, 11)]
     check(tiny, SAMPLERS[i], "none", [(form, i, float(i % 2)) for form in forms])

@@ -27,7 +27,7 @@ LOSSLESS: dict[str, tuple[toy.Judge, toy.Make]] = {
 FEW, MANY = 2_500, 60_000
 
 
-@pytest.mark.parametrize("case", LOSSLESS)
+@pytest.mark.parametrize("case", some(LOSSLESS, 2))
 def test_the_output_has_the_verifiers_distribution(case: str) -> None:
     assert toy.run(*LOSSLESS[case], FEW).p_value > 1e-4
 
@@ -83,7 +83,7 @@ def uncorrected(rows: toy.TableRows, draft: Draft) -> Outcome:
             pytest.param(continued, toy.sampled, id="continue after a rejection"),
             pytest.param(uncorrected, toy.sampled, id="correction from p"),
         ],
-        4,
+        2,
     ),
 )
 def test_a_fault_is_noticed(judge: toy.Judge, make: toy.Make) -> None:

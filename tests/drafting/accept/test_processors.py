@@ -157,7 +157,7 @@ DEFAULTS: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", some(DEFAULTS, 5))
+@pytest.mark.parametrize("name", some(DEFAULTS, 3))
 def test_the_verifiers_own_defaults_are_honoured(name: str) -> None:
     """Text and drafted text are those of ``generate`` of transformers, field by field."""
     model = make_verifier("full", seed=5)

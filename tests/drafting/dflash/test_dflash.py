@@ -60,7 +60,7 @@ def test_the_same_text_and_as_many_forwards_as_in_transformers(
 
 @pytest.mark.parametrize(
     ("search", "temperature"),
-    some(product(["argmax", "cps", "coupled", "best_first_tree", "sample"], [0.8, 0.0]), 3),
+    some(product(["argmax", "cps", "coupled", "best_first_tree", "sample"], [0.8, 0.0]), 1),
 )
 def test_no_search_changes_the_text(
     verifier: dllm.DiffusionModel, folder: Path, search: str, temperature: float
@@ -191,6 +191,7 @@ def test_the_files_say_what_their_engines_read(
 
 
 @pytest.mark.parametrize("kind", some(["native", "speculators"], 1))
+@pytest.mark.slow
 def test_a_trimmed_vocabulary_is_all_that_is_drafted(
     verifier: dllm.DiffusionModel, checkpoint: BlockCheckpoint, tmp_path: Path, kind: str
 ) -> None:

@@ -53,7 +53,7 @@ def test_the_pool_finds_keeps_and_lets_go() -> None:
     assert gone == ["a", "b", "c"] and pool.hits == 3 and pool.reused == 29 + 20 + 40
 
 
-@pytest.fixture(scope="module", params=some(["packed", "hybrid", "windowed"], 2))
+@pytest.fixture(scope="module", params=some(["packed", "hybrid", "windowed"], 1))
 def model(request: pytest.FixtureRequest) -> dllm.DiffusionModel:
     if request.param == "hybrid":
         return dllm.load(network("qwen3_5_text"), family="autoregressive")
