@@ -90,7 +90,7 @@ def _encoded(
         return encode_text(tokenizer, prompt, add_special_tokens=True)
     if isinstance(prompt[0], Mapping):
         return _template(tokenizer_of(model), prompt, variables=template)
-    return prompt
+    return list(prompt)
 
 
 def checked(prompt: Any) -> str | list[Any]:
