@@ -7,7 +7,7 @@ from typing import Any, Literal, Unpack, overload
 
 from .cache.base import CacheLike, compose
 from .core.config import GenerationArguments, GenerationConfig
-from .core.errors import ConfigError
+from .core.errors import ConfigError, PromptError, short
 from .models import DiffusionModel
 from .models.loader import remembered
 from .request.prompts import ManyPrompts, OnePrompt, is_batch
@@ -120,6 +120,8 @@ def as_completed(
     that answers come before it ends.  What is returned may be closed early: what still ran is
     dropped.
     """
+    if isinstance(prompts, str | Mapping) or not isinstance(prompts, Iterable):
+        raise PromptError(f"pass a list or an iterator of prompts, not {short(prompts)}")
     if isinstance(prompts, Sequence) or repetitions is not None:
         return _answering(model, list(prompts), options, repetitions).each()
     return _arriving(model, prompts, options)

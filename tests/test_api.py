@@ -1,9 +1,11 @@
 """generate, stream and infill as a user calls them."""
 
+import copy
 import json
 import os
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +139,31 @@ def test_a_trace_is_plain_json(tiny: dllm.DiffusionModel, tmp_path: Path) -> Non
         assert step["computed"] == sum(high - low for low, high in step["compute"])
     assert replayed == data["final"] == out.sequences.tolist()
     assert [step["refresh"] for step in steps] == [True, *[False] * 7]
+
+
+@pytest.mark.parametrize("prompts", [None, 5, "one prompt", {"role": "user", "content": "x"}])
+def test_what_is_no_list_of_prompts(tiny: dllm.DiffusionModel, prompts: Any) -> None:
+    with pytest.raises(PromptError, match="a list or an iterator of prompts, not "):
+        dllm.as_completed(tiny, prompts)
+
+
+def test_a_tokenizer_of_another_model(tiny: dllm.DiffusionModel) -> None:
+    """Where it goes on behind the vocabulary, only texts with those tokens are refused."""
+    tokenizer = copy.deepcopy(tiny.tokenizer)
+    assert tokenizer is not None
+    tokenizer.add_tokens(["foreign"])
+    model = replace(tiny, tokenizer=tokenizer)
+    messages = [{"role": "user", "content": "foreign"}]
+    for ask in (
+        lambda: dllm.generate(model, "foreign", chat=False, max_new_tokens=4),
+        lambda: dllm.generate(model, messages, max_new_tokens=4),
+        lambda: dllm.infill(model, "foreign [[2]]"),
+        lambda: dllm.infill(model, "foreign [[*]]"),
+        lambda: dllm.score(model, "a", " foreign", samples=1),
+    ):
+        with pytest.raises(dllm.DllmError, match="vocabulary"):
+            ask()
+    assert dllm.generate(model, "plain", chat=False, max_new_tokens=4).tokens
 
 
 @pytest.mark.parametrize(

@@ -147,6 +147,8 @@ def test_what_is_final_is_streamed_once(tiny: dllm.DiffusionModel, how: dict[str
 
 
 def test_what_is_no_streamer_is_refused(tiny: dllm.DiffusionModel) -> None:
+    with pytest.raises(dllm.ConfigError, match=r"put and end, .*not <class"):
+        dllm.generate(tiny, [5], streamer=TextStreamer, max_new_tokens=4)  # type: ignore[arg-type]
     with pytest.raises(dllm.ConfigError, match="put and end"):
         dllm.generate(tiny, PROMPT, streamer=print)
     with pytest.raises(dllm.ConfigError, match="a streamer follows one prompt"):

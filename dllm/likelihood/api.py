@@ -13,6 +13,7 @@ from ..models.loader import remembered
 from ..request.prompts import (
     ManyPrompts,
     OnePrompt,
+    check_ids,
     encode,
     encode_continuation,
     encode_text,
@@ -103,4 +104,4 @@ def _continuation_ids(model: DiffusionModel, text: Any, turn: bool) -> IntArray:
         ids = encode(model, text).tolist() if len(text) else []
     if not ids:
         raise PromptError("the continuation is empty: there is nothing to score")
-    return np.asarray(ids, np.int64)
+    return check_ids(model, ids)

@@ -29,6 +29,7 @@ from ..kernels.noise import uniform
 from ..models import DiffusionModel
 from ..samplers.compose import lengths as length_rules
 from .prompts import (
+    check_ids,
     encode_continuation,
     encode_holes,
     encode_text,
@@ -92,6 +93,8 @@ def measured(
         (encode_continuation if i else encode_text)(tokenizer, piece) if piece else []
         for i, piece in enumerate(pieces[::2])
     ]
+    for ids in given:
+        check_ids(model, ids)
     room = model.facts.context_length - len(before) - sum(map(len, given))
     lengths = [min(max(low, FIRST), high) for low, high in ranges]
     if sum(low for low, _ in ranges) > room:
@@ -121,9 +124,9 @@ def measured(
         at = candidates.index(lengths[i])
         near = range(candidates[max(0, at - 1)], candidates[min(at + 1, len(candidates) - 1)] + 1)
         lengths[i] = probe.best(lengths, i, near)
-    ids, holes = _joined(given, lengths)
+    array, holes = _joined(given, lengths)
     ends = () if name == SURE else tuple(bounds)
-    return Measured(ids, holes, tuple(lengths), probe.count, probe.computed, ends)
+    return Measured(array, holes, tuple(lengths), probe.count, probe.computed, ends)
 
 
 def name_of(rule: str) -> str:

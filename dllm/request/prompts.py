@@ -62,7 +62,7 @@ def encode(
     so when there is a template.  ``template``: variables that a chat template reads, such as
     ``tools`` or Qwen's ``enable_thinking``; others change nothing.
     """
-    ids = _encoded(model, checked(prompt), chat, template)
+    ids = check_ids(model, _encoded(model, checked(prompt), chat, template))
     image = model.facts.image_token_id
     if image is not None and (ids == image).any():
         raise PromptError(
@@ -73,7 +73,7 @@ def encode(
 
 def _encoded(
     model: DiffusionModel, prompt: Any, chat: bool | None, template: Mapping[str, Any]
-) -> IntArray:
+) -> list[int]:
     if isinstance(prompt, str):
         tokenizer = tokenizer_of(model)
         if chat is None:
@@ -85,12 +85,12 @@ def _encoded(
                 UserWarning,
                 stacklevel=2,
             )
-        return _template(tokenizer, [{"role": "user", "content": prompt}]) if chat else np.asarray(
-            encode_text(tokenizer, prompt, add_special_tokens=True), np.int64
-        )  # fmt: skip
+        if chat:
+            return _template(tokenizer, [{"role": "user", "content": prompt}])
+        return encode_text(tokenizer, prompt, add_special_tokens=True)
     if isinstance(prompt[0], Mapping):
         return _template(tokenizer_of(model), prompt, variables=template)
-    return check_ids(model, prompt)
+    return prompt
 
 
 def checked(prompt: Any) -> str | list[Any]:
@@ -215,7 +215,7 @@ def encode_open(model: DiffusionModel, text: Any, what: str, continued: bool = F
     """Ids (n,) of a text with ``[[n]]`` holes, or of ids, -1 where it is open; ``continued``: it
     stands behind other text."""
     if isinstance(text, str):
-        return np.asarray(_pieces(model, text, continued), np.int64)
+        return check_ids(model, _pieces(model, text, continued), least=-1)
     kinds = f"{what} is a string with [[8]] for 8 tokens, or token ids with -1"
     if isinstance(text, np.ndarray | torch.Tensor):
         text = text.tolist()
@@ -283,7 +283,8 @@ def encode_chat(
     """Ids (P,) of a conversation, ``ready`` for the answer, or with ``continued`` for the rest of
     its last message, which is the answer's beginning.  ``variables``: of the chat template."""
     messages = _messages(list(messages))
-    return _template(tokenizer_of(model), messages, continued, ready and not continued, variables)
+    begun = ready and not continued
+    return check_ids(model, _template(tokenizer_of(model), messages, continued, begun, variables))
 
 
 def chat_openings(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
@@ -310,7 +311,7 @@ def _openings(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
 def _template(
     tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], continued: bool = False,
     ready: bool = True, variables: Mapping[str, Any] = MappingProxyType({}),
-) -> IntArray:  # fmt: skip
+) -> list[int]:  # fmt: skip
     """Ids of a conversation in the model's template.  Special tokens are meant where the template
     writes them: spelled in a content they are text, elsewhere in a message they are refused."""
     if not tokenizer.chat_template:
@@ -347,8 +348,7 @@ def _template(
             continue
         ids += encode_markup(tokenizer, before)
         ids += encode_text(tokenizer, str(message["content"]).strip())
-    ids += encode_markup(tokenizer, text)
-    return np.asarray(ids, np.int64)
+    return ids + encode_markup(tokenizer, text)
 
 
 def encode_markup(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:

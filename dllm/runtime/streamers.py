@@ -57,10 +57,11 @@ class Feed:
 def feeding(streamer: Streamer) -> Iterator[Feed]:
     """A feed that ends whatever happens, so that a reader in another thread does not wait for ever:
     everything that can fail belongs inside."""
-    if not callable(getattr(streamer, "put", None)) or not callable(getattr(streamer, "end", None)):
+    has = all(callable(getattr(streamer, name, None)) for name in ("put", "end"))
+    if not has or isinstance(streamer, type):
         raise ConfigError(
-            f"a streamer has the methods put and end, as transformers' TextStreamer; "
-            f"{short(streamer)} has not"
+            "a streamer is an object with the methods put and end, as transformers' TextStreamer, "
+            f"not {short(streamer)}"
         )
     try:
         yield Feed(streamer)

@@ -192,6 +192,11 @@ def read_response(data: Any) -> GenerateRequest:
     body.response_format = {"type": form.type, "json_schema": {"schema": form.schema_}}
     if form.type == "json_schema" and form.schema_ is None:
         raise Problem(400, "text.format.schema is missing", "text.format.schema", "missing_field")
+    if form.type == "text" and form.schema_ is not None:
+        raise Problem(
+            400, "text.format has a schema: its type must be 'json_schema'", "text.format.type",
+            "invalid_value",
+        )  # fmt: skip
     wanted = body.top_logprobs if body.top_logprobs or LIKELY in body.include else None
     ask = chat_request(
         body, before + said(body.input), body.max_output_tokens, tools, body.max_tool_calls,

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dllm.core.errors import ConfigError
@@ -10,6 +10,7 @@ from dllm.engine.extents import Extents
 from dllm.engine.kv import KVBuffer
 
 
+@settings(deadline=None)  # time says nothing here
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 12), st.integers(0, 50)), max_size=80))
 def test_a_pool_is_a_table_of_owners(moves: list[tuple[bool, int, int]]) -> None:
     """Against a list that says who owns each slot: first fit, no overlap, nothing lost."""

@@ -145,6 +145,7 @@ def test_a_form(served: Served) -> None:
          "missing"),
         ({"max_tokens": 5}, "max_tokens", "max_output_tokens"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema", "missing"),
+        ({"text": {"format": {"schema": {}}}}, "text.format.type", "must be 'json_schema'"),
         ({"stream": True, "stream_options": {"include_drafts": True}}, "stream_options", "canvas"),
         ({"inputs": "x"}, "inputs", "did you mean"), ({"include": ["x"]}, "include[0]", "logprobs"),
     ],
