@@ -157,7 +157,8 @@ class Static:
         self.backbone, self.buffer, self.scratch = backbone, buffer, scratch
         self.steps: dict[tuple[int, ...], Step] = {}
         self.captures = self.device.type == "cuda"
-        self._size, self._pool = None if buffer is None else buffer.size, None
+        self._size = None if buffer is None else buffer.size
+        self._pool: Any = None
         self._last: tuple[Any, Step | None] = None, None
         self._no_mask = torch.empty(1, 1, 1, 1, device=self.device)
 

@@ -57,7 +57,9 @@ def attend(
     if segments is not None and watch is not None:
         watch(module, q, k)
     if isinstance(segments, Borders):
-        return VARLEN[base](q, k, v, segments, scaling), None
+        attended = VARLEN[base](q, k, v, segments, scaling)
+        assert attended is not None, "borders say all that a kernel needs"
+        return attended, None
     if segments is not None and (grouped or (base == "sdpa" and v.device.type == "cpu")):
         scale: Any = module.scaling if scaling is None else scaling
         return grouped_rows(q, k, v, segments, scale, exact=base == "eager"), None
