@@ -9,7 +9,7 @@ it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -189,17 +189,12 @@ def padded_steps(device: str) -> Iterator[Check]:
     """``cuda_graphs`` against plain steps, and on a GPU the time of both; off a GPU the padded
     steps run uncaptured."""
     model = load("nano", device=device, dtype="bfloat16" if device == "cuda" else "float32")
-    texts, seconds = [], []
-    for graphs in (False, True):
-        with uncaptured(), Session(model, cache="dual", cuda_graphs=graphs) as session:
-            for _ in range(3):  # graphs are captured on the way
-                began = time.perf_counter()
-                handles = [session.submit(prompt, **CHOSEN) for prompt in PROMPTS]
-                found = [list(handle.result().tokens) for handle in handles]
-                taken = time.perf_counter() - began
-        texts.append(found)
-        seconds.append(taken)
-    differing = sum(a != b for a, b in zip(*texts, strict=True))
+    seconds = list[float]()
+    with uncaptured():
+        plain, static = (
+            _decode(model, "dual", cuda_graphs=graphs, seconds=seconds) for graphs in (False, True)
+        )
+    differing = sum(a != b for a, b in zip(plain, static, strict=True))
     kind = "CUDA graphs" if device == "cuda" else "padded steps (no GPU: not captured)"
     text = f"{differing} of {len(PROMPTS)} texts differ from plain steps"
     if device == "cuda":
@@ -222,6 +217,19 @@ def batches(device: str) -> Iterator[Check]:
             )  # fmt: skip
 
 
-def _decode(model: DiffusionModel, cache: str, prompts: list[str] | None = None) -> list[list[int]]:
-    outs = generate(model, prompts or list(PROMPTS), cache=cache, **CHOSEN)
-    return [list(out.tokens) for out in outs]
+def _decode(
+    model: DiffusionModel, cache: str, prompts: Sequence[str] = PROMPTS, cuda_graphs: bool = False,
+    seconds: list[float] | None = None,
+) -> list[list[int]]:  # fmt: skip
+    """Their tokens.  With ``seconds``, to which it appends the time, in a third round: graphs are
+    captured on the way."""
+    if seconds is None:
+        results = generate(model, list(prompts), cache=cache, **CHOSEN)
+        return [list(result.tokens) for result in results]
+    with Session(model, cache=cache, cuda_graphs=cuda_graphs) as session:
+        for _ in range(3):
+            began = time.perf_counter()
+            handles = [session.submit(prompt, **CHOSEN) for prompt in prompts]
+            found = [list(handle.result().tokens) for handle in handles]
+        seconds.append(time.perf_counter() - began)
+    return found

@@ -100,7 +100,7 @@ def _opened(file: Path) -> Iterator[Any]:
             yield opened
     except (SafetensorError, OSError) as error:
         raise CheckpointError(
-            f"the weight file {file} is truncated or corrupt ({error}); download it again"
+            f"the weight file {file} is truncated or corrupt ({one_line(error)}); download it again"
         ) from error
 
 
