@@ -115,6 +115,7 @@ class Compiler:
         # Further tries take less, so that all of them together end soon.
         self.budget, self.depth = Budget(MOST_STEPS // (1 if depth == DEPTH else 4)), depth
         self.cut = False  # whether something was written to a depth
+        self.spells = False  # see `values.Base`
         self.ignored: dict[str, None] = {}
 
     def part(self, source: Mapping[str, Any]) -> Part:
@@ -137,6 +138,7 @@ class Compiler:
         if kind == "free":
             return Leaf(self._free(value))
         reader = Reader(value, self.budget, self.depth, loose=kind == "open_schema")
+        reader.spells = self.spells
         part = reader.read()
         self.cut, self.ignored = self.cut or reader.cut, {**self.ignored, **reader.ignored}
         return part
@@ -385,7 +387,7 @@ def _answer(refused: bytes, error: object, source: Source) -> bytes:
     with contextlib.suppress(*FAILED):
         told["source"] = plain(source)
         compiler = Compiler(1)
-        compiler.budget = Budget()
+        compiler.budget, compiler.spells = Budget(), True
         text = shortest(compiler.part(source), compiler.budget)
         told["shortest"] = None if text is None else text.hex()
     return refused + json.dumps([str(error), told]).encode()

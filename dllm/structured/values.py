@@ -50,7 +50,8 @@ QUOTE = Bytes(b'"')
 
 class Base:
     """What values are read with.  ``depth``: of what contains itself; ``ignored``: unknown
-    keywords that were met; ``cut``: whether something was written to a depth.
+    keywords that were met; ``cut``: whether something was written to a depth; ``spells``: whether
+    strings stay parts, as one text of theirs is found without an automaton.
 
     ``loose``: properties stand in any order, with undeclared ones between them.  ``testing``: every
     text is read that another reader writes for a value that satisfies the schema, in order to take
@@ -67,6 +68,7 @@ class Base:
         self.parts = 0
         self.ignored: dict[str, None] = {}
         self.cut = False  # whether something was written to a depth
+        self.spells = False
         self._leaves: dict[Any, Leaf] = {}
         self._read: dict[Any, tuple[Any, Part | Nothing]] = {}
         self._any: dict[int, Part] = {}
@@ -177,6 +179,8 @@ def string(reader: Base, schema: Schema, path: str) -> Part:
             result = reader.met(result, automaton_of(other, reader.budget))
         return result
 
+    if reader.spells and not isinstance(made := spelt(), ByteAutomaton):
+        return made
     return reader.leaf(("string", *patterns, form, least, most), spelt)
 
 
