@@ -4,11 +4,12 @@
     python benchmarks/gpu.py --code Fast-dLLM/llada       # and Fast-dLLM's loops beside it, one row
 
 Random weights in bfloat16, made on the GPU.  Prompts of `PROMPT` tokens and more (ragged), blocks
-of 32, ``llada`` with 4 tokens per step.  A session decodes the same rows three times, the last time
-counts: wall clock over the forward passes of a row.  ``computed``: positions of the network per
-step, all rows.  Statistics: medians of `triton.testing.do_bench`, beside the bare product of the
-head and the softmax in float64 of released loops.  Drafts: a forward pass of the causal network
-over so many new tokens of a text of 512.
+of 32, ``llada`` with 4 tokens per step.  A session decodes the same rows four times; the shortest
+but for the first counts (of Fast-dLLM: of three): wall clock over the forward passes of a row.
+``computed``: positions of the network per step, all rows.  Statistics: medians of
+`triton.testing.do_bench`, beside the bare product of the head and the softmax in float64 of
+released loops.  Drafts: a forward pass of the causal network over so many new tokens of a text of
+512.
 """
 
 from __future__ import annotations
