@@ -26,7 +26,7 @@ from ..cache.base import Cache
 from ..core.errors import ConfigError
 from ..kernels.transfer import upload
 from ..models.attention import PREFIX, VARLEN
-from ..models.varlen import HALVES, Borders, Spans
+from ..models.varlen import Borders, Spans
 from .kv import KVBuffer, Scratch
 from .packing import Packed
 
@@ -54,22 +54,22 @@ def check_static(cache: Cache, backbone: nn.Module) -> None:
             f"cuda_graphs is for whole steps, and {cache.name!r} works layer by layer: choose "
             "another cache, e.g. 'dual', or drop it"
         )
-    if weight.device.type == "cuda" and weight.dtype not in HALVES:
-        raise ConfigError(
-            f"cuda_graphs needs FlashAttention, which has no {str(weight.dtype)[6:]}: load with "
-            "dtype='bfloat16', or drop it"
-        )
-    varlen = VARLEN.get(_attention(backbone))
+    if len({each.device for each in backbone.parameters()}) > 1:
+        raise ConfigError("cuda_graphs is for a model on one GPU: leave device_map out, or drop it")
+    config: Any = backbone.config
+    used = str(getattr(config, "_attn_implementation", "")).removeprefix(PREFIX)
+    varlen = VARLEN.get(used)
     if varlen is None or not varlen.offsets:
         raise ConfigError(
-            f"cuda_graphs does not work with {_attention(backbone)!r} attention: load with "
+            f"cuda_graphs does not work with {used!r} attention: load with "
             "attn_implementation='sdpa', or drop it"
         )
-
-
-def _attention(backbone: nn.Module) -> str:
-    config: Any = backbone.config
-    return str(getattr(config, "_attn_implementation", "")).removeprefix(PREFIX)
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    if weight.device.type == "cuda" and not varlen.suits(weight.new_empty(size), size):
+        raise ConfigError(
+            f"cuda_graphs needs FlashAttention, which this GPU has not for {str(weight.dtype)[6:]} "
+            f"and heads of {size}: load with dtype='bfloat16', or drop it"
+        )
 
 
 def bucket(count: int) -> int:

@@ -203,7 +203,9 @@ class Scratch(KVBuffer):
     def place(
         self, layer_idx: int, states: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """As `KVBuffer.place`."""
+        """As `KVBuffer.place`, on the device of the layer."""
+        if self._keys[0] is not None and self._keys[0].device != states.device:
+            self._keys, self._values = [None], [None]
         return super().place(0, states)
 
 

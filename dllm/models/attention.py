@@ -74,7 +74,7 @@ def attend(
         return call(module, q, k, v, mask, is_causal=causal, **options)
     for name in ("is_causal", "position_ids", "sliding_window"):
         options.pop(name, None)
-    if base in VARLEN and VARLEN[base].suits(v):  # else transformers casts
+    if base in VARLEN and VARLEN[base].suits(v, q.shape[-1]):  # else transformers casts
         result = VARLEN[base](q, k, v, segments, scaling)
         if result is not None:
             return result, None

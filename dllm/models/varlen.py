@@ -76,7 +76,7 @@ class Spans:
 def _indices(keys: slice | Tensor, slots: int, device: torch.device) -> Tensor:
     """``keys`` as (n,) int64."""
     if isinstance(keys, Tensor):
-        return keys
+        return keys.to(device)
     return torch.arange(*keys.indices(slots)[:2], device=device)
 
 
@@ -150,14 +150,13 @@ class Varlen:
 
     def __init__(self, package: str | None = None, kernel: Kernel | None = None) -> None:
         self.package, self._kernel = package, kernel
-        self._last: tuple[Sequence[Segment], int, Borders | None] | None = None
+        self._last: tuple[Sequence[Segment], Borders | None, tuple[int, torch.device]] | None = None
         self._offsets: bool | None = None
 
-    def suits(self, v: Tensor) -> bool:
-        """Whether the kernel takes such values, (1, Hkv, S, dh)."""
-        if v.dtype not in HALVES:
+    def suits(self, v: Tensor, size: int) -> bool:
+        """Whether the kernel takes values like ``v`` (..., dh), with queries of ``size``."""
+        if v.dtype not in HALVES or v.shape[-1] != size:
             return False
-        size = v.shape[-1]
         return self.package is not None or (_flash(v.device) and size % 8 == 0 and size <= 256)
 
     @property
@@ -176,9 +175,9 @@ class Varlen:
     def borders(
         self, segments: Sequence[Segment], slots: int, device: torch.device
     ) -> Borders | None:
-        """The same for every layer of a step: worked out at the first."""
-        last = self._last
-        if last is None or last[0] is not segments or last[1] != slots:
+        """The same for every layer of a step on a device: worked out at the first."""
+        last, place = self._last, (slots, device)
+        if last is None or last[0] is not segments or last[2] != place:
             spans, result = Spans.of(segments, slots, device), None
             if spans is not None:
                 ends = [0, *accumulate(spans.used)]
@@ -186,8 +185,8 @@ class Varlen:
                     spans = spans.gathered(segments, slots, device)
                 count = slots if spans.index is None else len(spans.index)
                 result = Borders.of(spans, count, device, self.offsets)
-            last = self._last = (segments, slots, result)
-        return last[2]
+            last = self._last = (segments, result, place)
+        return last[1]
 
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, segments: Sequence[Segment] | Borders,

@@ -1,6 +1,7 @@
 """Padded steps of static shape decide what ragged ones do; the capture itself needs a GPU."""
 
 from collections.abc import Iterator
+from copy import deepcopy
 from itertools import product
 from typing import Any
 
@@ -9,9 +10,10 @@ import pytest
 import torch
 
 import dllm
+from dllm.cache import CACHES
 from dllm.engine import graphs
-from dllm.engine.graphs import Static, Step, bucket
-from dllm.engine.kv import KVBuffer
+from dllm.engine.graphs import Static, Step, bucket, check_static
+from dllm.engine.kv import KVBuffer, Scratch
 from dllm.engine.packing import Packed
 from dllm.models.attention import VARLEN
 from dllm.models.segments import Segment
@@ -128,6 +130,20 @@ def test_a_kernel_that_takes_no_offsets_cannot_be_static(
         dllm.generate(tiny, PROMPT, cache="dual", max_new_tokens=8, cuda_graphs=True)
 
 
+def test_a_model_on_two_devices_cannot_be_static(tiny: dllm.DiffusionModel) -> None:
+    network = deepcopy(tiny.hf)
+    network.model.layers[1].to("meta")
+    with pytest.raises(dllm.ConfigError, match="on one GPU"):
+        check_static(CACHES["dual"](), network.model)
+
+
+def test_keys_that_are_not_kept_follow_their_layer_to_its_device() -> None:
+    scratch = Scratch(3, torch.device("cpu"))
+    for device in ("cpu", "meta", "cpu"):
+        states = torch.ones(1, 2, 3, 4, device=device)
+        assert {x.device for x in scratch.place(0, states)} == {states.device}
+
+
 def test_steps_that_stop_at_every_layer_cannot_be_static() -> None:
     with pytest.raises(dllm.ConfigError, match="'sparse' works layer by layer"):
         dllm.Session("nano", cuda_graphs=True, cache="sparse")
@@ -135,7 +151,9 @@ def test_steps_that_stop_at_every_layer_cannot_be_static() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
-@pytest.mark.parametrize("cache", ["none", "dual", "dkv"])
+@pytest.mark.parametrize(
+    "cache", ["none", "dual", "prefix", "dkv", "window_diffusion", "dpad", "vicinity"]
+)
 def test_captured_steps_decide_what_eager_ones_do(cache: str) -> None:
     model = dllm.load("nano", device="cuda", dtype="bfloat16")
     chosen: dict[str, Any] = {"cache": cache, "max_new_tokens": 64, "block_length": 16}

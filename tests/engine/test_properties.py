@@ -90,7 +90,7 @@ def test_decoding_is_orderly(
         assert MASK not in canvas.tokens[canvas.prompt_length :]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     spec=st.sampled_from(SEARCHES), masks=st.integers(1, 24), seed=st.integers(0, 10**6),
     sharpness=st.sampled_from([1.0, 4.0]),

@@ -219,7 +219,7 @@ class Draws:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(
-    "seed", [*range(2), *(pytest.param(i, marks=pytest.mark.slow) for i in range(2, 200))]
+    "seed", [*range(4), *(pytest.param(i, marks=pytest.mark.slow) for i in range(4, 200))]
 )
 def test_generate_beside_transformers(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same canvas before every step, the same number of passes, the same text."""

@@ -108,3 +108,18 @@ def test_gaps_and_masks_are_left_to_single_calls() -> None:
     varlen = Varlen("flash_attn", kernel)
     q, k = torch.randn(1, 2, 5, 8), torch.randn(1, 2, 9, 8)
     assert varlen(q, k, k, [Segment(slice(0, 3), slice(0, 3))], None) is None
+
+
+def test_each_device_has_borders_of_its_own() -> None:
+    varlen, segments = Varlen("flash_attn", in_pytorch), CASES["ragged"]
+    for name in ("cpu", "meta", "cpu"):
+        found = varlen.borders(segments, 50, torch.device(name))
+        assert found is not None and found.index is not None
+        assert {x.device.type for x in (found.queries, found.keys, found.index)} == {name}
+
+
+def test_what_a_kernel_takes() -> None:
+    half = torch.empty(1, 2, 3, 16, dtype=torch.bfloat16)
+    named, own = Varlen("flash_attn", kernel), Varlen()
+    assert named.suits(half, 16) and not named.suits(half, 24) and not named.suits(half.float(), 16)
+    assert not own.suits(half, 16)  # not on a CPU

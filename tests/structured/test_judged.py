@@ -129,7 +129,7 @@ def walk(seed: int, source: dict[str, Any], steps: int) -> int:
 
 @pytest.mark.parametrize("number", range(len(GRAMMARS)))
 def test_every_row_keeps_a_whole_text(number: int) -> None:
-    assert walk(number, GRAMMARS[number], 80) >= 80
+    assert walk(number, GRAMMARS[number], 170) >= 170
 
 
 @pytest.mark.parametrize("seed", some(range(5), 1))

@@ -66,6 +66,9 @@ def test_adaptive_finds_the_length_that_pays(alpha: float, low: int, high: int) 
     assert low <= float(np.median(lengths)) <= high
 
 
+MISSED = ("0.4", (2.0, 0.0))
+
+
 def worlds(kind: str, rounds: int) -> tuple[np.ndarray, np.ndarray]:
     """Probability of acceptance by round and depth, and the confidence that the drafter has."""
     rng, shape = np.random.default_rng(1), (rounds, 24)
@@ -80,8 +83,12 @@ def worlds(kind: str, rounds: int) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize(
     ("kind", "costs"),
-    some(product(["0.4", "0.8", "0.95", "informed", "in runs"],
-                 [(0.3, 0.02), (1.0, 0.05), (0.1, 0.2), (2.0, 0.0)]), 3),
+    some([
+        # where a draft costs two tokens and few are right, trying costs more: 0.967
+        pytest.param(*case, marks=pytest.mark.xfail(strict=True)) if case == MISSED else case
+        for case in product(["0.4", "0.8", "0.95", "informed", "in runs"],
+                            [(0.3, 0.02), (1.0, 0.05), (0.1, 0.2), (2.0, 0.0)])
+    ], 3),
 )  # fmt: skip
 def test_adaptive_is_within_three_percent_of_the_best_fixed_length(
     kind: str, costs: tuple[float, float]
@@ -111,9 +118,7 @@ def test_adaptive_is_within_three_percent_of_the_best_fixed_length(
         text += 1 + accepted
         if i >= 600:
             emitted, spent = emitted + 1 + accepted, spent + sum(seconds)
-    best = emitted / spent / max(fixed.values())
-    # where a draft costs two tokens and few are right, trying costs more: 0.967
-    assert best > (0.96 if (kind, draft) == ("0.4", 2.0) else 0.97)
+    assert emitted / spent > 0.97 * max(fixed.values())
 
 
 def test_adaptive_rests_when_drafting_does_not_pay() -> None:
