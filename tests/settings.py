@@ -46,7 +46,6 @@ BITES = {
     "credit": "credit+threshold(0.8)",
     "d2f": "d2f(0.5)+staged_blocks(4)",
     "d3llm": "d3llm(0.7)",
-    "dawn": "dawn(0.9, 0.05, 0.03, 0.5, 0.5, layers=2)",
     "dcd": "dcd(s_init=4)+threshold(0.8)",
     "dparallel": "dparallel(0.7)",
     "dsb": "dsb(4)+threshold(0.8)",
