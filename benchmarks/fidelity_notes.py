@@ -159,7 +159,6 @@ METHODS: dict[tuple[str, str], str] = {
 # Registered drafting part -> where it deviates from its paper, and how it was checked.  No official
 # drafting code was recorded: exact rules are held to plain decoding, the others to their law.
 DRAFTING: dict[str, str] = {
-    "aded": "The published rule; the constants are this library's, and only chains are taken.",
     "cacheback": "No second, frozen table of a corpus (`learn` fills one). Checked against the "
     "drafter in pie-project/pie: one token leads two there, 256 leaders with 4 followers each, and "
     "its tree ends where they do.",
