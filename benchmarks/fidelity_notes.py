@@ -183,6 +183,13 @@ DRAFTING: dict[str, str] = {
 }
 
 # Recipe -> arXiv id of its paper, what deviates and why.
+SERVED: dict[str, tuple[str, str]] = {  # modules of dllm.drafting
+    "device": (
+        "2506.09397",
+        "SLED: its code was not at hand. A draft has a fixed length, in the paper one that follows "
+        "the drafter's confidence; a device waits for each answer.",
+    ),
+}
 TRAINING: dict[str, tuple[str, str]] = {
     "distill --recipe tad": (
         "2605.09536",
