@@ -25,7 +25,7 @@ from dllm.core.registry import Registry  # noqa: E402
 from dllm.drafting import available as drafting_parts  # noqa: E402
 from dllm.samplers import SAMPLERS, compose  # noqa: E402
 
-from fidelity_notes import DRAFTING, METHODS, ROUTINES, TRAINING  # isort: skip  # noqa: E402
+from fidelity_notes import DRAFTING, METHODS, ROUTINES, SERVED, TRAINING  # isort: skip  # noqa: E402
 from tests.golden import test_traces  # noqa: E402
 from tests.golden.conftest import goldens_dir  # noqa: E402
 
@@ -200,9 +200,11 @@ def drafting() -> list[str]:
         if part.paper:
             link = f"[{part.arxiv}](https://arxiv.org/abs/{part.arxiv})" if part.arxiv else "-"
             lines.append(f"| {part.role} | `{part.name}` | {link} | {DRAFTING[part.name]} |")
-    for name, (arxiv, note) in TRAINING.items():
-        link = f"[{arxiv}](https://arxiv.org/abs/{arxiv})"
-        lines.append(f"| training | `dllm {name}` | {link} | {note} |")
+    others = (("served", "dllm.drafting.", SERVED), ("training", "dllm ", TRAINING))
+    for role, of, notes in others:
+        for name, (arxiv, note) in notes.items():
+            link = f"[{arxiv}](https://arxiv.org/abs/{arxiv})"
+            lines.append(f"| {role} | `{of}{name}` | {link} | {note} |")
     return [*lines, ""]
 
 

@@ -6,14 +6,13 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.metadata import requires
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from ..core.errors import INSTALL_EXTRA, DllmError
+from ..core.errors import INSTALL_EXTRA, DllmError, requirements
 from .output import distribution_version, versions, waiting
 
 if TYPE_CHECKING:
@@ -149,9 +148,11 @@ def main_memory() -> tuple[int, int]:
 def extras() -> Iterator[Finding]:
     """Optional dependencies, as this distribution declares them."""
     wanted: dict[str, list[str]] = {}
-    for requirement in requires("dllm") or ():
+    for requirement in requirements():
         if result := REQUIREMENT.match(requirement):
             wanted.setdefault(result[2], []).append(result[1])
+    if not wanted:
+        yield Finding("extras", "unknown, because this copy of dllm is not installed")
     for extra, names in wanted.items():
         if extra in DEVELOPMENT:
             continue

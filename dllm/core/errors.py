@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 from difflib import get_close_matches
-from importlib.metadata import requires
+from importlib.metadata import PackageNotFoundError, requires
 
 LONGEST_NAME = 100  # characters of an unknown name that are quoted
 
@@ -78,10 +78,18 @@ def missing(what: str, extra: str, otherwise: str = "") -> ConfigError:
     return ConfigError(f"{what} is missing: {INSTALL_EXTRA.format(extra=extra)}{otherwise}")
 
 
+def requirements() -> list[str]:
+    """What this distribution asks for; nothing in a checkout that is not installed."""
+    try:
+        return requires("dllm") or []
+    except PackageNotFoundError:
+        return []
+
+
 def missing_module(error: ModuleNotFoundError) -> ConfigError | None:
     """`missing` for a module that an extra of the installed package brings; None for others."""
     name = (error.name or "").partition(".")[0].replace("_", "-")
-    for line in requires("dllm") or ():
+    for line in requirements():
         found = re.match(r"(?!dllm\b)([\w-]+).*extra == ['\"](\w+)['\"]", line)
         if found and found[1].replace("_", "-") == name:
             return missing(name, found[2])

@@ -198,7 +198,7 @@ class Engine(Work[Row, Step]):
             if own and tokens:
                 raise ConfigError(
                     f"cache={self.cache.name!r} stores nothing for other texts to go on from: pass "
-                    f"cache={own!r} without arguments, or leave prefix_cache_tokens out"
+                    f"cache={own!r}, or leave prefix_cache_tokens out"
                 )
             super().prefix_cache_tokens(tokens)
 

@@ -36,6 +36,8 @@ class Reader:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
             raise Problem(415, "send JSON, with the header Content-Type: application/json")
+        if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
+            raise Problem(415, "bodies are read as they are: send it without Content-Encoding")
         body = await read_body(request, self.most)
         if len(body) < LARGE:
             return from_json(read, body, self.limit)

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from safetensors.torch import load_file, save_file
 import dllm
 from dllm.cli import doctor as module
 from dllm.cli.doctor import BAD, GOOD, examine, fit
+from dllm.core import errors
 from dllm.eval.bounds import Device, step_of
 from dllm.kernels import cpu, linear
 from dllm.models import footprint as sizes
@@ -106,13 +108,23 @@ def test_extras_come_with_the_command_that_installs_them(monkeypatch: pytest.Mon
         "torch>=2.9", 'flash-attn>=2.7; extra == "flash"', "fastapi>=0.1; extra == 'serve'",
         'pytest>=8; extra == "test"', 'dllm[test]; extra == "dev"',
     ]  # fmt: skip
-    monkeypatch.setattr(module, "requires", lambda _: declared)
+    monkeypatch.setattr(module, "requirements", lambda: declared)
     installed = {"fastapi": "0.9"}
     monkeypatch.setattr(module, "distribution_version", installed.get)
     flash, serve = module.extras()
     assert flash.topic == "extra flash" and "'.[flash]'" in flash.text
     assert "CUDA" in flash.text and flash.state != GOOD
     assert (serve.text, serve.state) == ("fastapi 0.9", GOOD)
+
+
+def test_a_checkout_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(name: str) -> list[str]:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(errors, "requires", unknown)
+    (found,) = module.extras()
+    assert "not installed" in found.text and found.state != GOOD
+    assert errors.missing_module(ModuleNotFoundError(name="torch")) is None
 
 
 def test_a_checkpoint_is_measured_exactly(tiny: dllm.DiffusionModel, tiny_folder: Path) -> None:

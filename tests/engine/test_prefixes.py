@@ -177,6 +177,7 @@ def test_who_cannot_says_why() -> None:
     with pytest.raises(dllm.ConfigError, match="depend on what follows"):
         dllm.Session("nano", prefix_cache_tokens=100)
     for kind, cache in (("sdar", "block"), ("wedlm", "wedlm")):
-        with pytest.raises(dllm.ConfigError, match=f"pass cache='{cache}'"):
+        with pytest.raises(dllm.ConfigError, match=f"pass cache='{cache}', or leave"):
             dllm.Session(model(kind), cache="none", prefix_cache_tokens=100)
+        dllm.Session(model(kind), cache=cache, prefix_cache_tokens=100).close()  # as advised
     dllm.Session("nano", prefix_cache_tokens=0).close()

@@ -18,7 +18,10 @@ from typing import Any
 import pydantic
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("clients")]
+pytestmark = [
+    pytest.mark.slow, pytest.mark.xdist_group("clients"),
+    pytest.mark.filterwarnings("default"),  # what other libraries warn of is theirs
+]  # fmt: skip
 ASK = "Reverse this list: Tom, Anna, Ben"
 ANSWER = "Ben, Anna, Tom"
 SUM = "What is 4 + 5?"
@@ -220,19 +223,6 @@ def test_pydantic_ai(url: str, kind: str) -> None:
     model = getattr(models, kind)("nano", provider=OpenAIProvider(base_url=url, api_key="none"))
     how = {"max_tokens": 96}
     agent = pydantic_ai.Agent(model, model_settings=how)
-    first = agent.run_sync(ASK)
-    assert first.output == ANSWER
-    agent.run_sync(SUM, message_history=first.all_messages())
-
-    async def stream() -> str:
-        async with agent.run_stream(ASK) as result:
-            return [text async for text in result.stream_text()][-1]
-
-    assert asyncio.run(stream()) == ANSWER
-    outputs = [Verdict, pydantic_ai.NativeOutput(Verdict)]
-    for output in outputs:
-        formed = pydantic_ai.Agent(model, output_type=output, model_settings=how, retries=3)
-        assert isinstance(formed.run_sync(ASK).output, Verdict)
     called: list[tuple[int, int]] = []
 
     def add(a: int, b: int) -> int:
@@ -240,14 +230,26 @@ def test_pydantic_ai(url: str, kind: str) -> None:
         called.append((a, b))
         return a + b
 
-    tooled = pydantic_ai.Agent(model, tools=[add], output_type=Verdict, model_settings=how)
-    limits = pydantic_ai.UsageLimits(request_limit=6)
-    try:
-        assert isinstance(tooled.run_sync(SUM, usage_limits=limits).output, Verdict)
-    except pydantic_ai.UsageLimitExceeded:  # it kept on calling the tool
-        assert called
-    with pytest.raises(pydantic_ai.ModelHTTPError, match="context length"):
-        agent.run_sync(LONG)
+    async def run() -> None:  # one event loop: the client keeps its connections
+        first = await agent.run(ASK)
+        assert first.output == ANSWER
+        await agent.run(SUM, message_history=first.all_messages())
+        async with agent.run_stream(ASK) as result:
+            assert [text async for text in result.stream_text()][-1] == ANSWER
+        outputs = [Verdict, pydantic_ai.NativeOutput(Verdict)]
+        for output in outputs:
+            formed = pydantic_ai.Agent(model, output_type=output, model_settings=how, retries=3)
+            assert isinstance((await formed.run(ASK)).output, Verdict)
+        tooled = pydantic_ai.Agent(model, tools=[add], output_type=Verdict, model_settings=how)
+        limits = pydantic_ai.UsageLimits(request_limit=6)
+        try:
+            assert isinstance((await tooled.run(SUM, usage_limits=limits)).output, Verdict)
+        except pydantic_ai.UsageLimitExceeded:  # it kept on calling the tool
+            assert called
+        with pytest.raises(pydantic_ai.ModelHTTPError, match="context length"):
+            await agent.run(LONG)
+
+    asyncio.run(run())
 
 
 # -- forms ---------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ slot, no task, no thread, no connection; and the next request works."""
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import os
 import random
@@ -279,6 +280,11 @@ def test_requests_that_are_not_http(caught: Served) -> None:
     assert raw(caught, length + b"Content-Length: -5\r\n\r\n").startswith(b"HTTP/1.1 400")
     answer = httpx.post(caught.url + CHAT, content=b"{}", timeout=PATIENCE)
     assert answer.status_code == 415 and "Content-Type" in answer.json()["error"]["message"]
+    packed = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    answer = httpx.post(
+        caught.url + CHAT, content=gzip.compress(b"{}"), headers=packed, timeout=PATIENCE
+    )
+    assert answer.status_code == 415 and "Content-Encoding" in answer.json()["error"]["message"]
     assert caught.get(CHAT).status_code == 405
     assert caught.get("/none").json()["error"]["type"] == "not_found_error"
 
