@@ -20,8 +20,8 @@ from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
+from ..kernels.statistics.classes import exponentials
 from .automaton import Arcs, Automaton, BoolArray, IntArray
 
 Float64Array = npt.NDArray[np.float64]
@@ -81,7 +81,7 @@ class Lattice:
                 self.best[i][:, arcs.sources] = np.maximum.reduceat(terms[i - low], arcs.first, 1)
             best = self.best[low:high]
             terms -= np.where(best == -np.inf, 0.0, best).take(arcs.source, 2)
-            _exp(np.maximum(terms, LOWEST, out=terms))  # slow for what is nothing
+            exponentials(np.maximum(terms, LOWEST, out=terms))  # slow for what is nothing
             terms *= ways[low:high].take(arcs.label, 2)
             for i in range(high - 1, low - 1, -1):
                 terms[i - low] *= self.scaled[i + 1].take(arcs.target, 1)
@@ -259,7 +259,7 @@ class Pruned(Lattice):
             x[here] += best.take(target[here])
             best[sources] = np.maximum.reduceat(x[here], first)
         x -= np.where(best == -np.inf, 0.0, best).take(source)
-        _exp(np.maximum(x, LOWEST, out=x))
+        exponentials(np.maximum(x, LOWEST, out=x))
         x *= ways
         for here, first, sources in steps:
             x[here] *= scaled.take(target[here])
@@ -288,13 +288,6 @@ class Pruned(Lattice):
         return at[takes], state[takes], follow[takes]
 
 
-def _exp(x: Float64Array) -> Float64Array:
-    """The exponentials of an array, in its place: PyTorch has them on vectors, NumPy has not."""
-    tensor = torch.from_numpy(x)
-    torch.exp(tensor, out=tensor)
-    return x
-
-
 def _of_sets(
     arcs: Arcs, weight: Float64Array, law: Float64Array
 ) -> tuple[Float64Array, Float64Array]:
@@ -305,6 +298,6 @@ def _of_sets(
     more = np.maximum.reduceat(largest[..., one:], arcs.sets, axis=-1)
     largest = np.concatenate([largest[..., :one], more], -1)
     finite = np.where(largest == -np.inf, 0.0, largest)
-    _exp(np.subtract(ways, finite.take(arcs.set_of_label, -1), out=ways))
+    exponentials(np.subtract(ways, finite.take(arcs.set_of_label, -1), out=ways))
     more = np.add.reduceat(ways[..., one:], arcs.sets, axis=-1)
     return largest, np.concatenate([ways[..., :one], more], -1)
