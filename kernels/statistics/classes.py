@@ -146,7 +146,7 @@ def _log_sum(x: torch.Tensor, top: torch.Tensor, cut: Segments, scale: float) ->
 
 
 def exponentials(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """The exponentials of an array, in its place; NumPy computes them one by one without AVX-512."""
+    """The exponentials of an array, in its place: NumPy takes one at a time without AVX-512."""
     tensor = torch.from_numpy(x)
     torch.exp(tensor, out=tensor)
     return x
