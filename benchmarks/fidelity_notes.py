@@ -46,9 +46,6 @@ ROUTINES: dict[str, str] = {
     "without a verifier.",
     "localleap_llada": "A third-party copy of the authors' code.",
     "localleap_dream": "A third-party copy of the authors' code.",
-    "dawn_llada": "With `ReleasedDAWN`: once every candidate is taken or struck out, the "
-    "released loop goes on and writes over the first token of the canvas.",
-    "dawn_dream": "As for LLaDA.",
     "dcd_llada": "With `ReleasedDCD` where cached: what the window has left and the padding "
     "behind an end of text stay as they were until the next refresh.",
     "dcd_dream": "As for LLaDA.",
@@ -148,7 +145,6 @@ METHODS: dict[tuple[str, str], str] = {
     ("sampler", "wedlm"): "The engine was checked line by line. Its window looks past "
     "`max_new_tokens`; here the canvas ends there. It samples at 0.2 by default, and filters "
     "before it divides by the temperature.",
-    ("sampler", "dawn"): "Given text is never overwritten; in `ReleasedDAWN` of the tests it is.",
     ("cache", "delayed"): "Where logits are shifted, the row left of what is computed is computed "
     "again and predicts its first position; `ReleasedDelayed` in the tests has the released code's "
     "shift.",
@@ -163,7 +159,6 @@ METHODS: dict[tuple[str, str], str] = {
 # Registered drafting part -> where it deviates from its paper, and how it was checked.  No official
 # drafting code was recorded: exact rules are held to plain decoding, the others to their law.
 DRAFTING: dict[str, str] = {
-    "aded": "The published rule; the constants are this library's, and only chains are taken.",
     "cacheback": "No second, frozen table of a corpus (`learn` fills one). Checked against the "
     "drafter in pie-project/pie: one token leads two there, 256 leaders with 4 followers each, and "
     "its tree ends where they do.",

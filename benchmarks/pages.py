@@ -76,7 +76,6 @@ PAGES = {
     "edit": ("edit", "With LLaDA2.1 and other checkpoints trained to edit."),
     "s2d2": ("s2d2", "With block-diffusion models (SDAR, LLaDA2) and cache `block`."),
     "remdm": ("remdm", "For better text at more forward passes."),
-    "dawn": ("dawn", "When tokens of one phrase should not be decided side by side."),
     "wedlm": ("wedlm", "For text that streams from left to right."),
 }  # fmt: skip
 
@@ -591,7 +590,7 @@ def main() -> None:
         path.write_text(text, encoding="utf-8")
     pareto(sweep(), [DOCS / "results" / "pareto.svg"])
     multiples(sweep(), [DOCS / "results" / "methods.svg"])
-    shown = ["localleap", "freedave", "eb", "factor", "credit", "dawn", "threshold", "llada"]
+    shown = ["localleap", "freedave", "eb", "factor", "credit", "threshold", "llada"]
     multiples(sweep(), [DOCS / "overview.svg"], shown, across=2)
     print("written: " + ", ".join(path.name for path, _ in stale) if stale else "up to date")
 

@@ -35,7 +35,7 @@ METHODS = (
     "adablock+localleap", "dcd", "dsb", "prophet", "threshold+prophet", "ete", "lopa",
     "freedave", "freedave(threshold(tau=0.95))", "wino",
     "edit",
-    "dawn", "wedlm", "remdm",
+    "wedlm", "remdm",
 )  # fmt: skip
 
 

@@ -17,8 +17,10 @@ from pathlib import Path
 import dllm
 from dllm.eval.tasks import TASKS
 from dllm.train.loop import Report
-from dllm.train.recipes.nano import NanoTraining, export, train
-from dllm.train.tokenizer import build_tokenizer
+
+sys.path.append(str(Path(__file__).parents[1]))
+from examples.nano.recipe import NanoTraining, export, train
+from examples.nano.tokenizer import build_tokenizer
 
 RESULTS = Path(__file__).parent / "results"
 KINDS = ("uniform", "masked")

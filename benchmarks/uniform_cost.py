@@ -27,7 +27,8 @@ def network(folder: Path, canvas: int) -> None:
     """Random weights under DiffusionGemma's names."""
     from transformers import DiffusionGemmaConfig, DiffusionGemmaForBlockDiffusion
 
-    from dllm.train.recipes.nano import NO_IMAGES
+    sys.path.append(str(Path(__file__).parents[1]))
+    from examples.nano.recipe import NO_IMAGES
 
     text = {
         "vocab_size": 262_144, "hidden_size": 256, "num_hidden_layers": 6, "head_dim": 64,

@@ -39,9 +39,7 @@ class Prediction:
     ``logprob`` its log-probability; ``margin`` p1 - p2, ``gap`` top logit minus second logit,
     ``entropy`` in nats, ``max_logprob`` log-probability of the likeliest token, ``top_token`` /
     ``top_logprob`` (n, k): present when a part's ``statistics`` ask for them.  ``asked``: part
-    name -> (n, m) log-probabilities of the ids that the part `Part.reads`.  ``attention``
-    (L, L) float32, by position and not by target: what each of the L live positions attends to,
-    mean over the heads of the last layers that a part's ``statistics`` name; None if none do.
+    name -> (n, m) log-probabilities of the ids that the part `Part.reads`.
     ``joint``: the row has a format, and the proposals at undecided positions are one completion in
     it: any of them may be committed, but nothing in their place; ``logprob`` is then the marginal
     among all such completions, and everything else what the model says without it.
@@ -57,7 +55,6 @@ class Prediction:
     top_token: IntArray | None = None
     top_logprob: FloatArray | None = None
     asked: Mapping[str, FloatArray] = field(default_factory=lambda: NO_IDS)
-    attention: FloatArray | None = None
     joint: bool = False
 
     def take(self, keep: BoolArray | IntArray) -> Prediction:
@@ -73,7 +70,7 @@ class Prediction:
             self.positions[keep], self.token[keep], self.logprob[keep], pick(self.margin),
             pick(self.gap), pick(self.entropy), pick(self.max_logprob), pick(self.top_token),
             pick(self.top_logprob), {name: array[keep] for name, array in self.asked.items()},
-            self.attention, self.joint,
+            self.joint,
         )  # fmt: skip
 
     def of_window(self, canvas: Canvas) -> Prediction:
@@ -153,7 +150,7 @@ class Part:
     needs: ClassVar[frozenset[Capability]] = frozenset()
     offers: ClassVar[frozenset[Capability]] = frozenset()
     # Fields of `Prediction` that it reads -> how much: so many of the likeliest tokens
-    # ("top_token", "top_logprob"), so many of the last layers ("attention"), else 1.
+    # ("top_token", "top_logprob"), else 1.
     statistics: ClassVar[Mapping[str, int]] = {}
     bans: ClassVar[Mapping[int, Ban | None]] = {}  # id -> where it is never proposed; None: nowhere
     limits: ClassVar[Limits] = {}  # what values its arguments may take

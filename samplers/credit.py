@@ -79,7 +79,7 @@ class Credit(Transform):
         p = prediction  # spelt out: `replace` takes twice as long
         return Prediction(
             at, winner, logprob, p.margin, p.gap, p.entropy, logprob, p.top_token,
-            p.top_logprob, p.asked, p.attention,
+            p.top_logprob, p.asked,
         )  # fmt: skip
 
     def _pay(

@@ -50,7 +50,7 @@ def tiny() -> dllm.DiffusionModel:
     """A LLaDA-shaped model with a context of 128 and weights large enough to prefer something."""
     from transformers import LlamaConfig, LlamaForCausalLM  # not where only workers of xdist start
 
-    from dllm.train.tokenizer import build_tokenizer
+    from examples.nano.tokenizer import build_tokenizer
 
     tokenizer = build_tokenizer()
     torch.manual_seed(0)
@@ -71,7 +71,7 @@ def reordered() -> dllm.DiffusionModel:
     """A WeDLM-shaped model, as `tiny`: it attends to decided tokens first."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    from dllm.train.tokenizer import build_tokenizer
+    from examples.nano.tokenizer import build_tokenizer
 
     tokenizer = build_tokenizer()
     torch.manual_seed(0)
@@ -101,8 +101,8 @@ def noisy(tmp_path_factory: pytest.TempPathFactory) -> dllm.DiffusionModel:
     a window of 6 in two of its layers."""
     from transformers import DiffusionGemmaForBlockDiffusion
 
-    from dllm.train.recipes.nano import NanoTraining, build_model
-    from dllm.train.tokenizer import build_tokenizer
+    from examples.nano.recipe import NanoTraining, build_model
+    from examples.nano.tokenizer import build_tokenizer
 
     tokenizer, folder = build_tokenizer(), tmp_path_factory.mktemp("noisy")
     recipe = NanoTraining.of("uniform", hidden_size=32, layers=3, heads=4, intermediate_size=96)

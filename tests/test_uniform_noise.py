@@ -6,10 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import dllm
-from dllm.engine.maps import AttentionMaps
 
 from .cli.conftest import Run
 from .cli.conftest import cli as cli
@@ -71,29 +69,6 @@ def test_holes_of_unknown_length(noisy: dllm.DiffusionModel) -> None:
     once, again = (dllm.infill(noisy, "Ben, [[1..6]], Tom", prompt=PROMPT) for _ in range(2))
     assert once.tokens == again.tokens and once.probes == 1
     assert once.text.startswith("Ben,") and once.text.endswith(", Tom")
-
-
-@pytest.mark.parametrize("layers", [1, 3])
-def test_attention_maps_know_causal_prefixes_and_windows(
-    noisy: dllm.DiffusionModel, layers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """dawn reads the maps of its last layers: the last one sees all, those before it have a window
-    of 6, in which a canvas sees the last five tokens before it."""
-    maps: list[Any] = []
-    kept = AttentionMaps.of_job
-
-    def of_job(self: AttentionMaps, job: Any) -> Any:
-        maps.append(kept(self, job)["attention"])
-        return kept(self, job)
-
-    monkeypatch.setattr(AttentionMaps, "of_job", of_job)
-    prompt = [*range(5, 25)]
-    dllm.generate(noisy, prompt, sampler=f"dawn(layers={layers})", max_new_tokens=8)
-    seen = maps[0] > 0
-    assert torch.allclose(maps[0].sum(1), torch.ones(28))
-    assert seen[20:].all() and not seen[:20].triu(1).any() and seen[:20].tril().sum() == 210
-    near = maps[0][20:, 15:].sum(1)  # two of three layers look nowhere else
-    assert (near > 0.66).all() == (layers == 3)
 
 
 @pytest.mark.parametrize(

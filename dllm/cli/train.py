@@ -1,4 +1,4 @@
-"""``dllm train``: drafters, distillation, conversion, and the recipes of the bundled models."""
+"""``dllm train``: drafters, distillation and conversion."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,48 +16,6 @@ train_app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
 )
-
-NAMES = {"masked": "nano", "causal": "nano-ar", "uniform": "nano-uniform"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Nano(Reported):
-    """Options of ``dllm train nano``."""
-
-    output: Path | None = setting(None, "Folder of the run (default: runs/nano).", OUTPUT)
-    objective: str = setting(
-        "masked", "'masked' (nano), 'causal' (nano-ar) or 'uniform' (nano-uniform).", TRAINING
-    )
-    steps: int | None = setting(None, "Training steps (default: the recipe's).", TRAINING, min=1)
-    seed: int = setting(0, "Random seed.", TRAINING, min=0)
-    device: str = setting("cpu", "Device: cpu, cuda, ...", TRAINING)
-    compiled: bool = setting(
-        True, "Compile the network with torch.compile.", TRAINING, "--compile/--no-compile"
-    )
-    examples: int = setting(
-        16, "Held-out prompts per task in an evaluation (0: no evaluation).", DATA, min=0
-    )
-    weights_from: Path | None = setting(
-        None, "Folder of a run whose weights this run starts with.", TRAINING
-    )
-
-
-@takes(Nano)
-def nano(*, options: Nano) -> None:
-    """Train nano from scratch; a run that was stopped goes on where it saved last."""
-    from ..train.recipes.nano import NanoTraining, export, train
-
-    o, report = options, options.report()
-    given = {} if o.steps is None else {"steps": o.steps}
-    recipe = NanoTraining.of(o.objective, seed=o.seed, **given)
-    folder = o.output or Path("runs") / NAMES[o.objective]
-    with resumable():
-        train(
-            recipe, folder, device=o.device, compile_model=o.compiled, weights_from=o.weights_from,
-            report=report, accuracy_examples=o.examples,
-        )  # fmt: skip
-    export(folder, folder / NAMES[o.objective])
-    note(f"{recipe.steps} steps of the {o.objective} recipe: {folder / NAMES[o.objective]}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +59,7 @@ def deer(*, options: Deer) -> None:
 
 
 for command, shown in (
-    (nano, ()), (deer, ()), (dflash.dflash, dflash.SHOWN),
+    (deer, ()), (dflash.dflash, dflash.SHOWN),
     (distill.parallel, distill.SHOWN), (distill.convert, distill.SHOWN),
 ):  # fmt: skip
     train_app.command()(everywhere(command, shown))

@@ -85,7 +85,7 @@ UNIFORM_NOISE = Capability(
 
 # Of the cache: what is computed in a step, from all to part of what is asked.
 
-# DAWN reads the attention between all positions; DAEDAL what the model says of all.
+# DAEDAL reads what the model says of all positions.
 WHOLE_TEXT = Capability("a forward over the whole text at every step", {"a cache": NO_CACHE})
 # WINO feeds every position of its block a second time, as a mask that does not see its token.
 REPEATED_MASKS = Capability(

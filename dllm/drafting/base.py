@@ -211,17 +211,14 @@ class RoundStats:
 @dataclass(frozen=True)
 class Feedback:
     """What a drafter, a proxy or a controller learns from a round.  ``accepted`` counts drafted
-    tokens that were kept; ``emitted`` are the new tokens; ``fed`` are the tokens whose successors
-    the verifier scored and ``scores`` its logits (rows, V), on its device; None in engines that
-    keep them.  ``hidden`` (m, layers * D) are the hidden states behind the layers
-    `Drafter.target_layer_ids` at every token that was fed: those that were committed and not yet
-    fed (in the first round the prompt), then the nodes of the draft."""
+    tokens that were kept; ``emitted`` are the new tokens.  ``hidden``
+    (m, layers * D) are the hidden states behind the layers `Drafter.target_layer_ids` at every
+    token that was fed: those that were committed and not yet fed (in the first round the prompt),
+    then the nodes of the draft."""
 
     draft: Draft
     path: list[int]
     emitted: list[int]
-    fed: IntArray
-    scores: Any
     hidden: Any = None
 
     @property

@@ -76,10 +76,7 @@ def write_with(
 
 @dataclass
 class TextFollower:
-    """A drafter on one sequence; what became of a draft is read off the text that came next.
-
-    The verifier's scores are not known here: `Feedback.scores` is None.
-    """
+    """A drafter on one sequence; what became of a draft is read off the text that came next."""
 
     drafting: Drafting
     tokens: IntArray
@@ -103,8 +100,7 @@ class TextFollower:
             if not same:
                 break
             path.append(same[0])
-        fed = np.concatenate([self.tokens[-1:], self.draft.tokens])
-        self.drafting.observe(Feedback(self.draft, path, emitted, fed, None))
+        self.drafting.observe(Feedback(self.draft, path, emitted))
         self.tokens, self.draft = tokens.copy(), EMPTY
 
     def close(self) -> None:

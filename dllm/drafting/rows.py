@@ -143,8 +143,7 @@ class DraftedRow(Row):
         hidden = self.verifier.seen(self.text, scored.hidden)
         self.verifier.commit(self.text, draft, path, emitted, scored.hidden)
         canvas.nfe, canvas.computed = self.text.forwards, self.text.computed
-        ids = np.concatenate([prefix[-1:], draft.tokens])
-        feedback = Feedback(draft, path, emitted, ids, scored.logits, hidden)
+        feedback = Feedback(draft, path, emitted, hidden)
         if self.drafting is not None:
             self.drafting.observe(feedback)
         stats = RoundStats(

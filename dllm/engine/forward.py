@@ -39,7 +39,6 @@ from ..structured.judged import Judged
 from .graphs import Static, check_static
 from .kv import KVBuffer
 from .layers import LayerHook
-from .maps import AttentionMaps
 from .packing import Packed, noise_keys, pack
 from .recipe import RowOptions, bans
 from .rows import Job, Soft
@@ -143,8 +142,8 @@ class Forward:
         try:
             with torch.inference_mode():
                 groups = self._groups(jobs)
-                hidden, maps = self._run(jobs, groups)
-                numbers, answer = self._share(jobs, groups, hidden, maps)
+                hidden = self._run(jobs, groups)
+                numbers, answer = self._share(jobs, groups, hidden)
                 return Flight(self, ToHost(numbers), answer)
         finally:
             self.seconds += time.perf_counter() - began
@@ -155,13 +154,11 @@ class Forward:
 
     def hidden(self, jobs: list[Job]) -> torch.Tensor:
         """Final hidden states of the scored rows, (R, d), guidance applied."""
-        return self._run(jobs, [])[0]
+        return self._run(jobs, [])
 
-    def _run(
-        self, jobs: list[Job], groups: list[Group]
-    ) -> tuple[torch.Tensor, AttentionMaps | None]:
-        """`hidden`, in the order of the groups where there are some, and the attention maps that
-        some of the jobs want.  All that goes up goes with the ids."""
+    def _run(self, jobs: list[Job], groups: list[Group]) -> torch.Tensor:
+        """`hidden`, in the order of the groups where there are some.  All that goes up goes with
+        the ids."""
         stored = self.buffer is not None
         own = [job for job in jobs if job.own]
         for job in own:
@@ -180,9 +177,7 @@ class Forward:
         for (up, name), there in zip(lots, packed.further, strict=True):
             up[name] = there
         self._last = packed if packed.layouts is not None else None
-        watched = [job for job in own if job.options.maps]
-        maps = AttentionMaps(packed, self.visibility) if watched else None
-        hidden = self._backbone(packed, jobs, maps)
+        hidden = self._backbone(packed, jobs)
         try:
             scored = hidden.index_select(0, packed.scored)
         except IndexError:
@@ -191,28 +186,24 @@ class Forward:
                 "`Plan.compute` holds `Plan.rows(targets, shift)`"
             ) from None
         if packed.guided is None:
-            return scored, maps
+            return scored
         # The head is affine and the weights sum to one: mixing hidden states mixes the logits.
         which, second, scale = packed.guided
         given, hidden_prompt = scored[which].float(), hidden[second].float()
         mixed = hidden_prompt + (scale + 1) * (given - hidden_prompt)
         scored[which] = mixed.to(hidden.dtype)
-        return scored, maps
+        return scored
 
-    def _backbone(
-        self, packed: Packed, jobs: Sequence[Job], maps: AttentionMaps | None = None
-    ) -> torch.Tensor:
+    def _backbone(self, packed: Packed, jobs: Sequence[Job]) -> torch.Tensor:
         """Final hidden states of a step, (Q, D)."""
         soft = soft_inputs(jobs, packed, self.model.family.self_conditioning, self.model)
-        if self.static is not None and maps is None and not soft:
+        if self.static is not None and not soft:
             result = self.static.hidden(packed)
             if result is not None:
                 return result
         inputs = packed.inputs(self.buffer) | soft
         if "inputs_embeds" in soft:
             inputs["input_ids"] = None
-        if maps is not None:
-            inputs["watch"] = maps.watch
         hidden: torch.Tensor
         if self.hook is None:
             hidden = self.backbone(**inputs).last_hidden_state[0]
@@ -251,9 +242,8 @@ class Forward:
         return up
 
     def _share(
-        self, jobs: list[Job], groups: list[Group], hidden: torch.Tensor,
-        maps: AttentionMaps | None,
-    ) -> tuple[list[torch.Tensor], Answer]:  # fmt: skip
+        self, jobs: list[Job], groups: list[Group], hidden: torch.Tensor
+    ) -> tuple[list[torch.Tensor], Answer]:
         """Statistics of every group, and what makes each job's part of them once they are on the
         host."""
         if len(groups) == 1 and not [job for job in jobs if job.own]:
@@ -267,9 +257,6 @@ class Forward:
             count = sum(len(job.asked) for job in group.jobs)
             shared.append(dict(self._group(group, own, hidden[at : at + count]).columns()))
             at += count
-        if maps is not None:
-            for job in jobs:
-                own[id(job)] |= maps.of_job(job)
         members = [group.members or [*range(len(jobs))] for group in groups]
         answer = partial(_answers, jobs, members, [*map(list, shared)], [*map(list, own.values())])
         return [x for numbers in (*shared, *own.values()) for x in numbers.values()], answer
@@ -517,5 +504,4 @@ def _prediction(positions: IntArray, numbers: Mapping[str, Any]) -> Prediction:
     return Prediction(
         positions, numbers["token"], numbers["logprob"], get("margin"), get("gap"),
         get("entropy"), get("max_logprob"), get("top_token"), get("top_logprob"), asked,
-        get("attention"),
     )  # fmt: skip

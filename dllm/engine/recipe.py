@@ -165,7 +165,7 @@ class MaskedRecipe(Recipe):
 class RowOptions:
     """Arguments of the token statistics that hold for a row.  Rows whose options are equal share
     one call.  ``banned`` ids may not be proposed; the last ``conditional`` of them only at some
-    positions, which the row says in each step.  ``maps``: the layers whose attention is wanted.
+    positions, which the row says in each step.
     ``classes``: those of the row's format; ``bias``: what is added to the logits of tokens.
     ``inverse``: draw by the cumulative sum; ``soft``: the expected embedding is wanted; ``scale``:
     what logits are multiplied by before all else; ``signal``: the share of positions that are not
@@ -179,7 +179,6 @@ class RowOptions:
     filters: Filters
     top: int
     needs: frozenset[str]
-    maps: tuple[int, ...] = ()
     classes: TokenClasses | None = None
     bias: tuple[tuple[int, float], ...] = ()
     inverse: bool = False
@@ -192,7 +191,7 @@ class RowOptions:
 
     def __post_init__(self) -> None:
         named = bool({"residual", "judged"} & self.needs)
-        own = named or bool(self.maps) or self.signal is not None
+        own = named or self.signal is not None
         facts = {
             "keyed": self.filters.temperature > 0 and not self.inverse,
             "plain": self.scale == 1 and not self.bias,
@@ -212,7 +211,7 @@ class RowOptions:
     def of(cls, recipe: MaskedRecipe, model: DiffusionModel) -> RowOptions:
         """Those of a row."""
         sampler, config = recipe.sampler, recipe.config
-        read, layers = sampler.statistics, model.layers
+        read = sampler.statistics
         # At temperature 0 the proposal itself is the likeliest token.
         likeliest = read.get("top_token", 0) if config.temperature > 0 else 0
         if isinstance(recipe.format, Judged):
@@ -220,7 +219,6 @@ class RowOptions:
         return cls(
             *_bans(recipe, model), recipe.filters,
             max(config.top_candidates, likeliest, read.get("top_logprob", 0)), frozenset(read),
-            tuple(range(max(0, layers - read.get("attention", 0)), layers)),
             None if recipe.format is None else recipe.format.classes,
             tuple(sorted(config.logit_bias.items())),
             model.facts.uniform and recipe.format is None, model.family.self_conditioning,

@@ -1,4 +1,4 @@
-"""Which positions of a row attend to which: one rule for packing, layers, maps and masks fed again.
+"""Which positions of a row attend to which: one rule for packing, layers and masks fed again.
 
 Every position has a rank, and a query sees the keys whose rank is not above its own:
 
@@ -111,15 +111,12 @@ class Visibility:
             result = np.where(positions < low, low - 1, MASKS_BEHIND)
         return np.where((positions >= low) & (positions < high), positions, result)
 
-    def unseen(
-        self, canvas: Canvas, queries: IntArray, keys: IntArray, sliding: bool = False
-    ) -> BoolArray:
-        """(n, m) bool: which of the positions ``keys`` the positions ``queries`` do not see;
-        ``sliding``: in layers with a window."""
+    def unseen(self, canvas: Canvas, queries: IntArray, keys: IntArray) -> BoolArray:
+        """(n, m) bool: which of the positions ``keys`` the positions ``queries`` do not see."""
         self = self.bound(canvas)
         ranks = self.rank(keys, canvas.masked[keys])
-        result: BoolArray = ranks > self.rank(queries, canvas.masked[queries])[:, None]
-        return result | (keys < self._floor(queries)[:, None]) if sliding else result
+        hidden: BoolArray = ranks > self.rank(queries, canvas.masked[queries])[:, None]
+        return hidden
 
     def pieces(
         self, compute: IntArray, read: IntArray | None, at: int, base: int, length: int,

@@ -3,9 +3,8 @@
 PyTorch takes all processors, whatever it multiplies.  Beside another program every product then
 waits for the thread that was interrupted, ten times as long as it takes; and small products gain
 little from a second thread.  So when a network is loaded a feed-forward layer of its sizes is
-computed for `WATCH` seconds with one thread, to see how many other processors are idle meanwhile.
-As many threads are tried in turns as there is room for, one, two, four, ...; a number is taken when
-it is `WORTH` times as fast as the next smaller one that is.
+computed in turns with one thread, with half of the processors and with all of them; a number is
+taken when it is `WORTH` times as fast as the next smaller one that is.
 
 What somebody has decided stays: ``threads=``, ``torch.set_num_threads``, ``OMP_NUM_THREADS``.
 """
@@ -28,10 +27,8 @@ from ..kernels.linear import Packed, linear
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 ROWS = 64  # positions of a step, about
 WORTH = 1.05
-WATCH = 0.1  # seconds; the system counts idle time in hundredths
 ROUNDS, LEAST = 5, 0.01  # samples of a number of threads; seconds of one
 MOST_SECONDS = 0.4  # after which there are no more samples than two
-POWERS = (1, 2, 4, 8, 16, 32, 64, 128)
 MOST = 2048, 4096  # sizes from which on products behave alike
 LOG = logging.getLogger("dllm")
 _largest = 0  # numbers in a layer of the largest network that was timed
@@ -67,8 +64,8 @@ def choose_threads(network: nn.Module) -> None:
     chosen = _ours = best(times)
     torch.set_num_threads(chosen)
     LOG.info(
-        "%d of %d threads: %d have a processor to themselves, and a feed-forward layer takes %s; "
-        "threads=N or OMP_NUM_THREADS=N decides otherwise", chosen, processors, max(times),
+        "%d of %d threads: a feed-forward layer takes %s; threads=N or OMP_NUM_THREADS=N decides "
+        "otherwise", chosen, processors,
         ", ".join(f"{1000 * seconds:.2f} ms with {n}" for n, seconds in times.items()),
     )  # fmt: skip
 
@@ -100,44 +97,27 @@ def sizes(network: Any) -> tuple[int, int] | None:
 
 
 def measure(size: tuple[int, int], dtype: torch.dtype, processors: int) -> dict[int, float]:
-    """Seconds of a feed-forward layer by number of threads, as many as find a processor free."""
-    layer = _layer(size, dtype)
-    before = torch.get_num_threads()
+    """Seconds of a feed-forward layer by number of threads."""
+    layer, before = _layer(size, dtype), torch.get_num_threads()
+    taken: dict[int, list[float]] = {n: [] for n in (1, processors // 2, processors)}
+    end = time.perf_counter() + MOST_SECONDS
     try:
         with torch.inference_mode():
-            torch.set_num_threads(1)
             layer()
-            start, idle = time.perf_counter(), idle_seconds()
-            alone = _seconds(layer, WATCH)
-            room = 1 + round((idle_seconds() - idle) / (time.perf_counter() - start))
-            most = max(1, min(room, processors))
-            if most == 1:
-                return {1: alone}
-            taken: dict[int, list[float]] = {n: [] for n in sorted({*POWERS, most}) if n <= most}
-            end = time.perf_counter() + MOST_SECONDS
             while len(taken[1]) < 2 or (len(taken[1]) < ROUNDS and time.perf_counter() < end):
                 for n, seconds in taken.items():
                     torch.set_num_threads(n)
                     layer()
-                    seconds.append(_seconds(layer, LEAST))
+                    seconds.append(_seconds(layer))
     finally:
         torch.set_num_threads(before)
     return {n: median(seconds) for n, seconds in taken.items()}
 
 
-def idle_seconds() -> float:
-    """For which the processors of this process have had nothing to do; grows with time."""
-    import psutil  # type: ignore[import-untyped, unused-ignore]
-
-    times = psutil.cpu_times(percpu=True)
-    own = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(times))
-    return float(sum(times[i].idle for i in own if i < len(times)))
-
-
-def _seconds(call: Callable[[], torch.Tensor], least: float) -> float:
-    """Of one call, from as many as take ``least`` together."""
+def _seconds(call: Callable[[], torch.Tensor]) -> float:
+    """Of one call, from as many as take `LEAST` together."""
     start, calls, seconds = time.perf_counter(), 0, 0.0
-    while seconds < least:
+    while seconds < LEAST:
         call()
         calls, seconds = calls + 1, time.perf_counter() - start
     return seconds / calls

@@ -70,8 +70,6 @@ def test_prompts(ask: Run, arguments: list[str], stdin: str, message: str) -> No
     ("arguments", "message"),
     [
         (["doctor", "--model", "/no/such/model"], "there is no folder"),
-        (["train", "nano", "--objective", "both"], "objective is 'masked', 'causal' or"),
-        (["train", "nano", "--weights-from", "/no/such"], "there is no run in /no/such"),
         (["bench", "-s", "nosuch"], "unknown sampler 'nosuch'"),
         (["bench"], "there is no task: name one or more of "),
         (
@@ -99,7 +97,7 @@ def check(code: int, stdout: str, stderr: str, message: str) -> None:
         (["generate", "x", "--top-q", "1"], "No such option: --top-q"),
         (["generate", "x", "--max-new-tokens", "abc"], "for '--max-new-tokens'"),
         (["--bogus"], "(see dllm --help)"),
-        (["train", "nano", "--bogus"], "(see dllm train nano --help)"),
+        (["train", "deer", "--bogus"], "(see dllm train deer --help)"),
         (["paint"], "No such command 'paint'"),
     ],
 )

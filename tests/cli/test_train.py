@@ -13,25 +13,6 @@ from .conftest import Run
 pytestmark = pytest.mark.filterwarnings("default")
 
 
-@pytest.mark.slow  # tests/train/test_recipe.py has smaller runs
-def test_nano_is_trained_and_written(cli: Run, tmp_path: Path) -> None:
-    how = "--objective causal --steps 2 --seed 4 --no-compile --examples 0 --log-every 1"
-    result = cli("train", "nano", *how.split(), "-o", str(tmp_path))
-    assert (result.exit_code, result.stdout) == (0, "")
-    assert "step 1/2: loss" in result.stderr
-    assert "2 steps of the causal recipe" in result.stderr
-    recipe = json.loads((tmp_path / "nano-ar" / "recipe.json").read_text())
-    assert (recipe["objective"], recipe["steps"], recipe["seed"]) == ("causal", 2, 4)
-    model = dllm.load(tmp_path / "nano-ar")
-    assert model.facts.mask_kind == "causal"
-
-
-def test_another_run_is_not_overwritten(cli: Run, tmp_path: Path) -> None:
-    (tmp_path / "recipe.json").write_text('{"seed": 7}')
-    result = cli("train", "nano", "--steps", "2", "-o", str(tmp_path))
-    assert result.exit_code == 2 and "another recipe" in result.stderr
-
-
 @pytest.mark.slow
 def test_a_diffusion_model_learns_from_its_own_trajectories(cli: Run, tmp_path: Path) -> None:
     command = "parallel --rounds 2 --samples 2 --temperature 1"
@@ -79,7 +60,7 @@ def test_a_conversion_that_cannot_be_is_refused(
 
 @pytest.mark.parametrize(
     "command",
-    "nano;deer;dflash --verifier nano-ar;parallel --model nano;convert --model nano-ar".split(";"),
+    "deer;dflash --verifier nano-ar;parallel --model nano;convert --model nano-ar".split(";"),
 )
 def test_every_training_says_how_often_and_to_whom(cli: Run, command: str, tmp_path: Path) -> None:
     how = ("train", *command.split(), "-o", str(tmp_path))

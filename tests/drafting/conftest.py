@@ -27,7 +27,7 @@ from dllm.drafting.base import (
     Feedback,
     chain,
 )
-from dllm.train.tokenizer import build_tokenizer
+from examples.nano.tokenizer import build_tokenizer
 
 torch.set_num_threads(1)
 ARCHITECTURES = ("full", "windowed", "gqa")

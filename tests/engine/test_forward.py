@@ -1,8 +1,7 @@
 """The device half against naive forwards of transformers' own model."""
 
-import copy
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,12 +11,10 @@ import dllm
 from dllm.cache import Plan, Slots
 from dllm.core.canvas import Canvas
 from dllm.core.config import GenerationConfig
-from dllm.engine import Engine
 from dllm.engine.forward import Forward
 from dllm.engine.recipe import MaskedRecipe, RowOptions
 from dllm.engine.rows import Job, Row
 from dllm.samplers import Prediction, Reads, Transform, compose
-from dllm.samplers.base import Scorer
 from dllm.samplers.threshold import Threshold
 
 from ..decoding import Decoding
@@ -119,47 +116,3 @@ def test_what_parts_ask_for_is_clean_whatever_is_proposed(
         assert np.allclose(asked, wanted, atol=1e-5)
         before, seen = canvas.tokens.copy(), seen + len(at)
     assert seen
-
-
-@dataclass(frozen=True)
-class Mapped(Scorer):
-    """Scores by what a position attends to in the last two layers."""
-
-    name = "mapped"
-    statistics: ClassVar = {"attention": 2}
-
-    def score(self, canvas: Canvas, prediction: Prediction) -> Any:
-        assert prediction.attention is not None
-        canvas.state(Seen).maps.append(prediction.attention)
-        return prediction.logprob
-
-
-@dataclass
-class Seen:
-    maps: list[Any] = field(default_factory=list)
-
-
-def test_attention_maps_are_those_of_the_eager_network(tiny: dllm.DiffusionModel) -> None:
-    """Mean over heads of two layers, for the rows that ask, beside one that does not."""
-    assert tiny.facts.mask_token_id is not None
-    recipes = [
-        MaskedRecipe(compose([Mapped(), *compose("fixed").selectors])),
-        MaskedRecipe(compose("fixed")),
-    ]
-    engine, canvases = Engine(tiny, dllm.cache.compose("none")), []
-    for recipe, length in zip(recipes, (5, 9), strict=True):
-        canvas = Canvas.for_prompt(
-            np.arange(4, 10), length, mask_id=tiny.facts.mask_token_id, pad_id=0
-        )
-        engine.admit(canvas, recipe)
-        canvases.append(canvas)
-    tokens = canvases[0].tokens.copy()
-    engine.step()
-    eager = copy.deepcopy(tiny.hf)
-    eager.set_attn_implementation("eager")
-    with torch.inference_mode():
-        weights = eager(torch.from_numpy(tokens)[None], output_attentions=True).attentions
-    expected = (weights[-2][0].mean(0) + weights[-1][0].mean(0)) / 2
-    (seen,) = canvases[0].state(Seen).maps
-    np.testing.assert_allclose(seen, expected.numpy(), atol=1e-5)
-    assert Seen not in canvases[1].states

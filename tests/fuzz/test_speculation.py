@@ -12,7 +12,7 @@ from ..drafting.conftest import ARCHITECTURES, Scripted, make_verifier
 from .seeds import case_of
 
 LOOKUPS = ("prompt_lookup(k=3, n=2)", "prompt_lookup", "suffix", "suffix(tree=False)",
-           "cacheback", "aded", "first_of(prompt_lookup+cacheback)", None)  # fmt: skip
+           "cacheback", "first_of(prompt_lookup+cacheback)", None)  # fmt: skip
 CONTROLLERS = ("fixed(k=1)", "fixed(k=6)", "full", "adl", "adaptive")
 SEARCHES = (None, "argmax", "cps")
 LOSSLESS = ("ratio", "block")  # in distribution

@@ -15,7 +15,6 @@ from dllm.core.spec import parse
 from dllm.samplers import SAMPLERS, Course, Part, Prediction, Selector, Transform, View
 from dllm.samplers.base import Reads, top
 from dllm.samplers.daedal import Daedal
-from dllm.samplers.dawn import DAWN
 from dllm.samplers.dcd import slide
 from dllm.samplers.dsb import DSB
 from dllm.samplers.factor import Factor
@@ -163,23 +162,6 @@ class ReleasedFactor(Factor):
     def select(self, view: View) -> BoolArray:
         chosen = super().select(view)
         return chosen | (len(chosen) - chosen.sum() == 1)
-
-
-@PARTS.register("released_dawn")
-@dataclass(frozen=True)
-class ReleasedDAWN(DAWN):
-    """Also writes over the first token of the canvas, given or not, in every step in which a
-    candidate was struck out: its loop goes on for as many rounds as there were candidates, and an
-    index that finds none left is 0."""
-
-    def select(self, view: View) -> BoolArray:
-        chosen = super().select(view)
-        at, score, edge = view.positions, view.score, self.edges(view)
-        induced = (score >= self.tau_induce) & edge[np.ix_(at, self._anchors(view))].any(1)
-        near = edge[np.ix_(at, at[(score >= self.tau) & induced])].any(1)
-        if ((score >= self.tau_low) & ~chosen & ~near).any():
-            view.canvas.tokens[0] = view.all_predictions.at(np.zeros(1, np.int64)).token[0]
-        return chosen
 
 
 @PARTS.register("released_daedal")

@@ -1,10 +1,8 @@
-"""The calls that reproduce what was recorded of DCD, DSB and DAWN."""
+"""The calls that reproduce what was recorded of DCD and DSB."""
 
-import json
 from collections.abc import Callable
 from typing import Any
 
-from .conftest import goldens_dir
 from .quirk_caches import cache_of
 from .quirks import parts
 
@@ -61,17 +59,8 @@ def dsb(case: dict[str, Any]) -> Built:
     return parts(f"{selector}+{window}"), cache_of("released_dsb"), {}
 
 
-def dawn(case: dict[str, Any]) -> Built:
-    model = json.loads((goldens_dir() / case["model"] / "config.json").read_text())
-    count = model.get("n_layers") or model["num_hidden_layers"]
-    sampler = (
-        "released_dawn(0.9, {tau_sink}, {tau_edge}, {tau_induce}, {tau_low}, layers={layers})"
-    ).format(layers=count - case["attention_from_layer"], **case)
-    return parts(sampler), "none", {"block_length": case["block_length"]}
-
-
 BUILDERS: dict[str, Callable[[dict[str, Any]], Built]] = {
     f"{name}_{family}": builder
-    for name, builder in {"dawn": dawn, "dcd": dcd, "dsb": dsb}.items()
+    for name, builder in {"dcd": dcd, "dsb": dsb}.items()
     for family in ("llada", "dream")
 }

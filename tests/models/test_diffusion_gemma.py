@@ -22,7 +22,7 @@ from dllm.models.checkpoint import open_checkpoint
 from dllm.models.footprint import footprint
 from dllm.samplers.ddim import DDIM
 from dllm.samplers.entropy_bound import EntropyBound
-from dllm.train.recipes.nano import NO_IMAGES
+from examples.nano.recipe import NO_IMAGES
 
 from ..golden.conftest import goldens_dir
 from ..thin import covering

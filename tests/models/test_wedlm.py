@@ -245,7 +245,6 @@ def test_masks_fed_again_are_further_masks(model: dllm.DiffusionModel, reference
     ({"cache": "dual"}, r"needs keys and values that follow .* cache='dual' .*use cache='wedlm'"),
     ({"cache": "block"}, "block needs block-causal attention"),
     ({"cache": "elastic"}, r"needs keys and values .* cache='elastic' .*use cache='wedlm'"),
-    ({"sampler": "dawn"}, "dawn needs decided tokens that predict themselves"),
     ({"sampler": "prophet"}, "prophet needs decided tokens that predict themselves"),
     ({"cfg_scale": 0.5}, r"cfg_scale=0.5 needs masks .* leave it out"),
     ({"sampler": "wino", "cache": "wedlm"}, "wino needs second predictions .*use cache='none'"),

@@ -9,8 +9,8 @@ import torch
 
 import dllm
 from dllm.eval.tasks import TASKS
-from dllm.train.recipes.nano import accuracy
-from dllm.train.tokenizer import build_tokenizer
+from examples.nano.recipe import accuracy
+from examples.nano.tokenizer import build_tokenizer
 
 from ..thin import some
 

@@ -117,7 +117,7 @@ def block_model() -> dllm.DiffusionModel:
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    from dllm.train.tokenizer import build_tokenizer
+    from examples.nano.tokenizer import build_tokenizer
 
     tokenizer = build_tokenizer()
     torch.manual_seed(0)

@@ -14,12 +14,13 @@ from transformers import TrainerCallback, TrainerState
 
 import dllm
 from dllm.core.errors import ConfigError
-from dllm.train.data import TaskStream
 from dllm.train.loop import Loop, Progress, Report
-from dllm.train.objectives.denoising import Denoising, draw_masks
-from dllm.train.objectives.uniform import UniformDenoising
-from dllm.train.recipes import nano
-from dllm.train.recipes.nano import (
+from examples.nano import recipe as nano
+from examples.nano.__main__ import main
+from examples.nano.data import TaskStream
+from examples.nano.masks import Denoising, draw_masks
+from examples.nano.noise import UniformDenoising
+from examples.nano.recipe import (
     NanoTraining,
     build_model,
     export,
@@ -28,7 +29,7 @@ from dllm.train.recipes.nano import (
     snapshot,
     train,
 )
-from dllm.train.tokenizer import build_tokenizer
+from examples.nano.tokenizer import build_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("default")
 TOY = NanoTraining(
@@ -167,9 +168,28 @@ def test_the_learning_rate_warms_up_and_falls() -> None:
     assert rates[-1] == pytest.approx(0.02)
 
 
-def test_objectives_are_checked() -> None:
+def test_objectives_are_checked(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="masked"):
         NanoTraining(objective="reversed")
+    with pytest.raises(ConfigError, match="no run in /no/such"):
+        main(["--weights-from", "/no/such", "-o", str(tmp_path)])
+
+
+def test_another_run_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "recipe.json").write_text('{"seed": 7}')
+    with pytest.raises(ConfigError, match="another recipe"):
+        main(["--steps", "2", "-o", str(tmp_path)])
+
+
+@pytest.mark.slow
+def test_a_run_is_trained_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    how = "--objective causal --steps 2 --seed 4 --no-compile --examples 0 --log-every 1"
+    main([*how.split(), "-o", str(tmp_path)])
+    said = capsys.readouterr().out
+    assert "step 1/2: loss" in said and "2 steps of the causal recipe" in said
+    recipe = json.loads((tmp_path / "nano-ar" / "recipe.json").read_text())
+    assert (recipe["objective"], recipe["steps"], recipe["seed"]) == ("causal", 2, 4)
+    assert dllm.load(tmp_path / "nano-ar").facts.mask_kind == "causal"
 
 
 def test_a_small_model_for_uniform_noise(tmp_path: Path) -> None:

@@ -42,15 +42,13 @@ Children = Callable[[Node], Iterable[tuple[float, int, Any]]]
 
 def grow(
     children: Children, nodes: int, length: int, mark: Any = None,
-    first: Callable[[Node], Any] = lambda node: node.score,
     enough: Callable[[Sequence[Node], Node], bool] = lambda tree, best: False,
 ) -> list[Node]:  # fmt: skip
     """The ``nodes`` best prefixes of at most ``length`` tokens, best first; of equals the one that
     was found first.
 
     ``children`` of a node: logarithm of the chance, token and mark of each; the root has ``mark``.
-    ``first``: by what the best one is chosen, no more of a child than of its parent.  ``enough`` is
-    asked with the tree and the next best node whether to stop there.
+    ``enough`` is asked with the tree and the next best node whether to stop there.
     """
     tree: list[Node] = []
     heap: list[tuple[Any, int, Node]] = []
@@ -61,7 +59,7 @@ def grow(
             for chance, token, known in children(node):
                 score, depth = node.score + chance, node.depth + 1
                 child = Node(token, ROOT, node.index, depth, chance, score, known)
-                heapq.heappush(heap, (-round(first(child), 9), next(arrivals), child))
+                heapq.heappush(heap, (-round(score, 9), next(arrivals), child))
         if not heap or enough(tree, heap[0][2]):
             break
         node = heapq.heappop(heap)[2]._replace(index=len(tree))

@@ -1,4 +1,4 @@
-"""Cacheback, ADED, the lossy rule: what they draft and keep, by hand."""
+"""Cacheback, the lossy rule: what they draft and keep, by hand."""
 
 import math
 from dataclasses import replace
@@ -18,11 +18,9 @@ from dllm.drafting.base import (
     Draft,
     Drafter,
     DraftRequest,
-    Feedback,
     single,
 )
 from dllm.drafting.base import chain as chain_of
-from dllm.drafting.drafters.aded import ADED
 from dllm.drafting.drafters.history import BORDER
 from dllm.drafting.drafters.suffix import SuffixDecoding
 from dllm.kernels.statistics.filters import Filters
@@ -40,7 +38,7 @@ def request(prefix: list[int], trees: bool = True) -> DraftRequest:
 
 @pytest.mark.parametrize(
     ("name", "kind", "temperature"),
-    covering(["cacheback", "aded", "suffix"], ["full", "windowed"],
+    covering(["cacheback", "suffix"], ["full", "windowed"],
              [0.0, 1.0]),
 )  # fmt: skip
 def test_the_text_is_the_verifiers(
@@ -115,29 +113,6 @@ def test_log_probabilities_are_those_of_the_raw_rows() -> None:
             float(expected[node + 1, token]) for node, token in zip(nodes, tokens, strict=True)
         ]
         assert rows.logprobs(nodes, tokens) == pytest.approx(wanted, abs=1e-5)
-
-
-def test_aded_searches_where_the_verifier_was_sure() -> None:
-    part = ADED(nodes=4, searches=200)
-    part.learn((1, 2), [3, 4], [0.9, 0.1])
-    part.learn((2, 3), [5, 6], [0.8, 0.2])
-    part.learn((2, 4), [7], [1.0])
-    draft = part.open(request([1, 2])).propose(np.array([1, 2]), Budget(2, 9))
-    below = [tuple(draft.tokens[draft.path(node)].tolist()) for node in range(len(draft))]
-    assert below[:2] == [(3,), (3, 5)] and set(below) == {(3,), (3, 5), (3, 6), (4,)}
-    chain = part.open(request([1, 2], trees=False)).propose(np.array([1, 2]), Budget(2, 9))
-    assert chain.is_chain and chain.tokens.tolist() == [3, 5]
-
-
-def test_aded_learns_pairs_from_the_rows_of_a_forward() -> None:
-    part = ADED(width=1, rho=0.5)
-    drafting = part.open(request([1, 2]))
-    scores = torch.eye(9)[[3, 4, 5]] * 50  # after 2: 3; after 2 3: 4; after 2 8: 5
-    draft = Draft(np.array([3, 8]), np.array([-1, -1]))
-    drafting.observe(Feedback(draft, [0], [3, 4], np.array([2, 3, 8]), scores))
-    assert {k: list(v) for k, v in part.table.items()} == {(2, 3): [4], (2, 8): [5]}
-    drafting.observe(Feedback(Draft(np.array([])), [], [6], np.array([4]), scores[:1]))
-    assert list(part.table[3, 4]) == [3]  # the token in front of the anchor is known by now
 
 
 def test_what_is_banned_is_not_kept_although_the_first_always_is() -> None:

@@ -44,7 +44,7 @@ def test_what_a_draft_saves_is_counted_in_plain_tokens() -> None:
     ):  # fmt: skip
         stats = RoundStats(drafted, drafted, emitted - 1, emitted, "bonus", "", drafting, 0.0,
                            verifying, 0.01, 0, attempted=drafted > 0)  # fmt: skip
-        controller.update(stats, Feedback(draft, [], [], np.arange(1), None))
+        controller.update(stats, Feedback(draft, [], []))
         learned = controller.learned
         assert (learned.saved, learned.price) == pytest.approx((saved, price))
     assert learned.drafting == pytest.approx(0.2 * 0.02 + 0.8 * 0.2 * 0.02)

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import dllm
 from dllm.drafting import available, register_all
@@ -35,8 +34,7 @@ def tell(
 ) -> None:  # fmt: skip
     confidence = np.broadcast_to(sure, 64)[:drafted] if np.ndim(sure) == 0 else sure[:drafted]
     draft = Draft(np.arange(drafted), confidence=confidence, end=end)
-    feedback = Feedback(draft, list(range(accepted)), list(range(accepted + 1)),
-                        np.arange(drafted + 1), None)  # fmt: skip
+    feedback = Feedback(draft, list(range(accepted)), list(range(accepted + 1)))
     asked = drafted > 0 if attempted is None else attempted
     stats = RoundStats(drafted, drafted, accepted, accepted + 1, "correction", "", draft_seconds,
                        0.0, seconds, 0.0, context, attempted=asked)  # fmt: skip
@@ -197,9 +195,7 @@ def test_lookups_are_as_sure_as_they_were_right(verifier: dllm.DiffusionModel, n
             drafting = part.open(request(prefix))
             draft = drafting.propose(np.array(prefix), Budget(4, 4))
             path = list(range(len(draft) * accepted))
-            scores = torch.zeros(len(draft) + 1, 70)
-            fed = np.array([prefix[-1], *draft.tokens])
-            drafting.observe(Feedback(draft, path, [1], fed, scores))
+            drafting.observe(Feedback(draft, path, [1]))
         draft = part.open(request(prefix)).propose(np.array(prefix), Budget(4, 4))
         assert draft.confidence is not None
         levels.append(float(draft.confidence[0]))

@@ -30,13 +30,12 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from ...api import generate
-from ...core.errors import ConfigError
-from ...drafting.api import speculate
-from ...eval.tasks import TASKS
-from ...models import DiffusionModel, load
-from ..data import CANVAS, TaskStream
-from ..loop import (
+from dllm.api import generate
+from dllm.core.errors import ConfigError
+from dllm.drafting.api import speculate
+from dllm.eval.tasks import TASKS
+from dllm.models import DiffusionModel, load
+from dllm.train.loop import (
     SILENT,
     Loop,
     Metrics,
@@ -48,9 +47,11 @@ from ..loop import (
     resume,
     same_recipe,
 )
-from ..objectives.denoising import Denoising
-from ..objectives.uniform import UniformDenoising
-from ..tokenizer import CONTEXT, build_tokenizer
+
+from .data import CANVAS, TaskStream
+from .masks import Denoising
+from .noise import UniformDenoising
+from .tokenizer import CONTEXT, build_tokenizer
 
 TASK_WEIGHTS = {
     "fact": 6.0, "sum": 12.0, "story1": 6.0, "story2": 22.0, "copy": 2.0, "reverse": 4.0,
@@ -78,6 +79,7 @@ NO_IMAGES = {  # the smallest vision tower that a DiffusionGemma can have
     "patch_size": 2, "pooling_kernel_size": 1, "position_embedding_size": 16,
     "default_output_length": 4,
 }  # fmt: skip
+NAMES = {"masked": "nano", "causal": "nano-ar", "uniform": "nano-uniform"}
 EXPERT = 64  # width of the one expert of nano-uniform
 DELIMITERS = ",:."  # where a unit of the tasks' answers ends, for adaptive blocks
 

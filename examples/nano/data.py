@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from ..eval.tasks import TASKS
+from dllm.eval.tasks import TASKS
 
 CANVAS = 64  # the canvas the bundled models are used with by default
 POOL = 8  # batches drawn together and sorted by length

@@ -11,8 +11,8 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from ..eval.tasks import TASKS
-from ..eval.tasks.lexicon import GAINS, LETTERS, LOSSES, NAMES, OBJECTS
+from dllm.eval.tasks import TASKS
+from dllm.eval.tasks.lexicon import GAINS, LETTERS, LOSSES, NAMES, OBJECTS
 
 EOS, MASK, USER, ASSISTANT, SYSTEM = (
     "<|endoftext|>",

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ..network import ATTENTION, attention
+from dllm.train.network import ATTENTION, attention
 
 
 class UniformDenoising(nn.Module):
