@@ -231,6 +231,12 @@ def test_rows_that_allow_nothing(temperature: float, tempered: bool) -> None:
         assert got.token[1:].tolist() == [0, 0] and got.top_logprob[1, 0] == -torch.inf
         assert got.margin[1:].tolist() == [0, 1] and got.gap[1:].tolist() == [0, torch.inf]
         assert (got.entropy[1:].abs() < 1e-28).all()
+        of = TokenClasses(np.zeros(size, np.int64), 1)
+        classes = logits_statistics(
+            logits[:, :size], temperature=temperature, tempered=tempered, noise_keys=keys(3),
+            classes=of,
+        )  # fmt: skip
+        assert classes.class_logprob[1:, 0].tolist() == [-torch.inf, pytest.approx(0, abs=1e-6)]
 
 
 def test_bans_hold_in_their_rows_only() -> None:
