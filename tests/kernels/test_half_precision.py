@@ -15,6 +15,7 @@ def head() -> tuple[torch.Tensor, torch.Tensor]:
     return hidden.bfloat16(), weight.bfloat16()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 def test_bfloat16_against_the_same_numbers_in_float32(
     head: tuple[torch.Tensor, torch.Tensor], backend: str

@@ -248,6 +248,7 @@ def test_a_run_learns_and_its_drafter_can_be_used(
     assert result.tokens == dllm.speculate(verifier, None, "3+4=").tokens
 
 
+@pytest.mark.slow
 def test_a_head_is_trained_beside_and_drafts_as_it_was_measured(
     verifier: dllm.DiffusionModel, answers: Path, tmp_path: Path
 ) -> None:
