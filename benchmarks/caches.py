@@ -30,7 +30,7 @@ from harness import RESULTS, dream_135m, kernels, llada_135m, write  # isort: sk
 MODELS: dict[str, Callable[[str], dllm.DiffusionModel]] = {"llada": llada_135m, "dream": dream_135m}
 CACHES = (
     "none", "prefix", "dual", "dkv", "dkv_prefill", "dkv_pd", "dkv_greedy", "window_diffusion",
-    "dllm_cache", "dsb", "dcd", "vicinity", "sparse", "elastic",
+    "dllm_cache", "dsb", "dcd", "vicinity", "elastic",
 )  # fmt: skip
 HEADLINE = ("llada", 512, 256)
 LONG, ROUNDS = 20.0, 3  # seconds without a cache beyond which one round has to do

@@ -167,14 +167,6 @@ class Plan:
         ]
 
 
-@dataclass(frozen=True, slots=True)
-class LayerPlan:
-    """One row at one layer: ``compute`` and ``read`` as in `Plan`."""
-
-    compute: IntArray
-    read: IntArray | None = None
-
-
 class Layer(Protocol):
     """One row at one decoder layer.  ``stream``: the positions whose hidden states have come here;
     ``memory``: what the cache remembers of the row, apart for each lane of a guided row."""
@@ -189,10 +181,6 @@ class Layer(Protocol):
 
     def attention(self, queries: IntArray) -> FloatArray:
         """After the attention: what computed positions attend to, mean over heads, (n, N)."""
-
-    def key_importance(self, queries: IntArray, keys: IntArray) -> FloatArray:
-        """After the attention: product of the mean query with each key, mean over heads, (m,);
-        -inf where no query attends."""
 
 
 @dataclass(frozen=True)
@@ -252,8 +240,9 @@ class Cache:
         `branches_slide` branches."""
         return plan
 
-    def before_layer(self, canvas: Canvas, slots: Slots, layer: Layer) -> LayerPlan | None:
-        """What this layer computes and reads; None: the whole stream, read as planned.
+    def before_layer(self, canvas: Canvas, slots: Slots, layer: Layer) -> IntArray | None:
+        """The positions that this layer computes, ascending; None: the whole stream.  It reads what
+        the plan says.
 
         Positions of the stream that are not computed need `keeps` "change", positions computed
         that are not in the stream need "input".

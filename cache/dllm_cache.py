@@ -9,7 +9,7 @@ from ..core.canvas import Canvas, IntArray
 from ..core.capabilities import BRANCHES, FRESH_LOGITS
 from ..core.limits import COUNT, SHARE, bounds
 from ..core.spec import FamilyDefaults
-from .base import ALL, Cache, Layer, LayerPlan, Plan, Slots, register
+from .base import ALL, Cache, Layer, Plan, Slots, register
 from .dkv import first_row
 
 
@@ -69,7 +69,7 @@ class DLLMCache(Cache):
         phases.changed = changed if self.force_pending else changed[:0]
         return Plan(np.arange(canvas.length), refresh=all(phases.due))
 
-    def before_layer(self, canvas: Canvas, slots: Slots, layer: Layer) -> LayerPlan | None:
+    def before_layer(self, canvas: Canvas, slots: Slots, layer: Layer) -> IntArray | None:
         prompt_due, response_due = slots.state(Phases).due
         if layer.index == 0 or (prompt_due and response_due):
             return None
@@ -78,7 +78,7 @@ class DLLMCache(Cache):
         if not response_due:
             changed = slots.state(Phases).changed
             response = np.union1d(self._moved(layer, response), changed[changed >= start])
-        return LayerPlan(np.concatenate([prompt, response]) if prompt_due else response)
+        return np.concatenate([prompt, response]) if prompt_due else response
 
     def _moved(self, layer: Layer, response: IntArray) -> IntArray:
         """The positions whose values changed most."""

@@ -8,7 +8,7 @@ import numpy as np
 from ..core.canvas import Canvas, IntArray
 from ..core.capabilities import WHOLE_REGION
 from ..core.limits import COUNT, bounds
-from .base import PARTIAL, Layer, LayerPlan, Plan, Slots, full_plan, register
+from .base import PARTIAL, Layer, Plan, Slots, full_plan, register
 from .refresh import Refreshing
 
 NEVER = 2**31
@@ -55,9 +55,9 @@ class ElasticCache(Refreshing):
         watched = {token for lane in lanes for token, _ in lane.values() if token < canvas.length}
         return Plan(np.union1d(active, np.array(sorted(watched), np.int64)), answers=active)
 
-    def before_layer(self, canvas: Canvas, slots: Slots, layer: Layer) -> LayerPlan | None:
+    def before_layer(self, canvas: Canvas, slots: Slots, layer: Layer) -> IntArray | None:
         if 0 <= slots.state(Watch).start <= layer.index:
-            return LayerPlan(np.arange(canvas.length))
+            return np.arange(canvas.length)
         return None
 
     def after_attention(self, canvas: Canvas, slots: Slots, layer: Layer) -> None:

@@ -16,7 +16,6 @@ SMALL = {
     "dsb": "dsb(refresh_after=5, before=3)",
     "dcd": "dcd(refresh_after=5)",
     "vicinity": "vicinity(before=2, after=2, warmup=1)",
-    "sparse": "sparse",
     "dpad": "dpad(window=6, sigma=2)",
     "elastic": "elastic(beta=4)",
     "delayed": "delayed(refresh_every=3)",
@@ -33,8 +32,7 @@ EXACT = (
     "window_diffusion(refresh_every=1)", "dllm_cache(1, 1)",
     "dllm_cache(prompt_every=1, response_every=1000, ratio=1.0)",
     "dsb(before=1000, after=1000)", "dcd(refresh_every=1)",
-    "vicinity(before=1000, after=1000)", "sparse(refresh_every=1)",
-    "elastic(refresh_every=1)", "delayed(delay=1000)",
+    "vicinity(before=1000, after=1000)", "elastic(refresh_every=1)", "delayed(delay=1000)",
     "dpad(base=none, scale=9, window=100000)", "dpad(dropout=uniform, number=999, refresh_every=1)",
 )  # fmt: skip
 

@@ -42,7 +42,7 @@ KINDS: dict[str, Callable[[], Result]] = {
     "sampled": lambda: generated(trace=True, temperature=2.0, top_k=3, top_candidates=5),
     "revised": lambda: generated(trace=True, sampler="wino"),
     "guided": lambda: generated(trace=True, cfg_scale=1.0, cache="dual"),
-    "layered": lambda: generated(trace=True, cache="sparse", block_length=8),
+    "layered": lambda: generated(trace=True, cache="elastic", block_length=8),
     "branches": lambda: generated(trace=True, sampler="lopa(localleap, k=3)"),
     "infill": lambda: dllm.infill("nano", "4 + 5 =[[2]]9.", trace=True),
     "constrained": lambda: generated(trace=True, constraints={8: "The end"}),

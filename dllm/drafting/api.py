@@ -55,7 +55,7 @@ def speculate(
       ``refresh_rounds``, ``end_marker``, see `DiffusionDrafter`; for a block drafter ``head``,
       ``nodes`` and ``ngram_candidates``, see `BlockDrafter`.
     - ``vocabulary``: "auto" refuses a model that uses other token ids than the verifier;
-      "retokenize" and "intersect" bridge the difference.
+      "retokenize" carries drafts over as text.
     - ``max_new_tokens``, ``min_new_tokens``, ``temperature``, ``top_p``, ``top_k``,
       ``stop_strings``, ``seed`` and ``max_batch_size`` (texts written at a time) of
       `dllm.GenerationConfig`; ``repetition_penalty`` and ``logits_processor`` (transformers'

@@ -4,7 +4,7 @@ Equal vocabulary sizes prove nothing: what counts is that ids stand for the same
 """
 
 import hashlib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -16,7 +16,6 @@ from ..request.prompts import encode_text
 from .base import (
     EMPTY,
     Budget,
-    Distribution,
     Draft,
     Drafter,
     Drafting,
@@ -39,11 +38,9 @@ class VocabularyMatch(Enum):
 
 @dataclass(frozen=True)
 class Comparison:
-    """``to_verifier`` (Vd,) int64 maps drafter ids to verifier ids, -1 where there is none;
-    ``to_drafter`` (Vv,) goes back."""
+    """``to_drafter`` (Vv,) int64 maps verifier ids to drafter ids, -1 where there is none."""
 
     match: VocabularyMatch
-    to_verifier: IntArray
     to_drafter: IntArray
 
     @property
@@ -65,12 +62,11 @@ def fingerprint(tokenizer: Any, vocab_size: int) -> str:
 def compare(drafter: Any, verifier: Any, drafter_size: int, verifier_size: int) -> Comparison:
     """Compare two tokenizers; sizes are those of the models' logits."""
     ours, theirs = drafter.get_vocab(), verifier.get_vocab()
-    to_verifier, to_drafter = np.full(drafter_size, -1), np.full(verifier_size, -1)
-    spelt = {_spelling(token): index for token, index in theirs.items()} | theirs
+    to_drafter = np.full(verifier_size, -1)
     for token, index in ours.items():
-        other = theirs.get(token, spelt.get(_spelling(token)))
+        other = theirs.get(token)
         if other is not None and index < drafter_size and other < verifier_size:
-            to_verifier[index], to_drafter[other] = other, index
+            to_drafter[other] = index
     special = {*drafter.all_special_tokens, *verifier.all_special_tokens}
     special |= set(drafter.get_added_vocab()) | set(verifier.get_added_vocab())
     shared = {t for t in ours.keys() & theirs.keys() if t not in special}
@@ -83,27 +79,21 @@ def compare(drafter: Any, verifier: Any, drafter_size: int, verifier_size: int) 
         match = VocabularyMatch.SAME
     else:
         match = VocabularyMatch.SAME_TEXT
-    return Comparison(match, to_verifier, to_drafter)
-
-
-def _spelling(token: str) -> str:
-    """The token with the space marker of byte-level vocabularies."""
-    return token.replace("\u2581", "\u0120")
+    return Comparison(match, to_drafter)
 
 
 def check_policy(policy: object) -> None:
     """Raise `ConfigError` for what `reconcile` does not know."""
-    if policy not in ("auto", "retokenize", "intersect"):
-        raise ConfigError(f"vocabulary is 'auto', 'retokenize' or 'intersect', not {policy!r}")
+    if policy not in ("auto", "retokenize"):
+        raise ConfigError(f"vocabulary is 'auto' or 'retokenize', not {policy!r}")
 
 
 def reconcile(drafter: Drafter, model: Any, verifier: Any, policy: str) -> Drafter:
     """``drafter``, whose network is ``model``, made fit for ``verifier``.
 
     ``policy``: "auto" translates special tokens of the text, bans in drafts those whose ids
-    differ, and refuses different vocabularies;
-    "retokenize" drafts in the drafter's vocabulary and carries text over; "intersect" translates
-    the ids of equal strings and bans the others.
+    differ, and refuses different vocabularies; "retokenize" drafts in the drafter's vocabulary and
+    carries text over.
     """
     check_policy(policy)
     ours, theirs = model.tokenizer, verifier.tokenizer
@@ -119,8 +109,6 @@ def reconcile(drafter: Drafter, model: Any, verifier: Any, policy: str) -> Draft
     if policy == "retokenize":
         return Retokenizing(inner=drafter, ours=ours, theirs=theirs,
                             size=model.facts.vocab_size)  # fmt: skip
-    if policy == "intersect" and result.match is VocabularyMatch.DIFFERENT:
-        return Intersecting(inner=drafter, ours=ours, theirs=theirs, comparison=result)
     if result.match is VocabularyMatch.SAME:
         return drafter
     if result.match is VocabularyMatch.SAME_TEXT:
@@ -130,7 +118,7 @@ def reconcile(drafter: Drafter, model: Any, verifier: Any, policy: str) -> Draft
         )
     raise ConfigError(
         f"{model.name} and {verifier.name} use different vocabularies, so its ids mean other text; "
-        "pass vocabulary='retokenize' (through text) or 'intersect' (shared tokens only)"
+        "pass vocabulary='retokenize', which carries drafts over as text"
     )
 
 
@@ -188,62 +176,6 @@ class _Retokenizing(Drafting):
 
     def observe(self, feedback: Feedback) -> None:
         """Accepted lengths count in other tokens: the inner drafter is told nothing."""
-
-    def close(self) -> None:
-        self.inner.close()
-
-
-@dataclass
-class Intersecting(Drafter):
-    """Translates ids of tokens that both vocabularies have; the distributions stay exact, so that
-    `ratio` works.  The prefix is spelt in the drafter's own tokens."""
-
-    inner: Any = None
-    ours: Any = None
-    theirs: Any = None
-    comparison: Any = None
-
-    @property
-    def distributions(self) -> frozenset[Distribution]:  # type: ignore[override]
-        result: frozenset[Distribution] = self.inner.distributions
-        return result
-
-    @property
-    def trees(self) -> bool:  # type: ignore[override]
-        return bool(self.inner.trees)
-
-    def open(self, request: DraftRequest) -> Drafting:
-        to_verifier = self.comparison.to_verifier
-        stops = [int(self.comparison.to_drafter[i]) for i in request.stop_ids]
-        known = tuple(i for i in stops if i >= 0)
-        own = _own_request(request, self.ours, self.theirs, len(to_verifier), known)
-        banned = tuple(np.flatnonzero(to_verifier < 0).tolist())
-        return _Intersecting(self, replace(self.inner, banned=banned).open(own), request)
-
-    def __repr__(self) -> str:
-        return f"intersect({self.inner!r})"
-
-
-@dataclass
-class _Intersecting(Drafting):
-    part: Intersecting
-    inner: Drafting
-    request: DraftRequest
-    shown: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
-
-    def propose(self, prefix: IntArray, budget: Budget) -> Draft:
-        part, map_ = self.part, self.part.comparison.to_verifier
-        draft = self.inner.propose(_encode(part.ours, part.theirs, prefix), budget)
-        log_q = draft.log_q
-        if log_q is not None:
-            moved = np.full((len(log_q), self.request.vocab_size), -np.inf, log_q.dtype)
-            known = np.flatnonzero(map_ >= 0)
-            moved[:, map_[known]] = log_q[:, known]
-            log_q = moved
-        return replace(draft, tokens=map_[draft.tokens], log_q=log_q)
-
-    def observe(self, feedback: Feedback) -> None:
-        self.inner.observe(feedback)
 
     def close(self) -> None:
         self.inner.close()

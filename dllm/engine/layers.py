@@ -1,8 +1,8 @@
 """The hook of caches that decide layer by layer.
 
 Such a cache may, before each decoder layer, narrow the positions that the layer computes (the
-others take what the layer added to them last time), widen them (the others' inputs are those of
-their last time) or choose what they read; and it may look at the layer's attention.  It sees
+others take what the layer added to them last time) or widen them (the others' inputs are those of
+their last time); and it may look at the layer's attention.  It sees
 NumPy only, through `View`; the tensors stay here.  The decoder layers themselves are those of
 transformers.  The hook runs a copy of the backbone, of the module object and not of its weights,
 whose list of layers is its own: each entry passes arguments and results through the hook.  The
@@ -20,7 +20,6 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from ..cache import Cache
-from ..cache.base import LayerPlan
 from ..core.canvas import FloatArray, IntArray
 from ..kernels.transfer import tensor
 from .kv import KVBuffer
@@ -35,14 +34,14 @@ class Piece:
     """One lane of one row at the present layer.
 
     ``stream``: ascending positions whose hidden states have reached the layer; ``now``: what the
-    layer computes and reads; ``base``: the lane's first slot; ``rows`` computed in all layers.
+    layer computes; ``base``: the lane's first slot; ``rows`` computed in all layers.
     """
 
     job: Job
     base: int
     memory: dict[Any, Any]
     stream: IntArray
-    now: LayerPlan = field(init=False)
+    now: IntArray = field(init=False)
     rows: int = 0
 
     def slots(self, positions: IntArray) -> IntArray:
@@ -140,13 +139,13 @@ class LayerHook:
             row, plan = piece.job.row, piece.job.plan
             result = self.cache.before_layer(row.canvas, row.slots, View(self, piece))
             asked |= result is not None or len(piece.stream) != len(plan.compute)
-            piece.now = result or LayerPlan(piece.stream, plan.read)
-            piece.rows += len(piece.now.compute)
+            piece.now = piece.stream if result is None else result
+            piece.rows += len(piece.now)
         return asked
 
     def _partial(self, module: nn.Module, kwargs: dict[str, Any]) -> Tensor:
         """The streams after a layer that computes some of their rows."""
-        computes = [piece.now.compute for piece in self.pieces]
+        computes = [piece.now for piece in self.pieces]
         changes, output = self.cache.keeps == "change", self.inputs.clone()
         if changes:
             slots = self._slots([piece.stream for piece in self.pieces])
@@ -155,7 +154,7 @@ class LayerHook:
             return output
         at, where = 0, []
         for piece in self.pieces:
-            where.append(np.searchsorted(piece.stream, piece.now.compute) + at)
+            where.append(np.searchsorted(piece.stream, piece.now) + at)
             at += len(piece.stream)
         rows, positions = self._tensor(where), self._tensor(computes)[None]
         self.buffer.slots = self._slots(computes)
@@ -173,7 +172,7 @@ class LayerHook:
 
     def _widen(self) -> None:
         """Let positions join the streams with the inputs they had when last computed."""
-        wider = [np.union1d(piece.stream, piece.now.compute) for piece in self.pieces]
+        wider = [np.union1d(piece.stream, piece.now) for piece in self.pieces]
         if sum(map(len, wider)) == self.inputs.shape[1]:
             return
         for piece, stream in zip(self.pieces, wider, strict=True):
@@ -183,12 +182,12 @@ class LayerHook:
     def _pieces(self) -> Iterator[Attended]:
         at = 0
         for piece in self.pieces:
-            now, canvas = piece.now, piece.job.canvas
-            if now.compute.size:
+            now, plan, canvas = piece.now, piece.job.plan, piece.job.canvas
+            if now.size:
                 yield from self.visibility.pieces(
-                    now.compute, now.read, at, piece.base, canvas.length, canvas.masked
+                    now, plan.read, at, piece.base, canvas.length, canvas.masked
                 )
-            at += len(now.compute)
+            at += len(now)
 
     def _as_packed(self, hidden: Tensor) -> Tensor:
         """The rows of the streams that were planned, in their order."""
@@ -226,35 +225,19 @@ class View:
         return _numpy(torch.cosine_similarity(fresh.float(), stored.float(), dim=1))
 
     def attention(self, queries: IntArray) -> FloatArray:
-        q, k = self._queries(queries), self._hook.keys[0]
-        read = self._piece.now.read
+        where = self._where(self._piece.now, queries, own=False)
+        q, k = self._hook.queries[0][:, where].float(), self._hook.keys[0]
+        read = self._piece.job.plan.read
         length = self._piece.job.row.canvas.length
         read = np.arange(length) if read is None else read
         k = k[:, self._indices(self._piece.slots(read))].float()
         k = k.repeat_interleave(len(q) // len(k), dim=0)
         scores = q @ k.transpose(1, 2) * self._hook.module.self_attn.scaling
-        scores.masked_fill_(self._unseen(queries, read), -torch.inf)
+        hidden = self._hook.visibility.unseen(self._piece.job.canvas, queries, read)
+        scores.masked_fill_(torch.from_numpy(hidden).to(scores.device), -torch.inf)
         result = np.zeros((len(queries), length), np.float32)
         result[:, read] = _numpy(scores.softmax(-1).mean(0))
         return result
-
-    def key_importance(self, queries: IntArray, keys: IntArray) -> FloatArray:
-        q = self._queries(queries).mean(1)
-        k = self._hook.keys[0][:, self._indices(self._piece.slots(keys))].float()
-        k = k.repeat_interleave(len(q) // len(k), dim=0)
-        result = (k @ q[:, :, None]).squeeze(-1).mean(0)
-        return _numpy(result.masked_fill_(self._unseen(queries[-1:], keys)[0], -torch.inf))
-
-    def _unseen(self, queries: IntArray, keys: IntArray) -> Tensor:
-        """(n, m) bool: which of the positions ``keys`` the queries do not attend to."""
-        hook, canvas = self._hook, self._piece.job.canvas
-        hidden = hook.visibility.unseen(canvas, queries, keys)
-        return torch.from_numpy(hidden).to(hook.inputs.device)
-
-    def _queries(self, positions: IntArray) -> Tensor:
-        """(H, n, dh) float32 of computed positions."""
-        where = self._where(self._piece.now.compute, positions, own=False)
-        return self._hook.queries[0][:, where].float()
 
     def _where(self, among: IntArray, positions: IntArray, own: bool) -> Tensor:
         """Where ``positions`` stand on the packed axis of streams (``own``) or computed rows."""
@@ -262,7 +245,7 @@ class View:
         for piece in self._hook.pieces:
             if piece is self._piece:
                 break
-            at += len(piece.stream) if own else len(piece.now.compute)
+            at += len(piece.stream) if own else len(piece.now)
         return self._indices(np.searchsorted(among, positions) + at)
 
     def _indices(self, indices: IntArray) -> Tensor:

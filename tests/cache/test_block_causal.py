@@ -1,9 +1,9 @@
 """Block-causal models, and the exact cache that only they allow."""
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,15 +16,12 @@ from dllm.cache import Plan, Slots
 from dllm.cache.base import full_plan
 from dllm.cache.none import NoCache
 from dllm.core.canvas import Canvas
-from dllm.engine import Engine
 from dllm.engine.layers import View
 from dllm.engine.packing import pack
 from dllm.engine.recipe import MaskedRecipe, RowOptions
 from dllm.engine.rows import Job, Row
 from dllm.engine.visibility import Visibility
 from dllm.kernels.statistics import Filters
-from dllm.samplers import Prediction
-from dllm.samplers.base import Scorer
 
 from ..thin import some
 
@@ -130,7 +127,7 @@ def test_other_caches_run_and_bidirectional_models_refuse_it(
     assert {"block_size", "bd_size"} & set(config)
 
 
-LAYERWISE = ["dllm_cache(4, 2)", "sparse", "elastic(beta=4)"]
+LAYERWISE = ["dllm_cache(4, 2)", "elastic(beta=4)"]
 
 
 @pytest.mark.parametrize("cache", some(LAYERWISE, 1))
@@ -138,7 +135,7 @@ def test_layers_report_the_attention_that_is_computed(
     model: dllm.DiffusionModel, monkeypatch: pytest.MonkeyPatch, cache: str
 ) -> None:
     """Nothing of later blocks."""
-    attention, importance, calls = View.attention, View.key_importance, []
+    attention, calls = View.attention, []
 
     def rows(self: View, queries: Any) -> Any:
         result = attention(self, queries)
@@ -148,22 +145,12 @@ def test_layers_report_the_attention_that_is_computed(
         calls.append(later.any())
         return result
 
-    def scores(self: View, queries: Any, keys: Any) -> Any:
-        result = importance(self, queries, keys)
-        later = keys // GRID > queries[-1] // GRID
-        assert (np.isneginf(result) == later).all()
-        calls.append(later.any())
-        return result
-
     monkeypatch.setattr(View, "attention", rows)
-    monkeypatch.setattr(View, "key_importance", scores)
     run(model, PROMPTS, "llada", cache)
     assert any(calls) or cache.startswith("dllm_cache")
 
 
-@pytest.mark.parametrize(
-    "cache", some(["dllm_cache(1, 1)", "sparse(refresh_every=1)", "elastic(refresh_every=1)"], 1)
-)
+@pytest.mark.parametrize("cache", some(["dllm_cache(1, 1)", "elastic(refresh_every=1)"], 1))
 def test_layerwise_caches_have_their_exact_settings_here_too(
     model: dllm.DiffusionModel, cache: str
 ) -> None:
@@ -208,35 +195,6 @@ def test_likelihoods_see_the_blocks_that_decoding_sees(
     expected = sum(float(logprobs(range(i, len(text)))[text[i]]) for i in range(len(text)))
     result = dllm.score(model, prompt, text, estimator="left_to_right", cfg_scale=cfg_scale)
     assert result.logprob == pytest.approx(expected, abs=1e-3)
-
-
-@dataclass(frozen=True)
-class Mapped(Scorer):
-    """Keeps the attention maps of the last layer."""
-
-    name = "mapped"
-    statistics: ClassVar = {"attention": 1}
-
-    def score(self, canvas: Canvas, prediction: Prediction) -> Any:
-        canvas.state(Maps).seen.append(prediction.attention)
-        return prediction.logprob
-
-
-@dataclass
-class Maps:
-    seen: list[Any] = field(default_factory=list)
-
-
-def test_attention_maps_see_no_later_block(model: dllm.DiffusionModel) -> None:
-    sampler = dllm.samplers.compose([Mapped(), *dllm.samplers.compose("fixed").selectors])
-    canvas = Canvas.for_prompt(np.array(PROMPTS[0]), 6, mask_id=MASK, pad_id=60)
-    engine = Engine(model, dllm.cache.compose("none"))
-    engine.admit(canvas, MaskedRecipe(sampler))
-    engine.step()
-    blocks = np.arange(12) // GRID
-    (seen,) = canvas.state(Maps).seen
-    assert (seen[blocks > blocks[:, None]] == 0).all()
-    np.testing.assert_allclose(seen.sum(1), 1, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,6 @@ PLANS = {
     "dsb(refresh_after=5, before=3)": [ALL, "1-7", "1-7", "4-11", ALL, "5-11", "8-15"],
     "dcd(refresh_after=5)": [ALL, "4-9", "4-9", ALL, "6-13", "6-13", ALL],
     "vicinity(before=2, after=2, warmup=1)": [ALL, ALL, "2-9", ALL, "6-13", "6-13", ALL],
-    "sparse": [ALL, ALL, "4-7", ALL, ALL, "8-11", ALL],
     "elastic(beta=4)": [ALL, "4-7", "4,6-7", "7-11", "8-11", "8,10-11", "10-15"],
     "delayed(refresh_every=3)": [ALL, "4-15", ALL, ALL, "4-15", ALL, ALL],
     "d2f": ["0-7 / 0-7", "4-7 / 0-7", "4-7 / 0-7", "4-11 / 0-11", "8-11 / 0-11", "8-11 / 0-11",

@@ -174,7 +174,7 @@ def test_needs_and_offers_are_one_mechanism() -> None:
 @pytest.mark.parametrize(("sampler", "cache", "need"), [
     ("r2", "dllm_cache", "computes anew"), ("credit", "dllm_cache", "computes anew"),
     ("llada+whole", "elastic", "whole region"),
-    ("dream", "elastic", "whole region"), ("threshold+whole", "sparse", "whole region"),
+    ("dream", "elastic", "whole region"), ("threshold+whole", "elastic", "whole region"),
 ])  # fmt: skip
 def test_pairs_that_would_go_wrong_are_refused(sampler: str, cache: str, need: str) -> None:
     def engine(cache: str) -> Decoding:
@@ -227,7 +227,7 @@ def test_a_canvas_that_was_cut_is_planned_to_its_new_end() -> None:
         assert rows[0].finish_reason == "stop"
 
 
-@pytest.mark.parametrize("spec", ["dual(refresh_every=0)", "dkv(both=1)", "sparse(kernel=2)",
+@pytest.mark.parametrize("spec", ["dual(refresh_every=0)", "dkv(both=1)",
                                   "window_diffusion(active=9, window=3)", "elastic(gamma=x)",
                                   "dllm_cache(ratio=2)", "elastic(beta=0)", "dcd(delay=-1)",
                                   "dkv_greedy(center=x)", "dcd(mode=x)"])  # fmt: skip

@@ -145,8 +145,8 @@ def test_keys_that_are_not_kept_follow_their_layer_to_its_device() -> None:
 
 
 def test_steps_that_stop_at_every_layer_cannot_be_static() -> None:
-    with pytest.raises(dllm.ConfigError, match="'sparse' works layer by layer"):
-        dllm.Session("nano", cuda_graphs=True, cache="sparse")
+    with pytest.raises(dllm.ConfigError, match="'elastic' works layer by layer"):
+        dllm.Session("nano", cuda_graphs=True, cache="elastic")
 
 
 @pytest.mark.gpu

@@ -212,7 +212,7 @@ def test_a_call_that_is_given_up_leaves_nothing_behind(tiny: dllm.DiffusionModel
 # -- faults ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("cache", ["none", "dual", "sparse", "dllm_cache(6, 3)"])
+@pytest.mark.parametrize("cache", ["none", "dual", "elastic", "dllm_cache(6, 3)"])
 def test_out_of_memory_takes_back_one_row_and_changes_nothing(
     tiny: dllm.DiffusionModel, cache: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -285,7 +285,7 @@ def test_a_row_that_fails_takes_nobody_with_it(
     assert engine.used == 0
 
 
-@pytest.mark.parametrize("cache", ["dual", "sparse"])
+@pytest.mark.parametrize("cache", ["dual", "elastic"])
 def test_rows_that_fail_only_together_go_apart(
     tiny: dllm.DiffusionModel, cache: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -320,7 +320,7 @@ def test_numbers_that_are_not_finite_are_an_error(tiny_folder: Any) -> None:
 def test_the_shared_network_is_left_as_it_is(tiny: dllm.DiffusionModel) -> None:
     layers = list(tiny.backbone.layers)  # type: ignore[arg-type, call-overload]
     before = [dict(layer.__dict__) for layer in layers]
-    steps = dllm.stream(tiny, "x", cache="sparse", max_new_tokens=8)
+    steps = dllm.stream(tiny, "x", cache="elastic", max_new_tokens=8)
     next(steps)
     assert [layer.__dict__ for layer in layers] == before
     assert list(tiny.backbone.layers) == layers  # type: ignore[arg-type, call-overload]

@@ -156,7 +156,7 @@ def test_append_ends_where_the_text_does() -> None:
 
 
 CACHES = ["none", "dual(refresh_every=3)", "window_diffusion(active=4, window=8)"]
-OTHERS = ["prefix", "dkv", "elastic", "sparse", "delayed",
+OTHERS = ["prefix", "dkv", "elastic", "delayed",
           "dllm_cache(prompt_every=4, response_every=2)"]  # fmt: skip
 
 

@@ -16,12 +16,6 @@ def _wino(case: dict[str, Any]) -> Call:
     return Call(sampler.format(**case), "none", {"block_length": case["block_length"]})
 
 
-def _sparse_dllm(case: dict[str, Any]) -> Call:
-    cache = "sparse(retain={keep_ratio}, kernel={kernel_size})".format(**case)
-    arguments = {"steps": case["num_steps"], "block_length": case["block_length"]}
-    return Call("llada", cache, arguments)
-
-
 def _freedave(case: dict[str, Any]) -> Call:
     base = case["confidence_threshold"]
     inner = "fixed" if base is None else f"threshold(tau={base}), partial=True"
@@ -35,7 +29,6 @@ SAMPLERS = {
     "localleap_llada": _localleap,
     "localleap_dream": _localleap,
     "wino_llada": _wino,
-    "sparse_dllm_llada": _sparse_dllm,
     "freedave_llada": _freedave,
     "freedave_dream": _freedave,
 }
