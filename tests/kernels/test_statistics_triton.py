@@ -65,14 +65,6 @@ def test_fused_with_the_head(case: Case) -> None:
     compare(hidden, weight, **chosen)
 
 
-@pytest.mark.slow
-@settings(max_examples=60, deadline=None)
-@given(case=cases())
-def test_fused_with_the_head_at_length(case: Case) -> None:
-    hidden, weight, chosen = case
-    compare(hidden, weight, **chosen)
-
-
 @settings(max_examples=8, deadline=None)
 @given(case=cases(SIZES), dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]))
 def test_given_logits(case: Case, dtype: torch.dtype) -> None:

@@ -381,6 +381,8 @@ def test_freedave_changes_nothing_when_drafts_fail(seed: int) -> None:
         ),
         ("threshold(inf)", "fixed"),
         ("eb(gamma=0)", "fixed"),
+        ("factor(1e-9)", "fixed"),
+        ("llada", "fixed"),
         ("freedave(draft_depth=1)", "fixed"),
         ("threshold(0.4)+credit(credit_alpha=0)", "threshold(0.4)"),
     ],

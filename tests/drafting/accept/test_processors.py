@@ -178,11 +178,11 @@ def test_the_verifiers_own_defaults_are_honoured(name: str) -> None:
 def test_the_call_overrides_the_penalty() -> None:
     model = make_verifier("full", seed=5)
     (prompt,) = prompts(1)
-    expected = dllm.speculate(model, None, prompt, max_new_tokens=24).tokens
+    expected = dllm.speculate(model, None, prompt, max_new_tokens=60).tokens
     model.hf.generation_config.repetition_penalty = 30.0  # type: ignore[union-attr]
-    again = dllm.speculate(model, None, prompt, max_new_tokens=24, repetition_penalty=1.0)
+    again = dllm.speculate(model, None, prompt, max_new_tokens=60, repetition_penalty=1.0)
     assert again.tokens == expected
-    assert dllm.speculate(model, None, prompt, max_new_tokens=24).tokens != expected
+    assert dllm.speculate(model, None, prompt, max_new_tokens=60).tokens != expected
 
 
 @pytest.mark.parametrize(("name", "value"), [("num_beams", 4), ("guidance_scale", 1.5)])
