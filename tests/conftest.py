@@ -11,7 +11,6 @@ if not torch.cuda.is_available():
     # Triton's interpreter has to be asked for before anything imports Triton, as transformers does.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 # Tests learn nothing from other calls, and leave nothing behind.
-os.environ["DLLM_FORMATS"] = ""
 os.environ.setdefault("DLLM_KERNELS", "")  # compiled kernels only where a folder is named
 
 import dllm

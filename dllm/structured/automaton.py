@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..kernels.statistics.classes import TokenClasses
+from .byte_automaton import ranges
 from .compiling import Tables
-from .parts import ranges
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]

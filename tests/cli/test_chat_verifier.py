@@ -48,6 +48,7 @@ def test_a_second_turn_goes_on_from_the_first(
     assert reused[0] == 0 and reused[1] >= 16
 
 
+@pytest.mark.slow
 def test_a_block_causal_model_goes_on_with_its_exact_cache(
     cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

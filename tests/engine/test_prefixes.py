@@ -102,7 +102,9 @@ def test_other_precisions(kind: str, precision: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "pool"),
-    covering(["fast_dllm_v2", "wedlm"], [{"prefix_cache_tokens": 60}, {"max_positions": 130}]),
+    some(
+        product(["wedlm", "fast_dllm_v2"], [{"prefix_cache_tokens": 60}, {"max_positions": 130}]), 1
+    ),
 )
 def test_joins_and_little_room(kind: str, pool: dict[str, int]) -> None:
     """Texts that join and grow; rows have precedence, and nothing is left taken at the end."""
@@ -151,6 +153,7 @@ def test_out_of_memory_takes_the_kept_texts_first(monkeypatch: pytest.MonkeyPatc
     assert failures and again.cached_tokens == 0 and again.tokens == plain.tokens
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_a_prefix_belongs_to_weights_and_adapter() -> None:
     peft = pytest.importorskip("peft")

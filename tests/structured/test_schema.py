@@ -16,9 +16,9 @@ from pydantic import BaseModel, Field
 from dllm.core.errors import ConfigError
 from dllm.structured import source
 from dllm.structured.automaton import Automaton
+from dllm.structured.byte_automaton import Budget, Unfit
 from dllm.structured.compiling import byte_automaton, compile_tokens, prefix_tree
 from dllm.structured.numbers import numbers
-from dllm.structured.parts import Budget, Unfit
 
 from ..thin import some
 
