@@ -1,4 +1,4 @@
-"""Small changes of the code, each judged by the default tests that call what was changed.
+"""Small changes of the code, each judged by the tests of ``.ci/run`` that call what was changed.
 
     python benchmarks/mutants.py [COUNT] [--seed N] [--only PATH] [--jobs N] [--map FILE]
 
@@ -7,8 +7,8 @@ strict, a number plus or minus one, a sign, a ``not``, an operand left out or sw
 ``or``.  Which tests call which function is learnt in a first run and kept beside FILE
 (``build/mutants.*``), a file for each folder of tests, as is what was killed: a run that was
 stopped goes on.  Delete what no longer holds.  Every run is a fork of a process that has imported
-the code, with a function exchanged; a mutant has 40 seconds of processor time, the cheapest and
-most special tests first.
+the code, with a function exchanged; a mutant has 40 seconds of processor time of the default tests
+and 40 of the slow ones, the cheapest and most special tests first.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ import importlib
 import json
 import os
 import random
+import re
 import resource
+import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
@@ -49,6 +51,10 @@ TESTS = (
 )  # fmt: skip
 SECONDS = 40
 QUIET = ("-q", "-p", "no:cacheprovider", "--assert=plain")
+LONGEST = "tests/engine/test_lossless.py::test_freedave_is_lossless_on_500_prompts"
+CHOSEN: dict[str, tuple[str, ...]] = {  # which tests a run of pytest takes
+    "default": (), "slow": ("-m", "slow and not gpu", "--deselect", LONGEST),
+}  # fmt: skip
 TURNED: dict[type, type] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
     ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
@@ -257,28 +263,46 @@ def fork(run: Callable[[], int]) -> int:
     return os.WEXITSTATUS(status) if os.WIFEXITED(status) else 99
 
 
-def learn(file: Path, jobs: int) -> dict[str, Any]:
-    """Tests by function, cheapest first, learnt where no file beside ``file`` holds them yet;
-    what was learnt of tests that are gone is left out."""
+def thinned() -> list[str]:
+    """Where ``.ci/run`` runs slow tests, too."""
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    listed = re.search(r"^thinned=\(.*?^\)", script, re.M | re.S)
+    assert listed, "the list of .ci/run has another form"
+    shell = listed[0] + '\nprintf "%s\\n" "${thinned[@]}"'
+    return subprocess.run(["bash", "-c", shell], capture_output=True, text=True).stdout.split()
 
-    def run(folder: str) -> Path:
-        part = file.with_suffix(f".{Path(folder).stem}")
+
+def learn(file: Path, jobs: int) -> list[dict[str, Any]]:
+    """Tests by function, cheapest first, of default tests and of slow ones; learnt where no file
+    beside ``file`` holds them yet.  What was learnt of tests that are gone is left out."""
+
+    def run(part: tuple[str, str]) -> dict[str, Any]:
+        speed, tests = part
+        path = file.with_suffix(f".{speed}-{re.sub('[^a-z_]', '-', tests)}")
 
         def watched() -> int:
             calls = Calls()
             calls.watch()
-            pytest.main([*QUIET, f"tests/{folder}"], [calls])
+            pytest.main([*QUIET, *CHOSEN[speed], f"tests/{tests}"], [calls])
             found = {t: sorted(f) for t, f in calls.found.items() if t not in calls.failed}
-            part.write_text(json.dumps({"found": found, "seconds": calls.seconds}))
+            path.write_text(json.dumps({"found": found, "seconds": calls.seconds}))
             return 0
 
-        if not part.exists() and fork(watched):
-            raise SystemExit(f"tests/{folder} did not run")
-        return part
+        if not path.exists() and fork(watched):
+            raise SystemExit(f"tests/{tests} did not run")
+        return json.loads(path.read_text())
 
     file.parent.mkdir(exist_ok=True)
+    slow = [tests for tests in thinned() if tests.startswith(TESTS)]
+    learnt = []
     with ThreadPool(jobs) as pool:
-        parts = [json.loads(part.read_text()) for part in pool.map(run, TESTS, 1)]
+        for speed, parts in (("default", TESTS), ("slow", slow)):
+            learnt.append(joined(pool.map(run, [(speed, part) for part in parts], 1)))
+    return learnt
+
+
+def joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the parts of ``learn`` hold, the other way round: tests by function."""
     seconds = {test: s for part in parts for test, s in part["seconds"].items()}
     tests: dict[str, list[str]] = defaultdict(list)
     for test, called in ((t, f) for part in parts for t, f in part["found"].items()):
@@ -303,24 +327,27 @@ def load() -> None:
     assert transformers.LlamaForCausalLM and transformers.Qwen3ForCausalLM
 
 
-def judge(mutant: Mutant, learnt: dict[str, Any]) -> str:
+def judge(mutant: Mutant, learnt: list[dict[str, Any]]) -> str:
     """What becomes of a mutant."""
-    key = f"{mutant.path.relative_to(ROOT)}:{mutant.function}"
-    tests, total = [], 0.0
-    for test in learnt["tests"].get(key, ()):
-        total += learnt["seconds"][test]
-        if not tests or total < SECONDS:
-            tests.append(test)
-    if not tests:
-        return "not called"
+    key, fate = f"{mutant.path.relative_to(ROOT)}:{mutant.function}", "not called"
+    for choice, known in zip(CHOSEN.values(), learnt, strict=True):
+        tests, total = [], 0.0
+        for test in known["tests"].get(key, ()):
+            total += known["seconds"][test]
+            if not tests or total < SECONDS:
+                tests.append(test)
 
-    def run() -> int:
-        exchange({of(code): code for code in nested(mutant.code())})
-        gc.freeze()  # pytest collects at its end, and need not look at what was imported
-        resource.setrlimit(resource.RLIMIT_CPU, (3 * SECONDS, 3 * SECONDS))
-        return int(pytest.main([*QUIET, "-x", *tests]))
+        def run(tests: list[str] = tests, choice: tuple[str, ...] = choice) -> int:
+            exchange({of(code): code for code in nested(mutant.code())})
+            gc.freeze()  # pytest collects at its end, and need not look at what was imported
+            resource.setrlimit(resource.RLIMIT_CPU, (3 * SECONDS, 3 * SECONDS))
+            return int(pytest.main([*QUIET, *choice, "-x", *tests]))
 
-    return {0: "survived", 1: "killed", 99: "killed"}.get(fork(run), "not judged")
+        if tests:
+            fate = {0: "survived", 1: "killed", 99: "killed"}.get(fork(run), "not judged")
+        if fate not in ("survived", "not called"):
+            break
+    return fate
 
 
 def main() -> int:
