@@ -68,7 +68,7 @@ EQUIVALENT = {  # what changes no result: path, function, expression
     ("dllm/drafting/search/marginals.py", "Marginals._columns", "2 * flat.size > length"): "cost",
     ("dllm/drafting/search/marginals.py", "Marginals.from_logits",
      "x.shape[1] < vocab_size"): "no columns are added where none is missing",
-    ("dllm/drafting/drafters/aded.py", "_Searching._draft", "2"): "any share of a visit below one",
+    ("dllm/drafting/search/marginals.py", "_top", "len(row) % width"): "cost",
     ("dllm/engine/recipe.py", "RowOptions.of", "0"): "how much is looked at that nobody reads",
     ("dllm/engine/recipe.py", "_bans", "{*sampler.conditional, *(sampler.stop_ids if "
      "config.min_new_tokens else ())} - always"): "what is banned twice is banned",
