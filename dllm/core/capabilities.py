@@ -87,11 +87,6 @@ UNIFORM_NOISE = Capability(
 
 # DAEDAL reads what the model says of all positions.
 WHOLE_TEXT = Capability("a forward over the whole text at every step", {"a cache": NO_CACHE})
-# WINO feeds every position of its block a second time, as a mask that does not see its token.
-REPEATED_MASKS = Capability(
-    "second predictions of the window's positions",
-    {"a cache": NO_CACHE, "a model": "use a model that predicts in place, such as LLaDA,"},
-)
 # T2T edits read decided positions of the window, Prophet all that is undecided.
 ALL_LOGITS = Capability("predictions of all that is read at every step", {"a cache": NO_CACHE})
 # Methods that compare with the step before: a cached prediction has not changed.
