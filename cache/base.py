@@ -22,7 +22,6 @@ from ..core.capabilities import (
     ALL_LOGITS,
     BRANCHES,
     FRESH_LOGITS,
-    WHOLE_REGION,
     Capability,
 )
 from ..core.errors import ConfigError
@@ -32,7 +31,7 @@ from ..core.spec import FamilyDefaults, Info, fill_open, info, parse
 
 # What caches offer: PARTIAL those that answer part of what is asked.  The others serve all of
 # it, by computing more where they must.
-PARTIAL = frozenset({FRESH_LOGITS, WHOLE_REGION})
+PARTIAL = frozenset({FRESH_LOGITS})
 ALL = PARTIAL | {ALL_LOGITS, BRANCHES}
 
 # How long a plan holds.

@@ -91,10 +91,6 @@ WHOLE_TEXT = Capability("a forward over the whole text at every step", {"a cache
 ALL_LOGITS = Capability("predictions of all that is read at every step", {"a cache": NO_CACHE})
 # Methods that compare with the step before: a cached prediction has not changed.
 FRESH_LOGITS = Capability("predictions that every step computes anew", {"a cache": NO_CACHE})
-# A window that is the whole region, where a cache plans for blocks.
-WHOLE_REGION = Capability(
-    "choices among the whole region", {"a cache": "use a window of blocks, or cache='none'"}
-)
 # LoPA, ETE and FreeDave feed several continuations, which share the keys and values of the row.
 BRANCHES = Capability("several continuations of a row in one forward", {"a cache": NO_CACHE})
 # The same of continuations that move the window, each its own way.
