@@ -7,8 +7,7 @@ import numpy as np
 
 from ..core.canvas import Canvas, IntArray
 from ..core.limits import COUNT, bounds
-from .base import PARTIAL, Layer, Plan, Slots, full_plan, register
-from .refresh import Refreshing
+from .base import PARTIAL, Layer, Plan, Refreshing, Slots, full_plan, register
 
 NEVER = 2**31
 

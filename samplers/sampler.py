@@ -12,8 +12,7 @@ import numpy as np
 
 from ..core.canvas import Canvas, IntArray
 from ..core.capabilities import BLOCK_CAUSAL, FIXED_WINDOW, Capability
-from .base import NOTHING, Ban, Part, Prediction, Selector, View
-from .selection import Selection
+from .base import NOTHING, Ban, Part, Prediction, Selection, Selector, View
 from .turn import (
     THE_ROW,
     Course,
