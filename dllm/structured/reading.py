@@ -95,6 +95,9 @@ class Reader(Base):
         schema = {key: value for key, value in given.items() if self._counts(key)}
         for key in sorted(REFUSED & schema.keys()):
             raise ConfigError(f"{path} of the schema has {key!r}, which is not supported")
+        for key in ("enum", "prefixItems"):
+            if not isinstance(schema.get(key, []), list):
+                raise ConfigError(f"{path} of the schema has {key!r} that is no list")
         for key, combine in self.COMBINING.items():
             if key in schema:
                 return combine(self, schema, path)

@@ -309,8 +309,9 @@ def test_numbers_that_are_not_finite_are_an_error(tiny_folder: Any) -> None:
     model = dllm.load(tiny_folder)
     with torch.no_grad():
         model.hf.base_model.layers[1].mlp.down_proj.weight[0, 0] = torch.nan
-    with pytest.raises(dllm.NumericError, match="not finite"):
-        dllm.generate(model, "Tom has 3 apples.", max_new_tokens=4)
+    for how in ({}, {"regex": "[a-c]+"}, {"sampler": "llada", "top_p": 0.9, "temperature": 1.0}):
+        with pytest.raises(dllm.NumericError, match="not finite"):
+            dllm.generate(model, "Tom has 3 apples.", max_new_tokens=4, **how)
 
 
 # -- threads and memory -------------------------------------------------------------------------

@@ -229,6 +229,8 @@ REFUSED: list[tuple[Any, str]] = [
     ({"type": "array", "items": {"type": "null"}, "minItems": 3, "maxItems": 2}, "no value"),
     ({"prefixItems": [{}], "items": False, "minItems": 2}, "allows no value"),
     ({"type": "object", "required": "a"}, "no list of names"),
+    ({"enum": "ab"}, "'enum' that is no list"),
+    ({"type": "array", "prefixItems": {}}, "'prefixItems' that is no list"),
     ({"oneOf": [{"const": 1}, {"enum": [1.0]}]}, "allows no value"),
     ({"type": "string", "not": {"format": "email"}}, "the format 'email' from holding"),
     ({"type": "string", "not": {"pattern": "[^\\w]"}}, "a set that may not hold"),
