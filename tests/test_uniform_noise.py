@@ -72,6 +72,7 @@ def test_holes_of_unknown_length(noisy: dllm.DiffusionModel) -> None:
     assert once.text.startswith("Ben,") and once.text.endswith(", Tom")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sampler", some(["threshold(0.1)", "entropy_bound(max_denoising_steps=5)"], 1)
 )

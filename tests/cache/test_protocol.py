@@ -90,7 +90,7 @@ class Everywhere(WholeRegion):
 WINDOWS = [StaticBlocks(5), Everywhere(), Sliding()]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     spec=st.sampled_from(list(SMALL.values())),
     window=st.sampled_from(WINDOWS),
