@@ -41,10 +41,10 @@ from dllm.core.errors import ConfigError
 from dllm.kernels.statistics import TokenClasses, token_statistics
 from dllm.structured import source
 from dllm.structured.automaton import Automaton
+from dllm.structured.byte_automaton import Unfit
 from dllm.structured.compiling import byte_automaton, compile_tokens, prefix_tree
 from dllm.structured.format import Format, Question, complete
 from dllm.structured.judged import TOP, _Tokens, judged
-from dllm.structured.parts import Unfit
 from dllm.structured.vocabulary import Vocabulary, vocabulary_of
 
 from harness import write  # isort: skip

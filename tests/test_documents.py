@@ -57,8 +57,10 @@ def _registries() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_registries")
 @pytest.mark.parametrize(
-    "document", [*filter(executable, DOCUMENTS)], ids=lambda path: str(path.relative_to(ROOT))
-)
+    "document",
+    [pytest.param(path, id=str(path.relative_to(ROOT)), marks=[pytest.mark.slow] * (i > 0))
+     for i, path in enumerate(filter(executable, DOCUMENTS))],
+)  # fmt: skip
 def test_its_blocks_run(
     document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

@@ -145,6 +145,7 @@ def test_holes_have_no_draft(tiny: dllm.DiffusionModel) -> None:
         dllm.speculate("nano-ar", None, "one", initial_text="two")
 
 
+@pytest.mark.slow
 def test_on_the_command_line_and_the_server(cli: Run, start: Start) -> None:
     question, draft = "What is 23 + 12?", "23 + 12: 3 + 2 = 9, 2 + 1 = 3: 35."
     plain = dllm.generate("nano", question, initial_text=draft, remask=[4, (7, 9)])

@@ -65,12 +65,14 @@ def test_drafts_are_what_the_canvas_would_end_as(sampler: str) -> None:
     assert drafts[-1] == [*events[-1].committed.values()]
 
 
+@pytest.mark.slow
 def test_holes_of_unknown_length(noisy: dllm.DiffusionModel) -> None:
     once, again = (dllm.infill(noisy, "Ben, [[1..6]], Tom", prompt=PROMPT) for _ in range(2))
     assert once.tokens == again.tokens and once.probes == 1
     assert once.text.startswith("Ben,") and once.text.endswith(", Tom")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sampler", some(["threshold(0.1)", "entropy_bound(max_denoising_steps=5)"], 1)
 )
@@ -95,7 +97,7 @@ def test_prefixes_are_kept_between_turns(noisy: dllm.DiffusionModel, sampler: st
     assert [one.cached_tokens for one in again] == [0, 27, 21]
 
 
-@pytest.mark.parametrize("sampler", ["threshold(0.1)", "localleap", "eb(gamma=1)"])
+@pytest.mark.parametrize("sampler", some(["threshold(0.1)", "localleap", "eb(gamma=1)"], 1))
 def test_structured_output(noisy: dllm.DiffusionModel, sampler: str) -> None:
     result = dllm.generate(
         noisy, [PROMPT, "Tom"], sampler=sampler, cache="block", regex="[a-z ]+,[a-z]+",
@@ -107,6 +109,7 @@ def test_structured_output(noisy: dllm.DiffusionModel, sampler: str) -> None:
             dllm.generate(noisy, PROMPT, sampler=own, regex="[a-z]+")
 
 
+@pytest.mark.slow
 def test_append_adds_canvases(noisy: dllm.DiffusionModel) -> None:
     """A text that grows by canvases is the one whose length was given."""
     how: dict[str, Any] = {"sampler": "threshold(0.1)", "cache": "block", "eos_policy": "none"}
@@ -131,6 +134,7 @@ def test_what_cannot_apply_says_why(noisy: dllm.DiffusionModel) -> None:
         dllm.score(noisy, PROMPT, "Ben")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "spec", some(["staged_blocks(3)+threshold(0.1)", "multi_blocks(4)+threshold(0.1)"], 1)
 )
@@ -143,6 +147,7 @@ def test_windows_that_move_over_canvases(noisy: dllm.DiffusionModel, spec: str) 
     assert [one.tokens for one in plain] == [one.tokens for one in cached]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", some(["int8", "bfloat16", "int4(group=32)"], 1))
 def test_other_precisions(noisy: dllm.DiffusionModel, way: str, tmp_path: Path) -> None:
     """Rows of a batch are the rows alone, and what was saved is read back."""
@@ -176,6 +181,7 @@ def test_layers_on_devices_of_a_map(noisy: dllm.DiffusionModel, tmp_path: Path) 
     assert one.tokens == other.tokens
 
 
+@pytest.mark.slow
 def test_the_commands_know_it(cli: Run, tmp_path: Path) -> None:
     """bench and compare, with the checkpoint's own sampler beside one for masks."""
     own = ("--model", UNIFORM, "--sampler", "entropy_bound", "--sampler", "threshold")

@@ -145,9 +145,12 @@ class SpeculativeEngine(Work[DraftedRow, Step]):
         asked for one by one, so that only those of the culprits are None."""
 
         def propose(part: Sequence[tuple[DraftedRow, Budget]]) -> list[Draft]:
-            return drafter.propose_all(
+            drafts = drafter.propose_all(
                 [(row.drafting, row.prefix, budget) for row, budget in part if row.drafting]
             )
+            if [type(draft) for draft in drafts] != [Draft] * len(part):
+                raise ConfigError(f"{drafter.name} does not return a draft for each text")
+            return drafts
 
         if len(work) > 1 and type(drafter).propose_all is not Drafter.propose_all:
             with suppress(Exception):

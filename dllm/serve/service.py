@@ -44,7 +44,7 @@ from .reading import Reader
 from .replies import Choice, given_tokens, written_tokens
 from .requests import GenerateRequest
 from .settings import SAMPLER, Settings
-from .tools import THINK, Bare, Forced, Parser, Syntax, shows_tools, syntax_of, thinks
+from .tools import THINK, Forced, Parser, Syntax, shows_tools, syntax_of, thinks
 from .verify import VerifyRoutes
 
 if TYPE_CHECKING:
@@ -450,7 +450,7 @@ class Service:
         """Who reads calls and thoughts out of an answer behind ``prompt``; None: it has neither."""
         names = [tool["function"]["name"] for tool in ask.tools]
         if ask.forced or ask.either:
-            return (Forced if ask.forced else Bare)(names, ask.most_calls)
+            return Forced(names, ask.most_calls, ask.either)
         thinking = thinks(self.template)
         if ask.kind != "chat" or not (names or thinking):
             return None

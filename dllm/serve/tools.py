@@ -156,23 +156,28 @@ class Bare(Parser):
 
 
 class Forced(Parser):
-    """Calls that a schema has written, without tags: their arguments are there as they come."""
+    """Calls that a schema has written, without tags: their arguments are there as they come.
+    ``either``: or an instance of something else, which is said once it cannot be a call."""
 
     HEAD = re.compile(
-        r'[\s\[,]*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*'
+        r'([\s\[,]*)\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*'
         r'"(?:arguments|parameters)"\s*:\s*(?=\S)'
     )
     STRING = re.compile(r'(?:[^"\\]|\\.)*("?)', re.DOTALL)
     SIGN = re.compile(r'[][{}"]')
 
-    def __init__(self, names: Collection[str], most: int) -> None:
+    def __init__(self, names: Collection[str], most: int, either: bool = False) -> None:
         super().__init__(names, most)
+        self.either = either
         self.rest, self.depth, self.quoted = "", 0, False  # brackets and quotes that are open
 
     def feed(self, piece: str) -> None:
         self.rest += piece
         while self._advance():
             pass
+        begun = "".join(self.rest[:32].split())[:9]
+        if self.either and not self.said.calls and begun[:1] != "[":
+            self.said.content = "" if '{"name":"'.startswith(begun) else self.rest
 
     def _advance(self) -> bool:
         """Go on to the next bracket, quote or call; False where it is not there yet."""
@@ -180,7 +185,10 @@ class Forced(Parser):
             head = self.HEAD.match(self.rest)
             if head is None or len(self.said.calls) == self.most:
                 return False
-            self.said.calls.append(Call(json.loads(head[1]), ""))
+            name = json.loads(head[2])
+            if self.either and (name not in self.names or head[1].strip()):
+                return False
+            self.said.calls.append(Call(name, ""))
             self.rest, self.depth = self.rest[head.end() :], 1
             return True
         if self.quoted:
@@ -205,7 +213,7 @@ class Forced(Parser):
         self.said.calls[-1] = replace(call, arguments=call.arguments + more)
 
     def end(self) -> None:
-        if not self.said.calls:
+        if not self.said.calls and (self.said.content or not self.take(self.rest)):
             self.said.content = self.rest
         elif self.depth:
             self._write(len(self.rest))

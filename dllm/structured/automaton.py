@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..kernels.statistics.classes import TokenClasses
+from .byte_automaton import ranges
 from .compiling import Tables
-from .parts import ranges
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
@@ -20,7 +20,8 @@ BoolArray = npt.NDArray[np.bool_]
 class Arcs:
     """Edges between the same two states as one, an arc (A,): ``source``, ``target`` and the set of
     its classes, ``label``.  Many arcs have equal sets: ``labels`` are the classes of all sets side
-    by side, ``sets`` (U,) the first of each, ``set_of_label`` which set each is in.
+    by side, ``set_of_label`` the set each is in.  The first ``single`` sets have one class each;
+    ``sets`` are where the others begin behind them.
 
     In the order of sources: ``first`` (k,) is the first arc of each of the ``sources`` that have
     any.
@@ -38,19 +39,23 @@ class Arcs:
             for part in np.split(label[order], np.searchsorted(arc[order], range(1, len(pairs))))
         ])  # fmt: skip
         members = [np.frombuffer(part, label.dtype) for part in number]
-        sizes = [len(part) for part in members]
-        self.labels, self.sets = np.concatenate(members), np.cumsum([0, *sizes[:-1]])
+        by_size = sorted(range(len(members)), key=lambda i: len(members[i]))
+        sizes = [len(members[i]) for i in by_size]
+        self.labels = np.concatenate([members[i] for i in by_size])
         self.set_of_label = np.repeat(np.arange(len(sizes)), sizes)
+        self.single = sizes.count(1)
+        self.sets = np.cumsum([0, *sizes])[self.single : -1] - self.single
         source, target = np.divmod(pairs, size)
-        self.source, self.target, self.label = source, target, which
+        self.source, self.target, self.label = source, target, np.argsort(by_size)[which]
         found, self.first = np.unique(source, return_index=True)
         self.sources: IntArray | slice = found if len(found) < size else slice(None)
         self._leaving = np.searchsorted(source, np.arange(size + 1))
 
-    def leaving(self, states: IntArray) -> IntArray:
-        """The arcs out of some ``states``, ascending."""
+    def leaving(self, states: IntArray) -> tuple[IntArray, IntArray]:
+        """The arcs out of some ``states``, ascending, and the index of each one's source there."""
         first = self._leaving[states]
-        return ranges(first, self._leaving[states + 1] - first)
+        sizes = self._leaving[states + 1] - first
+        return ranges(first, sizes), np.repeat(np.arange(len(states)), sizes)
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,26 +23,18 @@ import numpy.typing as npt
 
 from ..core.errors import ConfigError
 from . import grammar
-from .expressions import TEXT, regex_part
-from .parts import (
+from .byte_automaton import (
     MOST_STEPS,
     Budget,
     ByteAutomaton,
-    Bytes,
-    Either,
-    Leaf,
-    Letters,
-    Part,
-    Repeat,
-    Row,
     TooLarge,
     Unfit,
-    automaton_of,
     combined,
     distances,
     ranges,
-    shortest,
 )
+from .expressions import TEXT, regex_part
+from .parts import Bytes, Either, Leaf, Letters, Part, Repeat, Row, automaton_of, shortest
 from .plain import plain
 from .reading import Reader
 from .source import Source
@@ -52,7 +44,6 @@ IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 HashArray = npt.NDArray[np.uint64]
 
-VERSION = 3  # of what is compiled: automata of another are compiled again
 MOST_STATES = 20_000  # of an automaton over tokens
 MOST_EDGES = 1_500_000
 MOST_CELLS = 40_000_000  # states times classes

@@ -13,12 +13,11 @@ import warnings
 from typing import Any, NamedTuple, NoReturn
 
 from ..core.errors import ConfigError, one_line, short
+from .byte_automaton import EVERYTHING, Budget, combined
 from .parts import (
     EMPTY,
-    EVERYTHING,
     SURROGATES,
     TOP,
-    Budget,
     Bytes,
     Either,
     Leaf,
@@ -29,7 +28,6 @@ from .parts import (
     Row,
     automaton_of,
     both,
-    combined,
     erased,
     inverse,
     union,

@@ -11,24 +11,9 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ..core.errors import ConfigError, short
+from .byte_automaton import EVERYTHING, Budget, TooLarge, Unfit, combined
 from .expressions import regex_part
-from .parts import (
-    EMPTY,
-    EVERYTHING,
-    Budget,
-    Bytes,
-    Either,
-    Leaf,
-    Part,
-    Repeat,
-    Row,
-    TooLarge,
-    Unfit,
-    automaton_of,
-    combined,
-    erased,
-    maybe,
-)
+from .parts import EMPTY, Bytes, Either, Leaf, Part, Repeat, Row, automaton_of, erased, maybe
 
 MOST_RULES = 20_000  # rules that are written, each time anew where it stands less deep
 JOINT = 0xFF  # between two tokens: no byte of any text

@@ -16,11 +16,12 @@ completion: each position then takes a multiplication, a sum and one exponential
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
+from ..kernels.statistics.classes import exponentials
 from .automaton import Arcs, Automaton, BoolArray, IntArray
 
 Float64Array = npt.NDArray[np.float64]
@@ -80,16 +81,15 @@ class Lattice:
                 self.best[i][:, arcs.sources] = np.maximum.reduceat(terms[i - low], arcs.first, 1)
             best = self.best[low:high]
             terms -= np.where(best == -np.inf, 0.0, best).take(arcs.source, 2)
-            np.exp(np.maximum(terms, LOWEST, out=terms), out=terms)  # slow for what is nothing
+            exponentials(np.maximum(terms, LOWEST, out=terms))  # slow for what is nothing
             terms *= ways[low:high].take(arcs.label, 2)
             for i in range(high - 1, low - 1, -1):
                 terms[i - low] *= self.scaled[i + 1].take(arcs.target, 1)
-                mass = np.add.reduceat(terms[i - low], arcs.first, 1)
-                self.mass[i][:, arcs.sources] = mass
+                self.mass[i] = mass = self._summed(arcs.source, terms[i - low])
                 if not (self.length - i) % RESCALED:  # as far from the end in every company
                     mass /= np.maximum(mass.max(1, keepdims=True), LEAST)
                     np.maximum(mass, LEAST, out=mass)
-                self.scaled[i][:, arcs.sources] = mass
+                self.scaled[i] = mass
 
     def _first(self, chain: Chain) -> int:
         """Where a chain begins."""
@@ -151,13 +151,19 @@ class Lattice:
             if chain.start >= 0:
                 visits[self._first(chain), row, chain.start] = 1.0
         each = 1 / np.where(self.mass > 0, self.mass, 1.0)
-        rows, size = visits.shape[1:]
-        target = (arcs.target + size * np.arange(rows)[:, None]).ravel()
         for i in range(self.length):
             share = (visits[i] * each[i]).take(arcs.source, 1)
             share *= self._terms[i]
-            visits[i + 1] += np.bincount(target, share.ravel(), rows * size).reshape(rows, size)
+            visits[i + 1] += self._summed(arcs.target, share)
         return visits
+
+    def _summed(self, states: IntArray, values: Float64Array) -> Float64Array:
+        """(R, S) sums of ``values`` (R, A) by the state of each arc."""
+        rows, size = self.best.shape[1:]
+        if rows > 1:
+            states = (states + size * np.arange(rows)[:, None]).ravel()
+        found = np.bincount(states, values.ravel(), rows * size).reshape(rows, size)
+        return np.asarray(found, np.float64)
 
 
 def _largest(states: IntArray, scores: Float64Array, count: int) -> tuple[IntArray, IntArray]:
@@ -179,9 +185,6 @@ class Pruned(Lattice):
     def __init__(self, automaton: Automaton, chain: Chain, kept: int = KEPT) -> None:
         self.chain, self.kept = chain, kept
         self.bound = -np.inf
-        self._steps: list[Step] = []
-        self._masses: list[Float64Array] = []  # of the masses, by arcs; last position first
-        self._sources: list[IntArray] = []  # the kept states that arcs leave; last position first
         super().__init__(automaton, [chain])
 
     @property
@@ -192,30 +195,38 @@ class Pruned(Lattice):
     def certain(self) -> bool:
         return bool(self.bound <= self.best[0, 0, self.chain.start])
 
-    def _forward(self) -> None:
-        """The kept states, and the arcs between them."""
+    def _forward(self) -> tuple[Float64Array, Float64Array]:
+        """The kept states of all positions side by side, and the arcs between them; the largest
+        weight of each arc's classes, and the sum of their laws beside it."""
         arcs, chain, ahead = self.automaton.arcs, self.chain, self._leading()
         largest, ways = _of_sets(arcs, chain.weight, chain.law)
         later = np.append(chain.weight.max(1)[::-1].cumsum()[::-1], 0.0)
-        states, scores = np.array([chain.start]), np.full(len(ahead[0]), -np.inf)
-        scores[chain.start] = 0.0
+        states, scores, place = np.array([chain.start]), np.zeros(1), np.empty(len(ahead[0]), int)
+        kept, steps, count = [states], list[tuple[IntArray, ...]](), 0
         for i in range(self.length):
-            here = arcs.leaving(states)
-            best, target = largest[i].take(arcs.label[here]), arcs.target[here]
-            open_ = ahead[i + 1][target] & (best > -np.inf)
-            if not open_.all():
-                here, best, target = here[open_], best[open_], target[open_]
-            reached = scores[arcs.source[here]] + best
-            scores[states] = -np.inf
-            np.maximum.at(scores, target, reached)
-            states = np.flatnonzero(scores > -np.inf)
+            here, source = arcs.leaving(states)
+            target, label = arcs.target.take(here), arcs.label.take(here)
+            best, reached = largest[i].take(label), np.full(len(place), -np.inf)
+            np.maximum.at(reached, target, scores.take(source) + best)
+            source += count
+            count += len(states)
+            states = np.flatnonzero(ahead[i + 1] & (reached > -np.inf))
             if len(states) > self.kept:
-                states, dropped = _largest(states, scores[states], self.kept)
-                self.bound = max(self.bound, scores[dropped].max() + later[i + 1])
-                scores[dropped] = -np.inf
-                inside = np.flatnonzero(scores[target] > -np.inf)
-                here, best = here[inside], best[inside]
-            self._steps.append(Step(here, best, ways[i].take(arcs.label[here])))
+                states, dropped = _largest(states, reached.take(states), self.kept)
+                self.bound = max(self.bound, reached.take(dropped).max() + later[i + 1])
+            scores = reached.take(states)
+            place.fill(-1)
+            place[states] = np.arange(count, count + len(states))
+            target = place.take(target)
+            inside = np.flatnonzero((target >= 0) & (best > -np.inf))
+            found = source, target, best, ways[i].take(label)
+            steps.append(tuple(x.take(inside) for x in found))
+            kept.append(states)
+        self._states, sizes = np.concatenate(kept), [*map(len, kept)]
+        self._at, self._places = np.repeat(np.arange(len(kept)), sizes), np.cumsum([0, *sizes])
+        self._bounds = np.cumsum([0, *(len(step[0]) for step in steps)])
+        self._source, self._target, best, sums = map(np.concatenate, zip(*steps, strict=True))
+        return best, sums
 
     def _leading(self) -> list[BoolArray]:
         """(S,) per position: from where the end can be reached."""
@@ -235,43 +246,44 @@ class Pruned(Lattice):
         self.scaled[-1] = self.best[-1] == 0.0
         if self.chain.start < 0:
             return
-        self._forward()
-        arcs = self.automaton.arcs
-        for i in range(self.length - 1, -1, -1):
-            here, largest, ways = self._steps[i]
-            if not here.size:
-                self._masses.append(largest)
-                self._sources.append(here)
-                continue
-            source = arcs.source[here]  # ascending
-            heads = np.append(True, source[1:] != source[:-1])
-            first, run = heads.nonzero()[0], heads.cumsum() - 1
-            sources = source[first]
-            x = largest + self.best[i + 1, 0, arcs.target[here]]
-            best = np.maximum.reduceat(x, first)
-            x = np.exp(np.maximum(x - np.where(best == -np.inf, 0.0, best)[run], LOWEST))
-            x *= ways * self.scaled[i + 1, 0, arcs.target[here]]
-            mass = np.add.reduceat(x, first)
-            top = mass.max()
-            self._masses.append(x)
-            self._sources.append(sources)
-            self.best[i, 0, sources], self.mass[i, 0, sources] = best, mass
-            self.scaled[i, 0, sources] = np.maximum(mass / (top if top > 0 else 1), LEAST)
+        x, ways = self._forward()
+        source, target, size = self._source, self._target, len(self._states)
+        best, mass, scaled = np.full(size, -np.inf), np.zeros(size), np.zeros(size)
+        best[self._places[-2] :], scaled[self._places[-2] :] = 0.0, 1.0
+        heads = np.flatnonzero(np.diff(source, prepend=-1))  # sources ascend
+        cuts = np.searchsorted(heads, self._bounds)
+        steps = [
+            (slice(a, b), heads[c:d] - a, source[heads[c:d]])
+            for (a, b), (c, d) in zip(pairwise(self._bounds), pairwise(cuts), strict=True) if a < b
+        ][::-1]  # fmt: skip
+        for here, first, sources in steps:
+            x[here] += best.take(target[here])
+            best[sources] = np.maximum.reduceat(x[here], first)
+        x -= np.where(best == -np.inf, 0.0, best).take(source)
+        exponentials(np.maximum(x, LOWEST, out=x))
+        x *= ways
+        for here, first, sources in steps:
+            x[here] *= scaled.take(target[here])
+            mass[sources] = some = np.add.reduceat(x[here], first)
+            scaled[sources] = np.maximum(some / (some.max() or 1.0), LEAST)
+        self._shares = x / np.where(mass > 0, mass, 1.0).take(source)
+        at = self._at, 0, self._states
+        self.best[at], self.mass[at], self.scaled[at] = best, mass, scaled
 
     @cached_property
     def _visits(self) -> Float64Array:
-        arcs, visits = self.automaton.arcs, np.zeros(self.mass.shape)
-        visits[0, 0, self.chain.start] = 1.0
-        for i in range(self.length):
-            here = self._steps[i].arcs
-            source, mass = arcs.source[here], self.mass[i, 0, arcs.source[here]]
-            share = self._masses[-1 - i] * visits[i, 0, source] / np.where(mass > 0, mass, 1.0)
-            np.add.at(visits[i + 1, 0], arcs.target[here], share)
+        visits, found = np.zeros(self.mass.shape), np.zeros(len(self._states))
+        found[0] = 1.0
+        for (a, b), (low, high) in zip(
+            pairwise(self._bounds), pairwise(self._places[1:]), strict=True
+        ):
+            share = self._shares[a:b] * found.take(self._source[a:b])
+            found[low:high] = np.bincount(self._target[a:b] - low, share, high - low)
+        visits[self._at, 0, self._states] = found
         return visits
 
     def _taking(self, path: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-        sources = self._sources[::-1]
-        at, state = np.repeat(np.arange(len(path)), [*map(len, sources)]), np.concatenate(sources)
+        at, state = (x[: self._places[-2]] for x in (self._at, self._states))
         follow = self.automaton.next[state, path[at]]
         takes = follow >= 0
         return at[takes], state[takes], follow[takes]
@@ -282,17 +294,11 @@ def _of_sets(
 ) -> tuple[Float64Array, Float64Array]:
     """Of each set of classes (..., U) the largest of the weights (..., C), and the sum of the laws
     (..., C) beside it."""
-    largest = np.maximum.reduceat(weight.take(arcs.labels, -1), arcs.sets, axis=-1)
+    one = arcs.single  # what a reduction does for one class is slow
+    largest, ways = weight.take(arcs.labels, -1), law.take(arcs.labels, -1)
+    more = np.maximum.reduceat(largest[..., one:], arcs.sets, axis=-1)
+    largest = np.concatenate([largest[..., :one], more], -1)
     finite = np.where(largest == -np.inf, 0.0, largest)
-    ways = law.take(arcs.labels, -1)
-    ways -= finite.take(arcs.set_of_label, -1)
-    return largest, np.add.reduceat(np.exp(ways, out=ways), arcs.sets, axis=-1)
-
-
-class Step(NamedTuple):
-    """Arcs (a,) between kept states of two positions, the largest weight of each one's classes,
-    and the sum of their laws beside it."""
-
-    arcs: IntArray
-    largest: Float64Array
-    ways: Float64Array
+    exponentials(np.subtract(ways, finite.take(arcs.set_of_label, -1), out=ways))
+    more = np.add.reduceat(ways[..., one:], arcs.sets, axis=-1)
+    return largest, np.concatenate([ways[..., :one], more], -1)

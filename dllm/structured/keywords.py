@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..core.errors import ConfigError, short
-from .parts import Empty
+from .byte_automaton import Empty
 
 KEYWORDS: dict[str, set[Any]] = {
     "object": {"properties", "required", "additionalProperties", "patternProperties",

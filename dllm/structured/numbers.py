@@ -5,8 +5,9 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
+from .byte_automaton import Budget, ByteAutomaton, Edge, TooLarge, combined, minimal
 from .expressions import regex_part
-from .parts import Budget, ByteAutomaton, Edge, TooLarge, automaton_of, combined, minimal
+from .parts import automaton_of
 
 MOST_STATES = 10_000  # of the automaton of the multiples of a number
 

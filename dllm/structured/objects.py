@@ -6,20 +6,10 @@ from functools import partial
 from typing import Any
 
 from ..core.errors import ConfigError
+from .byte_automaton import ByteAutomaton, Empty
 from .keywords import Nothing, Schema, counts_of
 from .merging import merged
-from .parts import (
-    ByteAutomaton,
-    Bytes,
-    Either,
-    Empty,
-    Leaf,
-    Members,
-    Mixed,
-    Part,
-    Row,
-    automaton_of,
-)
+from .parts import Bytes, Either, Leaf, Members, Mixed, Part, Row, automaton_of
 from .values import COLON, COMMA, QUOTE, Base, listed, pattern_of, quoted
 
 NONE = ByteAutomaton([[]], [False], 0)

@@ -7,22 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..core.errors import ConfigError
+from .byte_automaton import Budget, Unfit
 from .expressions import pattern_part, regex_part
 from .formats import FORMATS
 from .grammar import Grammar, Node
-from .parts import (
-    SURROGATES,
-    Budget,
-    Bytes,
-    Either,
-    Letters,
-    Part,
-    Repeat,
-    Row,
-    Unfit,
-    both,
-    inverse,
-)
+from .parts import SURROGATES, Bytes, Either, Letters, Part, Repeat, Row, both, inverse
 from .source import Source
 
 DATA = {"const", "enum", "default", "example", "examples"}  # keywords that hold values

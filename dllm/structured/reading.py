@@ -20,6 +20,7 @@ from urllib.parse import unquote
 
 from ..core.errors import ConfigError, one_line, short
 from . import values
+from .byte_automaton import Empty, TooLarge, Unfit
 from .expressions import regex_part
 from .formats import ANNOTATIONS
 from .keywords import (
@@ -39,18 +40,7 @@ from .keywords import (
 )
 from .merging import MOST_PAIRS, merged
 from .objects import record
-from .parts import (
-    Bytes,
-    Either,
-    Empty,
-    Leaf,
-    Part,
-    Repeat,
-    Row,
-    TooLarge,
-    Unfit,
-    automaton_of,
-)
+from .parts import Bytes, Either, Leaf, Part, Repeat, Row, automaton_of
 from .values import COLON, Base, listed
 
 DEEPEST = 12  # arrays and objects within one another, in schemas that may not hold
@@ -105,6 +95,9 @@ class Reader(Base):
         schema = {key: value for key, value in given.items() if self._counts(key)}
         for key in sorted(REFUSED & schema.keys()):
             raise ConfigError(f"{path} of the schema has {key!r}, which is not supported")
+        for key in ("enum", "prefixItems"):
+            if not isinstance(schema.get(key, []), list):
+                raise ConfigError(f"{path} of the schema has {key!r} that is no list")
         for key, combine in self.COMBINING.items():
             if key in schema:
                 return combine(self, schema, path)

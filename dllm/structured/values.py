@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from ..core.errors import ConfigError
+from .byte_automaton import Budget, ByteAutomaton, Empty, combined
 from .expressions import CHARACTER, CHARACTERS, pattern_part, regex_part, string_bytes
 from .formats import FORMATS
 from .keywords import (
@@ -26,11 +27,8 @@ from .keywords import (
 from .numbers import numbers
 from .parts import (
     EMPTY,
-    Budget,
-    ByteAutomaton,
     Bytes,
     Either,
-    Empty,
     Leaf,
     Members,
     Mixed,
@@ -38,7 +36,6 @@ from .parts import (
     Repeat,
     Row,
     automaton_of,
-    combined,
     maybe,
 )
 

@@ -7,18 +7,13 @@ and bytes, so that a busy machine refuses nothing that an idle one takes.
 """
 
 import atexit
-import contextlib
-import hashlib
 import io
 import json
 import os
 import subprocess
 import threading
-import time
 import warnings
-from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 
@@ -26,44 +21,17 @@ from ..core.child import command
 from ..core.errors import ConfigError
 from . import compiling
 from .compiling import MEMORY, OK, WRONG, Tables, receive, send
-from .source import Source, encoded, named
+from .source import Source, named
 from .vocabulary import Vocabulary
 
 SECONDS = 120.0  # of processor time, after which the process counts as hung
 START_SECONDS = 60.0  # for the process, and for each vocabulary
-SLOW = 0.5  # seconds from which on what was compiled is stored
-MOST = 64  # automata that are stored
 
 
 def read(data: bytes) -> Tables:
     with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
         found: Any = {n: x if (x := arrays[n]).ndim else int(x) for n in arrays.files}
     return Tables(**found)
-
-
-def stored(text: str, vocabulary: Vocabulary) -> Path | None:
-    """Where an automaton that took long to compile is kept: in the folder ``DLLM_FORMATS``, else in
-    the user's folder for caches.  It can be deleted at any time.  None: nowhere."""
-    named = os.environ.get("DLLM_FORMATS")
-    if named == "":
-        return None
-    try:
-        folder = Path(named or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    except RuntimeError:  # there is no home
-        return None
-    key = hashlib.sha256(repr((compiling.VERSION, vocabulary.key, text)).encode()).hexdigest()
-    return (folder if named else folder / "dllm" / "formats") / f"{key}.npz"
-
-
-def keep(file: Path, data: bytes) -> None:
-    """Store what was compiled in place of what was stored longest ago."""
-    with contextlib.suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        part = file.with_suffix(f".{os.getpid()}")
-        part.write_bytes(data)
-        part.replace(file)
-        for old in sorted(file.parent.glob("*.npz"), key=os.path.getmtime)[:-MOST]:
-            old.unlink(missing_ok=True)
 
 
 def _told(tables: Tables) -> Tables:
@@ -104,11 +72,6 @@ class Worker:
 
         Raises `ConfigError` where it is not understood or exceeds a limit.
         """
-        text = encoded(source)
-        file = stored(text, vocabulary)
-        if file is not None:
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError, BadZipFile):
-                return _told(read(file.read_bytes()))
         with self._lock:
             self._running()
             if vocabulary.key not in self._known:
@@ -116,7 +79,6 @@ class Worker:
                 if self._ask({"key": vocabulary.key, "pieces": pieces}, START_SECONDS) is None:
                     raise ConfigError("the process that compiles structures does not start")
                 self._known.add(vocabulary.key)
-            began = time.monotonic()
             answer = self._ask({"source": source, "key": vocabulary.key}, self.seconds)
         if answer is None:
             raise ConfigError(
@@ -127,8 +89,6 @@ class Worker:
             why, known = json.loads(answer[1:])
             told = "" if answer[:1] == WRONG else f"{named(source)} "
             raise RefusedError(told + why, **known)
-        if file is not None and time.monotonic() - began > SLOW:
-            keep(file, answer[1:])
         return _told(read(answer[1:]))
 
     def close(self) -> None:

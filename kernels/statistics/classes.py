@@ -143,3 +143,10 @@ def _log_sum(x: torch.Tensor, top: torch.Tensor, cut: Segments, scale: float) ->
     else:
         sums = torch.zeros_like(top).scatter_add(1, cut.segment.expand(len(x), -1), away)
     return sums.log_().add_(safe / scale)
+
+
+def exponentials(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """The exponentials of an array, in its place: NumPy takes one at a time without AVX-512."""
+    tensor = torch.from_numpy(x)
+    torch.exp(tensor, out=tensor)
+    return x

@@ -305,7 +305,7 @@ def finish(part: Partial, options: Options) -> TokenStatistics:
     gap = part.clean_gap if part.clean_gap is not None else gap
     total = chosen_logprob = None
     if part.class_total is not None and part.class_logit is not None:
-        total = part.class_total - safe / scale - normaliser
+        total = part.class_total - (safe / scale).clamp_(min=LOWEST) - normaliser
         chosen_logprob = logprob(part.class_logit)
     return TokenStatistics(
         token=token.squeeze(1),

@@ -94,7 +94,7 @@ def test_without_a_cache_steps_are_the_masked_forward(model: dllm.DiffusionModel
             canvas[0, position] = token
 
 
-@pytest.mark.parametrize("sampler", some(SAMPLERS, 2))
+@pytest.mark.parametrize("sampler", some(SAMPLERS, 1))
 def test_the_block_cache_is_exact(model: dllm.DiffusionModel, sampler: str) -> None:
     exact, reference = (run(model, PROMPTS, sampler, cache) for cache in ("block", "none"))
     for one, other in zip(exact, reference, strict=True):
@@ -218,6 +218,7 @@ def test_append_is_the_largest_canvas_cut_at_the_stop(
     assert found[0].finish_reason == "stop" and found[0].canvas < 33
 
 
+@pytest.mark.slow
 def test_an_answer_ends_where_its_text_does_by_default(model: dllm.DiffusionModel) -> None:
     """No length named: block after block up to the context, as on the largest canvas; where the
     blocks are others, or something plans for one length, 128 positions as elsewhere."""
@@ -238,6 +239,7 @@ def outcome_of(result: dllm.Result) -> tuple[Any, ...]:
     return result.tokens, result.order, result.nfe, result.finish_reason, result.logprobs.tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sampler", some(["lopa(d2f(0.05), k=3)+staged_blocks(4)", "lopa(d2f(0.05), k=3)"], 1)
 )

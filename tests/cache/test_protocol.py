@@ -83,7 +83,7 @@ class Sliding(Window):
 WINDOWS = [StaticBlocks(5), WholeRegion(), Sliding()]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     spec=st.sampled_from(list(SMALL.values())),
     window=st.sampled_from(WINDOWS),

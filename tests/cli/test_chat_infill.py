@@ -9,6 +9,7 @@ from _pytest.monkeypatch import MonkeyPatch
 import dllm
 from dllm.cli import chat as chat_module
 
+from ..thin import some
 from .conftest import Run
 
 Messages = list[dict[str, str]]
@@ -22,7 +23,7 @@ def say(model: dllm.DiffusionModel, messages: Messages, text: str) -> str:
     return answer
 
 
-@pytest.mark.parametrize("watch", [False, True])
+@pytest.mark.parametrize("watch", some([True, False], 1))
 def test_the_conversation_is_kept(ask: Run, tiny: dllm.DiffusionModel, watch: bool) -> None:
     result = ask("chat", *(["--watch"] if watch else []), stdin="Tom\n\nAnna\n/quit\nnever\n")
     messages: Messages = []
@@ -33,18 +34,13 @@ def test_the_conversation_is_kept(ask: Run, tiny: dllm.DiffusionModel, watch: bo
     assert ("░" in result.stderr) == watch
 
 
-def test_reset_forgets(ask: Run, tiny: dllm.DiffusionModel) -> None:
-    result = ask("chat", stdin="Tom\n/reset\nTom\n")
-    answer = say(tiny, [], "Tom")
-    assert result.stdout == f"{answer}\n" * 2
-
-
 def test_a_system_message_survives_a_reset(ask: Run, tiny: dllm.DiffusionModel) -> None:
     result = ask("chat", "--system", "Count.", stdin="Tom\n/reset\nTom\n")
     answer = say(tiny, [{"role": "system", "content": "Count."}], "Tom")
     assert result.stdout == f"{answer}\n" * 2
 
 
+@pytest.mark.slow
 def test_an_error_leaves_the_conversation_usable(ask: Run, tiny: dllm.DiffusionModel) -> None:
     result = ask("chat", stdin=f"Tom\n{'Ben ' * 200}\nAnna\n/what\n")
     messages: Messages = []

@@ -219,6 +219,7 @@ def test_this_machine_and_its_steps_are_told() -> None:
     assert re.fullmatch(told, found["step, rows: 32"])
 
 
+@pytest.mark.slow
 def test_a_mask_is_none_where_the_noise_is_uniform() -> None:
     folder = Path(__file__).parents[2] / "examples" / "nano-uniform"
     (mask,) = [f for f in examine(str(folder), ("here", 2**40)) if f.topic == "mask token"]
@@ -240,6 +241,7 @@ def test_an_architecture_that_nothing_reads(llada_8b: Path, architecture: str) -
     assert findings[-1].state == BAD and architecture in findings[-1].text
 
 
+@pytest.mark.slow
 def test_an_autoregressive_model(tmp_path: Path) -> None:
     config = {
         "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": 32,
@@ -253,6 +255,7 @@ def test_an_autoregressive_model(tmp_path: Path) -> None:
     assert "float16" in result["weights"].text
 
 
+@pytest.mark.slow
 def test_what_is_wrong_with_the_files(cli: Run, tiny_folder: Path, tmp_path: Path) -> None:
     """Said before `generate` fails, or answers nonsense."""
     folder = tmp_path / "copy"

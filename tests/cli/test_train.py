@@ -8,6 +8,7 @@ import pytest
 import dllm
 from dllm.core.errors import ConfigError
 
+from ..thin import some
 from .conftest import Run
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -97,7 +98,7 @@ def test_prompts_that_are_all_held_out_are_refused(cli: Run, tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("line", "why"),
-    [
+    some([
         ({"ids": [5, 6, 99999], "answer": 1, "order": [0, 1]}, "99999 is no id"),
         ({"ids": [5, -6, 7], "answer": 1, "order": [0, 1]}, "-6 is no id"),
         ({"ids": [5, 6.5, 7], "answer": 1, "order": [0, 1]}, "6.5 is no id"),
@@ -105,8 +106,8 @@ def test_prompts_that_are_all_held_out_are_refused(cli: Run, tmp_path: Path) -> 
         ({"ids": [5, 6, 7], "answer": -1, "order": [0]}, "an answer from -1 on"),
         ({"ids": [5, 6, 7], "answer": 1, "order": [0]}, "an order of 1 steps for 2"),
         ({"ids": [5, 6, 7], "answer": 1}, "'order'"),
-    ],
-)
+    ], 2),
+)  # fmt: skip
 def test_damaged_answers_are_named(cli: Run, tmp_path: Path, line: object, why: str) -> None:
     file = tmp_path / "answers.jsonl"
     good = {"ids": [5, 6, 7], "answer": 1, "order": [0, 1]}

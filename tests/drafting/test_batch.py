@@ -7,15 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import dllm
 from dllm.drafting.base import EMPTY, chain
 from dllm.drafting.verifiers.base import layers_of
 from dllm.drafting.verifiers.packed import PackedVerifier, open_verifier, packs
 
-from .conftest import ARCHITECTURES, Scripted, prompts
+from .conftest import ARCHITECTURES, prompts
 
 NEW = 20
 FIELDS = ("drafted", "depth", "accepted", "emitted", "extra", "source", "context", "first")
@@ -25,36 +23,6 @@ def said(result: dllm.SpeculativeResult) -> tuple[Any, ...]:
     """All of a result that is no measurement."""
     rounds = [tuple(getattr(r, name) for name in FIELDS) for r in result.rounds]
     return result.tokens, result.text, result.finish_reason, result.nfe, result.computed, rounds
-
-
-@pytest.mark.slow
-@given(seed=st.integers(0, 10_000), rows=st.integers(1, 5))
-@settings(max_examples=1, deadline=None)
-def test_a_batch_is_its_rows(
-    verifiers: dict[str, dllm.DiffusionModel], seed: int, rows: int
-) -> None:
-    """Tokens, rounds and accepted lengths; rows leave and join; chains, and trees of a packed
-    verifier."""
-    rng = np.random.default_rng(seed)
-    model = verifiers[ARCHITECTURES[seed % 3]]
-    several = prompts(3, seed=seed)
-    how: dict[str, Any] = {
-        "max_new_tokens": int(rng.integers(1, NEW)), "temperature": float(seed % 2),
-        "controller": "fixed(k=4)", "seed": seed,
-    }  # fmt: skip
-    if seed % 4 == 0:
-        how |= {"repetition_penalty": 1.3}
-    tokens = dllm.speculate(model, None, several, max_new_tokens=40)
-    text = [*several[0], *tokens[0].tokens]
-    for drafter in (
-        None,
-        "prompt_lookup",
-        "suffix",
-        Scripted(text, noise=0.3, tree=seed % 15 == 0),
-    ):
-        together = dllm.speculate(model, drafter, several, max_batch_size=rows, **how)
-        alone = [dllm.speculate(model, drafter, prompt, **how) for prompt in several]
-        assert list(map(said, together)) == list(map(said, alone))
 
 
 def test_packed_where_it_can_be(verifiers: dict[str, dllm.DiffusionModel]) -> None:

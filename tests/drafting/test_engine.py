@@ -223,7 +223,7 @@ def faulty(monkeypatch: pytest.MonkeyPatch) -> Any:
     return at
 
 
-@pytest.mark.parametrize("where", some(FAULTS, 2))
+@pytest.mark.parametrize("where", some(FAULTS, 1))
 def test_a_row_that_raises_spares_the_others(
     verifier: dllm.DiffusionModel, faulty: Any, where: str
 ) -> None:
@@ -385,3 +385,19 @@ def test_numbers_that_are_not_finite_stay_in_their_text() -> None:
         with pytest.raises(dllm.NumericError):
             sick.result(60)
         assert [one.result(60).tokens for one in others] == [r.tokens for r in expected]
+
+
+@pytest.mark.parametrize("given", [[], [None]])
+def test_drafts_that_are_missing_fail_their_own_text(
+    verifier: dllm.DiffusionModel, given: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafter = Scripted()
+    monkeypatch.setattr(drafter, "propose_all", lambda work: given)
+    how: dict[str, Any] = {"max_new_tokens": 4}
+    expected = dllm.speculate(verifier, None, [4, 5], **how).tokens
+    with dllm.Session(verifier) as session:
+        one, other = session.submit([4, 5], drafter=drafter, **how), session.submit([4, 5], **how)
+        with pytest.raises(dllm.ConfigError, match="a draft for each text"):
+            one.result(60)
+        assert other.result(60).tokens == expected
+        assert session.submit([4, 5], **how).result(60).tokens == expected

@@ -11,6 +11,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCau
 
 import dllm
 from dllm.engine import Engine
+from dllm.engine.prefixes import Prefixes
 from dllm.kernels.linear import available
 
 from ..models.wedlm import MASK, SHAPE
@@ -102,7 +103,9 @@ def test_other_precisions(kind: str, precision: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "pool"),
-    covering(["fast_dllm_v2", "wedlm"], [{"prefix_cache_tokens": 60}, {"max_positions": 130}]),
+    some(
+        product(["wedlm", "fast_dllm_v2"], [{"prefix_cache_tokens": 60}, {"max_positions": 130}]), 1
+    ),
 )
 def test_joins_and_little_room(kind: str, pool: dict[str, int]) -> None:
     """Texts that join and grow; rows have precedence, and nothing is left taken at the end."""
@@ -151,6 +154,7 @@ def test_out_of_memory_takes_the_kept_texts_first(monkeypatch: pytest.MonkeyPatc
     assert failures and again.cached_tokens == 0 and again.tokens == plain.tokens
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_a_prefix_belongs_to_weights_and_adapter() -> None:
     peft = pytest.importorskip("peft")
@@ -171,6 +175,18 @@ def test_a_prefix_belongs_to_weights_and_adapter() -> None:
         with torch.no_grad():
             hf.get_input_embeddings().weight[5] += 1  # trained on
         assert reused() == 0
+
+
+def test_a_text_that_cannot_be_kept_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> bool:
+        raise MemoryError("forced")
+
+    with opened("sdar", prefix_cache_tokens=0) as session:
+        expected = answers(session, QUESTIONS[:2])
+    monkeypatch.setattr(Prefixes, "keep", fail)
+    with opened("sdar") as session:
+        same(answers(session, QUESTIONS[:2]), expected, True)
+        assert engine_of(session).used == 0
 
 
 def test_who_cannot_says_why() -> None:

@@ -129,6 +129,7 @@ def test_heat_hover_and_play(browser: Any, traces: list[Path], tmp_path: Path) -
     tab.close()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_two_traces_and_what_caches_compute(
     browser: Any, traces: list[Path], tmp_path: Path
@@ -151,6 +152,7 @@ def test_two_traces_and_what_caches_compute(
     tab.close()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_text_around_holes_is_given(browser: Any, tmp_path: Path) -> None:
     out = dllm.infill("nano", "Tom, [[1]], Ben, [[1]], Mia", trace=True)

@@ -43,6 +43,7 @@ def test_a_cache_is_tested_against_none() -> None:
     assert row.startswith("| `threshold` | `dual` | -30.0 (") and "| <0.001 |" in row
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_plot_names_no_more_than_can_be_told_apart(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")

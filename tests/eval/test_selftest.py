@@ -21,6 +21,7 @@ FIELDS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_everything_agrees_here_and_is_one_block_of_text() -> None:
     result = CliRunner().invoke(app, ["doctor", "--selftest"])
     assert result.exit_code == 0, result.output

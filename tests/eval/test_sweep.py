@@ -195,6 +195,7 @@ def test_presets_cover_everything() -> None:
     assert set(PRESETS) == {"readme", "quick"}
 
 
+@pytest.mark.slow
 def test_the_readme_has_every_cache_that_nano_can_run(
     tiny: dllm.DiffusionModel, tmp_path: Path
 ) -> None:
@@ -280,6 +281,7 @@ def test_plots(records: list[Record], tmp_path: Path) -> None:
             draw([], files)
 
 
+@pytest.mark.slow
 def test_a_sweep_of_several_machines_says_so(cli: Run, tiny_folder: Path, tmp_path: Path) -> None:
     command = ("bench", "-m", str(tiny_folder), "-s", "threshold", "-n", "1", "--no-plot",
                "--max-new-tokens", "16", "-o", str(tmp_path))  # fmt: skip
@@ -337,6 +339,7 @@ def test_bad_files(tmp_path: Path, content: str, message: str) -> None:
         read_file(file)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_command_line(cli: Run, tiny_folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")

@@ -7,8 +7,8 @@ import warnings
 import pytest
 
 from dllm.core.errors import ConfigError
+from dllm.structured.byte_automaton import TooLarge, Unfit
 from dllm.structured.compiling import byte_automaton
-from dllm.structured.parts import TooLarge, Unfit
 
 from .seeds import case_of
 

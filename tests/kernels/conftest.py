@@ -1,5 +1,6 @@
 """With the kernels of PyTorch and with those that are compiled for the processor."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,12 +12,18 @@ from dllm.kernels.cpu.compiled import FOLDER_VARIABLE
 
 
 @pytest.fixture(scope="session")
-def compiled_folder(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
-    """Where the compiled kernels lie, made once; skips where they cannot be made."""
-    base = tmp_path_factory.getbasetemp()
-    folder = (base if worker_id == "master" else base.parent) / "kernels"
-    with pytest.MonkeyPatch.context() as patch:
+def compiled_folder(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Path:
+    """Where the compiled kernels lie: made once for all workers and runs, as the file's name tells
+    its sources and the folder's its compiler; skips where they cannot be made."""
+    cache = getattr(pytestconfig, "cache", None)
+    compiler = "".join(filter(str.isalnum, os.environ.get("CXX", "")))
+    folder = cache.mkdir(f"kernels{compiler}") if cache else tmp_path_factory.mktemp("kernels")
+    with pytest.MonkeyPatch.context() as patch, (folder / "lock").open("w") as lock:
         patch.setenv(FOLDER_VARIABLE, str(folder))
+        if not cpu.missing_features():
+            import fcntl  # Linux has it
+
+            fcntl.flock(lock, fcntl.LOCK_EX)
         try:
             cpu.build()
         except ConfigError as error:

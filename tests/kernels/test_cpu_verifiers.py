@@ -10,21 +10,23 @@ from dllm.kernels.cpu.products import Weight
 from dllm.kernels.linear import packed_of
 
 from ..drafting.verifiers.test_exact import SIZE, network, one_by_one
+from ..thin import some
 
 pytestmark = pytest.mark.usefixtures("compiled")
 
 
-def test_chains_and_trees_do_not_change_a_bit() -> None:
+@pytest.mark.parametrize(("begun", "long", "nodes"), some([(40, 200, 9), (150, 1100, 24)], 1))
+def test_chains_and_trees_do_not_change_a_bit(begun: int, long: int, nodes: int) -> None:
     """A chain against its tokens one by one, a path of a tree against its chain."""
     model, rng = network(), np.random.default_rng(0)
-    ids, tokens = rng.integers(0, SIZE, 170), rng.integers(0, SIZE, 24)
-    parents = np.array([int(rng.integers(max(-1, i - 6), i)) for i in range(24)])
+    ids, tokens = rng.integers(0, SIZE, begun + nodes), rng.integers(0, SIZE, nodes)
+    parents = np.array([int(rng.integers(max(-1, i - 6), i)) for i in range(nodes)])
     verifier = open_verifier(model)
-    along = verifier.score([(verifier.open(ids[:150], 200), chain(ids[150:]))])[0].logits
-    assert torch.equal(along, one_by_one(model, ids, 150))
-    tree, ids = Draft(tokens, parents), rng.integers(0, SIZE, 1100)
+    along = verifier.score([(verifier.open(ids[:begun], 200), chain(ids[begun:]))])[0].logits
+    assert torch.equal(along, one_by_one(model, ids, begun))
+    tree, ids = Draft(tokens, parents), rng.integers(0, SIZE, long)
     rows = verifier.score([(verifier.open(ids, 1200), tree)])[0].logits
-    for leaf in sorted(set(range(24)) - set(parents.tolist())):
+    for leaf in sorted(set(range(nodes)) - set(parents.tolist())):
         path, text = tree.path(leaf), verifier.open(ids, 1200)
         alone = verifier.score([(text, chain(tokens[path]))])[0].logits
         assert torch.equal(alone, rows[[0, *(node + 1 for node in path)]])

@@ -144,7 +144,7 @@ def test_few_numbers_of_rows_are_multiplied() -> None:
     packed = layer(192, 96, torch.float32)
     with torch.inference_mode():
         with Products() as products:
-            for rows in range(1, 1400, 3):
+            for rows in range(1, 1400, 9):
                 x = torch.randn(rows, 192)
                 assert packed(x).shape == (rows, 96)
         assert 10 < len(products.rows) < 40

@@ -45,7 +45,7 @@ def test_short_continuations_are_exact(tiny: dllm.DiffusionModel, length: int) -
 
 def test_the_stratified_estimate_and_its_error_are_honest(tiny: dllm.DiffusionModel) -> None:
     exact = dllm.score(tiny, PROMPT, TEXT[:6])
-    result = [dllm.score(tiny, PROMPT, TEXT[:6], samples=24, seed=i) for i in range(60)]
+    result = [dllm.score(tiny, PROMPT, TEXT[:6], samples=24, seed=i) for i in range(40)]
     means = np.array([s.logprob for s in result])
     spread = means.std(ddof=1)
     assert abs(means.mean() - exact.logprob) < 4 * spread / np.sqrt(len(means))
@@ -160,6 +160,7 @@ def test_early_stop_takes_all_samples_where_nothing_is_decided(samples: int) -> 
     assert result.nfe == samples
 
 
+@pytest.mark.slow
 def test_early_stop_saves_forwards_and_keeps_the_ranking() -> None:
     prompt = "Reverse this list: Tom, Anna, Ben, Mia, Zoe"
     texts = ["Zoe, Mia, Ben, Anna, Tom", "Zoe, Mia, Ben, Tom, Anna", "Tom, Anna, Ben, Mia, Zoe"]
@@ -258,7 +259,7 @@ def test_a_caller_can_end_a_call(tiny: dllm.DiffusionModel) -> None:
         result = dllm.score(model, PROMPT, TEXT, before_forward=lambda: count(10_000), **how)
         forwards = len(calls)
         assert forwards >= max(1, result.nfe // 2)  # packed, two at a time
-        for most in {0, forwards // 2, forwards - 1}:
+        for most in {0, forwards - 1}:
             calls.clear()
             with pytest.raises(KeyboardInterrupt):
                 dllm.score(model, PROMPT, TEXT, before_forward=partial(count, most), **how)

@@ -94,7 +94,7 @@ def config(seed: int) -> Any:
 
 
 @pytest.mark.parametrize(
-    "seed", [*range(2), *(pytest.param(i, marks=pytest.mark.slow) for i in range(2, 12))]
+    "seed", [0, *(pytest.param(i, marks=pytest.mark.slow) for i in range(1, 12))]
 )
 def test_random_shapes_beside_transformers(seed: int, tmp_path: Path) -> None:
     from transformers import DiffusionGemmaForBlockDiffusion
@@ -150,6 +150,7 @@ def test_bfloat16_is_within_its_noise() -> None:
     assert 1 / 1.15 < float(torch.cat(ratios).mean().exp()) < 1.15
 
 
+@pytest.mark.slow
 def test_saved_and_loaded(tmp_path: Path) -> None:
     model = dllm.load(goldens_dir() / "dgemma-tiny")
     model.save_pretrained(tmp_path)
@@ -219,7 +220,7 @@ class Draws:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(
-    "seed", [*range(4), *(pytest.param(i, marks=pytest.mark.slow) for i in range(4, 200))]
+    "seed", [0, *(pytest.param(i, marks=pytest.mark.slow) for i in range(1, 200))]
 )
 def test_generate_beside_transformers(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same canvas before every step, the same number of passes, the same text."""

@@ -184,22 +184,18 @@ def logits(hf: Any, ids: Tensor, **inputs: Any) -> Tensor:
 
 
 @each
-def test_logits_are_those_of_the_network_under_its_mask(tmp_path: Path, case: Case) -> None:
+def test_a_family_computes_decodes_and_is_saved(tmp_path: Path, case: Case) -> None:
+    """Logits are those of the network under its mask.  The exact cache of a block-causal model
+    changes nothing; others run without one.  Saved and loaded it is the same."""
     reference = write(tmp_path, case)
     model = dllm.load(tmp_path, **dict(case.given))
     assert model.family.name == case.family and type(model.hf) is case.network
     ids = torch.randint(0, 90, (1, 44), generator=torch.Generator().manual_seed(1))
     expected = logits(reference, ids, attention_mask=mask(44, case.block), use_cache=False)
-    torch.testing.assert_close(logits(model.hf, ids), expected, rtol=1e-4, atol=1e-4)
+    found = logits(model.hf, ids)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     causal = logits(reference, ids, use_cache=False)
     assert (causal - expected).abs().max() > 1e-2  # the mask matters
-
-
-@each
-def test_facts_and_decoding(tmp_path: Path, case: Case) -> None:
-    """The exact cache of a block-causal model changes nothing; others run without one."""
-    write(tmp_path, case)
-    model = dllm.load(tmp_path, **dict(case.given))
     facts = model.facts
     kind = "bidirectional" if case.block is None else "block_causal"
     kind = "causal_prefix" if case.family == "nemotron" else kind
@@ -211,17 +207,10 @@ def test_facts_and_decoding(tmp_path: Path, case: Case) -> None:
     other = dllm.generate(model, [5, 9, 17, 40, 3], cache="block" if case.block else "none", **how)
     assert plain.tokens == other.tokens and MASK not in plain.tokens
     assert not case.block or other.computed < plain.computed
-
-
-@each
-def test_it_is_saved_and_loaded(tmp_path: Path, case: Case) -> None:
-    write(tmp_path, case)
-    model = dllm.load(tmp_path, **dict(case.given))
     model.save_pretrained(tmp_path / "saved")
     again = dllm.load(tmp_path / "saved")
-    assert again.facts == model.facts and again.family is model.family
-    ids = torch.arange(20)[None]
-    assert torch.equal(logits(again.hf, ids), logits(model.hf, ids))
+    assert again.facts == facts and again.family is model.family
+    assert torch.equal(logits(again.hf, ids), found)
 
 
 def test_published_checkpoints_bring_what_their_files_leave_out(tmp_path: Path) -> None:

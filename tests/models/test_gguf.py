@@ -39,6 +39,7 @@ def write(file: Path, kind: str, types: dict[str, str]) -> dict[str, np.ndarray[
     torch.manual_seed(0)
     config, network = {
         "llada": (LlamaConfig, LlamaForCausalLM), "dream": (Qwen2Config, Qwen2ForCausalLM),
+        "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     }[kind]  # fmt: skip
     hf = network(config(**SIZES)).eval()
     writer = gguf.GGUFWriter(file, kind)
@@ -52,6 +53,9 @@ def write(file: Path, kind: str, types: dict[str, str]) -> dict[str, np.ndarray[
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_mask_token_id(95)
     writer.add_eos_token_id(94)
+    if kind == "qwen2":  # transformers wants a tokenizer
+        writer.add_tokenizer_model("gpt2")
+        writer.add_token_list([f"w{i}" for i in range(96)])
     held = {}
     for key, weight in hf.state_dict().items():
         inner, _, attribute = key.rpartition(".")

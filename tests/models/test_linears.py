@@ -56,6 +56,7 @@ def test_texts_are_those_of_the_plain_network(monkeypatch: pytest.MonkeyPatch) -
         np.testing.assert_array_equal(result.logprobs, same.logprobs)
 
 
+@pytest.mark.slow
 def test_an_engine_notices_weights_that_changed_behind_its_back() -> None:
     model = dllm.load("nano")
     before = dllm.generate(model, PROMPTS[0])

@@ -71,6 +71,7 @@ def test_it_decodes_as_its_own_sampler(tmp_path: Path, kept: str, tau: float) ->
         assert (alone.tokens, alone.nfe, alone.order) == (result.tokens, result.nfe, result.order)
 
 
+@pytest.mark.slow
 def test_a_prefix_is_reused(tmp_path: Path) -> None:
     """The second turn goes on from what the first has read, to the same text."""
     write(tmp_path, CASE)

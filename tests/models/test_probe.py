@@ -59,6 +59,7 @@ ENDLESS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("command", "code"), some([("serve", 2), ("doctor -m", 1)], 1))
 def test_a_template_that_makes_much_of_little_is_refused(
     cli: Run, folder: Path, command: str, code: int

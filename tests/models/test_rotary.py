@@ -48,6 +48,7 @@ def test_the_buffer_rotates_as_the_layer_does(checkpoints: Path, name: str, dtyp
         assert torch.equal(a, b)
 
 
+@pytest.mark.slow
 def test_every_layer_goes_through_the_kernel(
     llada: DiffusionModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

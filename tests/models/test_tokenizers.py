@@ -52,6 +52,7 @@ def test_llada_template_adds_the_header_only_when_asked(copy: Copy) -> None:
     assert asked == head + "<|start_header_id|>assistant<|end_header_id|>\n\n"
 
 
+@pytest.mark.slow
 def test_a_base_tokenizer_gets_the_headers_at_their_ids() -> None:
     llada = families()["llada"]
     names = [(126080, "<|startoftext|>"), (126081, "<|endoftext|>"), (126336, "<|mdm_mask|>")]

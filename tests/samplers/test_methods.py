@@ -330,7 +330,7 @@ def test_freedave_commits_one_token_when_every_commit_changes_the_next() -> None
     assert result.nfe == plain.nfe == 16
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_freedave_changes_nothing_when_drafts_fail(seed: int) -> None:
     """A model whose predictions change with every token."""
     for base in ("fixed", "threshold(0.4)", "localleap(0.5, 0.3)"):
@@ -357,6 +357,8 @@ def test_freedave_changes_nothing_when_drafts_fail(seed: int) -> None:
         ),
         ("threshold(inf)", "fixed"),
         ("eb(gamma=0)", "fixed"),
+        ("factor(1e-9)", "fixed"),
+        ("llada", "fixed"),
         ("freedave(draft_depth=1)", "fixed"),
         ("threshold(0.4)+credit(credit_alpha=0)", "threshold(0.4)"),
     ],

@@ -121,7 +121,7 @@ def small() -> tuple[Any, dllm.DiffusionModel]:
 
 @pytest.mark.parametrize(
     ("count", "how"),
-    [(500, {"temperature": 0.6, "top_p": 0.8}),
+    [(150, {"temperature": 0.6, "top_p": 0.8}),
      pytest.param(4000, {"temperature": 1.0}, marks=pytest.mark.slow),
      pytest.param(4000, {"temperature": 0.7}, marks=pytest.mark.slow),
      pytest.param(4000, {"temperature": 1.4, "top_k": 5, "min_p": 0.02}, marks=pytest.mark.slow)],

@@ -292,17 +292,3 @@ def test_rank_last_orders_stops_behind_everything_and_still_selects_them() -> No
         if canvas.finished:
             break
     assert order[:2] == [1, 0]
-
-
-@pytest.mark.parametrize(
-    ("spec", "same_as"),
-    [("eb(gamma=0)", "threshold(inf)"), ("threshold(inf)", "llada"), ("factor(1e-9)", "llada")],
-    ids=["eb", "threshold", "factor"],
-)
-def test_degenerate_settings_are_one_token_per_step(spec: str, same_as: str) -> None:
-    """T27"""
-    rng = np.random.default_rng(0)
-    for _ in range(50):
-        probabilities = rng.uniform(0.05, 0.95, 8).tolist()
-        statistics = {"entropy": [1.0] * 8, "margin": [0.1] * 8}
-        assert committed(spec, probabilities, **statistics) == committed(same_as, probabilities)

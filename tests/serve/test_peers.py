@@ -77,7 +77,8 @@ def test_a_call_beside_stop_strings_and_forms(nano: Served, choice: Any, more: A
 @pytest.mark.slow
 def test_a_call_or_an_instance(nano: Served) -> None:
     """Whatever the model prefers, and streams bring the same."""
-    for seed in range(2):
+    called: list[int] = []  # deltas of each call
+    for seed in range(3):
         body = {**HOW, "max_tokens": 64, "tools": [ADD], "response_format": SURE,
                 "temperature": 2.0, "seed": seed}  # fmt: skip
         whole = first(nano.post(CHAT, body))["message"]
@@ -86,9 +87,15 @@ def test_a_call_or_an_instance(nano: Served) -> None:
         ]
         assert "".join(d.get("content") or "" for d in deltas) == (whole["content"] or "")
         if whole.get("tool_calls"):
-            assert whole["tool_calls"][0]["function"]["name"] == "add"
+            (call,) = whole["tool_calls"]
+            streamed = [one["function"] for d in deltas for one in d.get("tool_calls", ())]
+            arguments = [one.get("arguments", "") for one in streamed]
+            assert call["function"]["name"] == streamed[0]["name"] == "add"
+            assert "".join(arguments) == call["function"]["arguments"]
+            called += [len(arguments)]
         else:
             assert set(json.loads(whole["content"])) == {"sure"}
+    assert not called or max(called) > 1  # arguments come before the call is whole
 
 
 def test_the_bundled_model_reads_tools_and_their_results(nano: Served) -> None:

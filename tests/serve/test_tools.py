@@ -99,9 +99,31 @@ def test_calls_that_a_schema_wrote(text: str, content: str, calls: Any, seed: in
     assert read(Forced(NAMES, 8), text, seed) == (content, "", calls)
 
 
-def test_arguments_are_there_as_they_come() -> None:
+@pytest.mark.parametrize("seed", [None, 0, 1])
+@pytest.mark.parametrize(("text", "content", "calls"), [
+    ('{"name": "add", "arguments": {"a": 1}}', "", [("add", {"a": 1})]),
+    ('[{"name": "add", "arguments": {}}, {"name": "now", "arguments": {}}]', "",
+     [("add", {}), ("now", {})]),
+    ('{"name": "Ann", "arguments": []}', '{"name": "Ann", "arguments": []}', []),
+    ('[{"name": "add", "arguments": {}}, 7]', '[{"name": "add", "arguments": {}}, 7]', []),
+    ('{"names": ["add"]}', '{"names": ["add"]}', []), ('"add"', '"add"', []), ("7", "7", []),
+])  # fmt: skip
+def test_a_call_or_an_instance(text: str, content: str, calls: Any, seed: int | None) -> None:
+    assert read(Forced(NAMES, 8, either=True), text, seed) == (content, "", calls)
+
+
+def test_what_is_no_call_is_said_as_it_comes() -> None:
+    parser, shown = Forced(NAMES, 8, either=True), list[str]()
+    for character in (text := '{"na": "b", "c": 1}'):
+        parser.feed(character)
+        shown.append(parser.said.content)
+    assert shown == ["" if n < 5 else text[:n] for n in range(1, len(text) + 1)]
+
+
+@pytest.mark.parametrize("either", [False, True])
+def test_arguments_are_there_as_they_come(either: bool) -> None:
     arguments = '{"a": "x\\\\", "b": 2}'
-    parser, shown = Forced(NAMES, 8), list[str]()
+    parser, shown = Forced(NAMES, 8, either), list[str]()
     for character in f'{{"name": "add", "arguments": {arguments}}}':
         parser.feed(character)
         shown += [call.arguments for call in parser.said.calls]

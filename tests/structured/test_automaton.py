@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dllm.structured.automaton import Automaton
-from dllm.structured.parts import Unfit
+from dllm.structured.byte_automaton import Unfit
 
 from ..thin import some
 from .toy import PAD, PATTERNS, PIECES, SIZE, STOP, automaton, sequences, text

@@ -9,8 +9,8 @@ import pytest
 
 from dllm.core.errors import ConfigError
 from dllm.structured import source
+from dllm.structured.byte_automaton import ByteAutomaton
 from dllm.structured.compiling import byte_automaton
-from dllm.structured.parts import ByteAutomaton
 
 SUM = """
 start: expr

@@ -12,8 +12,9 @@ import dllm
 from dllm.core.canvas import Canvas, Edit
 from dllm.core.errors import ConfigError
 from dllm.structured import compiling
+from dllm.structured.byte_automaton import Budget
 from dllm.structured.judged import TOP, Judged, Witness, judged
-from dllm.structured.parts import Budget, shortest
+from dllm.structured.parts import shortest
 from dllm.structured.plain import plain
 from dllm.structured.vocabulary import Vocabulary
 

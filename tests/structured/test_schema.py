@@ -16,9 +16,9 @@ from pydantic import BaseModel, Field
 from dllm.core.errors import ConfigError
 from dllm.structured import source
 from dllm.structured.automaton import Automaton
+from dllm.structured.byte_automaton import Budget, Unfit
 from dllm.structured.compiling import byte_automaton, compile_tokens, prefix_tree
 from dllm.structured.numbers import numbers
-from dllm.structured.parts import Budget, Unfit
 
 from ..thin import some
 
@@ -229,6 +229,8 @@ REFUSED: list[tuple[Any, str]] = [
     ({"type": "array", "items": {"type": "null"}, "minItems": 3, "maxItems": 2}, "no value"),
     ({"prefixItems": [{}], "items": False, "minItems": 2}, "allows no value"),
     ({"type": "object", "required": "a"}, "no list of names"),
+    ({"enum": "ab"}, "'enum' that is no list"),
+    ({"type": "array", "prefixItems": {}}, "'prefixItems' that is no list"),
     ({"oneOf": [{"const": 1}, {"enum": [1.0]}]}, "allows no value"),
     ({"type": "string", "not": {"format": "email"}}, "the format 'email' from holding"),
     ({"type": "string", "not": {"pattern": "[^\\w]"}}, "a set that may not hold"),

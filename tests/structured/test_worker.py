@@ -7,7 +7,6 @@ import pytest
 
 from dllm.core.errors import ConfigError
 from dllm.structured import source
-from dllm.structured import worker as module
 from dllm.structured.compiling import Tables
 from dllm.structured.vocabulary import Vocabulary
 from dllm.structured.worker import Worker
@@ -112,31 +111,6 @@ def test_several_threads() -> None:
     finally:
         worker.close()
     assert result.keys() == set(range(1, 9)) and result[8] > result[1]
-
-
-def test_what_took_long_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another program finds it, a damaged file is replaced, and only so many are kept."""
-    monkeypatch.setenv("DLLM_FORMATS", str(tmp_path))
-    monkeypatch.setattr(module, "SLOW", 0.0)
-    monkeypatch.setattr(module, "MOST", 2)
-    first, second = Worker(), Worker()
-    try:
-        tables = compiled(first, "ab*")
-        (file,) = tmp_path.iterdir()
-        again = compiled(second, "ab*")
-        assert second._process is None, "nothing was compiled"
-        assert (again.next == tables.next).all() and again.start == tables.start
-        file.write_bytes(b"PK damaged")
-        assert (compiled(second, "ab*").of == tables.of).all()
-        assert second._process is not None and len(file.read_bytes()) > 100
-        for pattern in ("a", "b", "(ab)+"):
-            compiled(first, pattern)
-        assert len(list(tmp_path.iterdir())) == 2
-        monkeypatch.setenv("DLLM_FORMATS", str(file))  # no folder: nothing is stored, nothing lost
-        assert compiled(first, "aa").start >= 0
-    finally:
-        first.close()
-        second.close()
 
 
 def test_a_process_that_computes_too_long_is_ended() -> None:

@@ -192,6 +192,7 @@ def test_a_run_is_trained_and_written(tmp_path: Path, capsys: pytest.CaptureFixt
     assert dllm.load(tmp_path / "nano-ar").facts.mask_kind == "causal"
 
 
+@pytest.mark.slow
 def test_a_small_model_for_uniform_noise(tmp_path: Path) -> None:
     """It is trained, and written with its recipe."""
     recipe = replace(TOY, objective="uniform", intermediate_size=96, phases=())

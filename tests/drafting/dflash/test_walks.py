@@ -69,7 +69,7 @@ def test_a_walk_follows_its_head_and_leaves_the_text_alone(
     write(whole, verifier, tmp_path, "native")
     with pytest.raises(ConfigError, match="Markov head or selector"):
         BlockDrafter(checkpoint, head="tree")
-    for ids in prompts(2):
+    for ids in prompts(1):
         plain = dllm.speculate(verifier, None, ids, max_new_tokens=12)
         tree = dllm.speculate(
             verifier, str(tmp_path), ids, max_new_tokens=12, controller="full", head="tree",
@@ -94,7 +94,7 @@ def test_a_walk_follows_its_head_and_leaves_the_text_alone(
     drafter = BlockDrafter(tmp_path, ngram_candidates=False)
     for temperature in (0.0, 0.8):
         how: dict[str, Any] = {"max_new_tokens": 20, "temperature": temperature, "seed": 1}
-        for ids in prompts(2):
+        for ids in prompts(1):
             seen = spy(drafter)
             plain = dllm.speculate(verifier, None, ids, **how)
             result = dllm.speculate(verifier, drafter, ids, controller="full", **how)

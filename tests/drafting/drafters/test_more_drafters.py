@@ -147,6 +147,7 @@ def test_lossy_rules_say_so() -> None:
     assert {name for name, text in named.items() if "LOSSY" in text} == {"apd"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", some([1.0, 0.0], 1))
 def test_two_models_that_share_noise_agree_where_the_drafter_alone_counts(
     temperature: float,
