@@ -17,14 +17,13 @@ from dllm.engine.rows import Job, Row
 from dllm.samplers import Prediction, Reads, Transform, compose
 from dllm.samplers.threshold import Threshold
 
-from ..decoding import Decoding
+from ..decoding import Decoding, canvas_for
 from ..table import MASK, hashed, table_model
 
 
 def test_masks_fed_again_see_all_tokens_but_their_own(tiny: dllm.DiffusionModel) -> None:
     """WINO: one dense masked forward, written out."""
-    assert tiny.facts.mask_token_id is not None
-    canvas = Canvas.for_prompt(np.arange(4, 10), 6, mask_id=tiny.facts.mask_token_id, pad_id=0)
+    canvas = canvas_for(tiny, np.arange(4, 10), 6)
     sampler = compose("wino")
     sampler.prepare(canvas)
     canvas.commit(np.array([7, 9]), np.array([20, 21]), np.zeros(2, np.float32))
