@@ -16,11 +16,10 @@ from dllm.core.canvas import Canvas
 from dllm.core.config import GenerationConfig
 from dllm.core.errors import ConfigError
 from dllm.eval.tasks import TASKS
-from dllm.kernels.noise import uniform
 from dllm.runtime.trace import TraceStep
 from dllm.samplers import SAMPLERS, compose
 
-from ..decoding import Decoding
+from ..decoding import Decoding, canvas_for
 from ..table import EOS, MASK, hashed, table_model
 from ..thin import some
 
@@ -48,11 +47,9 @@ FORBIDDEN = [
 def decode(spec: str, cache: str = "none", seed: int = 3) -> Canvas:
     sampler = compose(spec, stop_ids=(EOS,))
     config = GenerationConfig(max_new_tokens=10)
-    engine = Decoding(table_model(hashed(seed, 2.0)), sampler, caches.compose(cache), config)
-    canvas = Canvas.for_prompt(
-        np.array([1, 2, 3]), 10, mask_id=MASK, pad_id=EOS,
-        noise=lambda stream, step, at: uniform(5, stream, at, step, 0),
-    )  # fmt: skip
+    model = table_model(hashed(seed, 2.0))
+    engine = Decoding(model, sampler, caches.compose(cache), config)
+    canvas = canvas_for(model, [1, 2, 3], 10, 5)
     for _ in engine.run([canvas]):
         assert canvas.step < 200, f"{spec} does not end"
     return canvas

@@ -8,11 +8,10 @@ from dllm import cache as caches
 from dllm.core.canvas import Canvas
 from dllm.core.config import GenerationConfig
 from dllm.core.errors import ConfigError
-from dllm.kernels.noise import uniform
 from dllm.samplers import compose
 from dllm.samplers.eos import CHECKS
 
-from ..decoding import Decoding
+from ..decoding import Decoding, canvas_for
 from ..table import EOS, MASK, hashed, table_model, with_probabilities
 
 SPECS = [
@@ -32,10 +31,7 @@ CACHES = ["none", "prefix", "dual", "dkv", "dkv_pd", "window_diffusion(4, active
 
 
 def canvas_of(prompt: list[int], new_tokens: int) -> Canvas:
-    return Canvas.for_prompt(
-        np.array(prompt, np.int64), new_tokens, mask_id=MASK, pad_id=EOS,
-        noise=lambda stream, step, at: uniform(7, stream, at, step, 0),
-    )  # fmt: skip
+    return canvas_for(table_model(hashed(0)), prompt, new_tokens, 7)
 
 
 @settings(max_examples=50, deadline=None)

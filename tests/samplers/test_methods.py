@@ -10,7 +10,6 @@ import pytest
 from dllm.cache import compose as compose_cache
 from dllm.core.canvas import Canvas
 from dllm.core.config import GenerationConfig
-from dllm.kernels.noise import uniform
 from dllm.samplers import Prediction, View, compose
 from dllm.samplers.credit import Credit
 from dllm.samplers.daedal import Daedal, First, end_confidence
@@ -19,7 +18,7 @@ from dllm.samplers.entropy_bound import Settled
 from dllm.samplers.llada import Quota
 from dllm.samplers.prophet import Prophet
 
-from ..decoding import Decoding
+from ..decoding import Decoding, canvas_for
 from ..table import EOS, MASK, hashed, table_model, with_probabilities
 from .test_vectors import canvas_of, committed, decide, predict
 
@@ -280,11 +279,9 @@ def test_credit_is_logits_with_a_memory() -> None:
 def run(spec: str, table: Any, masks: int = 16, cache: str = "none", **how: Any) -> Canvas:
     sampler = compose(spec, options=how, stop_ids=(EOS,))
     config = GenerationConfig(max_new_tokens=masks)
-    engine = Decoding(table_model(table), sampler, compose_cache(cache), config)
-    canvas = Canvas.for_prompt(
-        np.array([1, 2, 3]), masks, mask_id=MASK, pad_id=EOS,
-        noise=lambda stream, step, at: uniform(0, stream, at, step, 0),
-    )  # fmt: skip
+    model = table_model(table)
+    engine = Decoding(model, sampler, compose_cache(cache), config)
+    canvas = canvas_for(model, [1, 2, 3], masks)
     for _ in engine.run([canvas]):
         pass
     return canvas
