@@ -44,46 +44,36 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 torch.set_num_threads(1)
 
 
-@pytest.fixture(scope="session")
-def tiny() -> dllm.DiffusionModel:
-    """A LLaDA-shaped model with a context of 128 and weights large enough to prefer something."""
-    from transformers import LlamaConfig, LlamaForCausalLM  # not where only workers of xdist start
+def small(network: str, family: str, **more: Any) -> dllm.DiffusionModel:
+    """Random weights of a network of transformers under the tokenizer of the bundled models: a
+    context of 128 and weights large enough to prefer something."""
+    import transformers  # not where only workers of xdist start
 
     from examples.nano.tokenizer import build_tokenizer
 
-    tokenizer = build_tokenizer()
+    tokenizer, kind = build_tokenizer(), getattr(transformers, network)
     torch.manual_seed(0)
-    config = LlamaConfig(
+    config = kind.config_class(
         vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128,
         initializer_range=0.6, bos_token_id=None, eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        pad_token_id=tokenizer.pad_token_id, tie_word_embeddings=False, **more,
     )  # fmt: skip
     return dllm.load(
-        LlamaForCausalLM(config),
-        family="llada", tokenizer=tokenizer, mask_token_id=tokenizer.mask_token_id,
-    )  # fmt: skip
+        kind(config), family=family, tokenizer=tokenizer, mask_token_id=tokenizer.mask_token_id
+    )
+
+
+@pytest.fixture(scope="session")
+def tiny() -> dllm.DiffusionModel:
+    """A LLaDA-shaped model."""
+    return small("LlamaForCausalLM", "llada")
 
 
 @pytest.fixture(scope="session")
 def reordered() -> dllm.DiffusionModel:
-    """A WeDLM-shaped model, as `tiny`: it attends to decided tokens first."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    from examples.nano.tokenizer import build_tokenizer
-
-    tokenizer = build_tokenizer()
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=8, max_position_embeddings=128,
-        initializer_range=0.6, tie_word_embeddings=False, bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
-    )  # fmt: skip
-    return dllm.load(
-        Qwen3ForCausalLM(config),
-        family="wedlm", tokenizer=tokenizer, mask_token_id=tokenizer.mask_token_id,
-    )  # fmt: skip
+    """A WeDLM-shaped model: it attends to decided tokens first."""
+    return small("Qwen3ForCausalLM", "wedlm", head_dim=8)
 
 
 @pytest.fixture(scope="session")

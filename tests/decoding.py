@@ -1,7 +1,9 @@
 """An engine all of whose rows have one recipe, run from beginning to end or step by step."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
+import numpy as np
 import torch
 
 from dllm.cache import Cache
@@ -10,8 +12,21 @@ from dllm.core.config import GenerationConfig
 from dllm.engine import Engine, MaskedRecipe, Row, Step
 from dllm.engine.forward import Forward
 from dllm.engine.recipe import check_recipe
+from dllm.kernels.noise import uniform
 from dllm.models import DiffusionModel
 from dllm.samplers import Sampler
+
+
+def canvas_for(
+    model: DiffusionModel, prompt: Any, masks: int, seed: int = 0, **more: Any
+) -> Canvas:
+    """A canvas of ``model`` whose noise is keyed by ``seed``."""
+    facts = model.facts
+    assert facts.mask_token_id is not None and facts.eos_token_id is not None
+    return Canvas.for_prompt(
+        np.asarray(prompt, np.int64), masks, mask_id=facts.mask_token_id, pad_id=facts.eos_token_id,
+        noise=lambda stream, step, at: uniform(seed, stream, at, step, 0), **more,
+    )  # fmt: skip
 
 
 class Decoding:

@@ -58,7 +58,7 @@ def _registries() -> Iterator[None]:
 @pytest.mark.usefixtures("_registries")
 @pytest.mark.parametrize(
     "document",
-    [pytest.param(path, id=str(path.relative_to(ROOT)), marks=[pytest.mark.slow] * (i > 1))
+    [pytest.param(path, id=str(path.relative_to(ROOT)), marks=[pytest.mark.slow] * (i > 0))
      for i, path in enumerate(filter(executable, DOCUMENTS))],
 )  # fmt: skip
 def test_its_blocks_run(

@@ -71,7 +71,7 @@ def test_holes_that_a_draft_cannot_have(tiny: dllm.DiffusionModel, hole: str) ->
 def test_drafts_of_several_prompts_and_of_sessions(tiny: dllm.DiffusionModel) -> None:
     """One for all or one each; a row does not depend on the others; revisers may change it."""
     drafts = [[20, 21, 22, 23], [30, -1, 32]]
-    for sampler in ("threshold(tau=0.4)", "wino"):
+    for sampler in ("threshold(tau=0.4)", "remdm"):
         how = HOW | {"sampler": sampler, "remask": [1]}
         alone = [
             dllm.generate(tiny, prompt, initial_text=draft, **how)
@@ -145,6 +145,7 @@ def test_holes_have_no_draft(tiny: dllm.DiffusionModel) -> None:
         dllm.speculate("nano-ar", None, "one", initial_text="two")
 
 
+@pytest.mark.slow
 def test_on_the_command_line_and_the_server(cli: Run, start: Start) -> None:
     question, draft = "What is 23 + 12?", "23 + 12: 3 + 2 = 9, 2 + 1 = 3: 35."
     plain = dllm.generate("nano", question, initial_text=draft, remask=[4, (7, 9)])

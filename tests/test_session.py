@@ -52,12 +52,12 @@ def test_what_is_submitted_together_is_what_it_is_alone(
         {**HOW, "temperature": 0.7, "seed": 3}, {**HOW, "sampler": "localleap"}, HOW,
         {**HOW, "sampler": "llada", "cfg_scale": 0.5}, {**HOW, "repetition": 1, "temperature": 1.0},
     ]  # fmt: skip
-    handles = [session.submit(p, **call) for call in calls for p in PROMPTS]
+    handles = [session.submit(p, **call) for call in calls for p in PROMPTS[:3]]
     results = iter([handle.result(timeout=60) for handle in handles])
     for call in calls:
         arguments = dict(call)
         repetition = arguments.pop("repetition", 0)
-        for prompt in PROMPTS:
+        for prompt in PROMPTS[:3]:
             (alone,) = dllm.generate(
                 tiny, [prompt], cache="dual", repetitions=[repetition], **arguments
             )
@@ -140,7 +140,7 @@ def test_what_is_wrong_with_a_request_is_said_at_once(session: dllm.Session) -> 
     for wrong, message in (
         ({"sampler": "nosuch"}, "unknown sampler"), ({"temprature": 1}, "did you mean"),
         ({"max_batch_size": 3}, "belongs to the session"), ({"max_new_tokens": 4000}, "context"),
-        ({"sampler": "wino"}, "dual"),
+        ({"length": "daedal"}, "dual"),
     ):  # fmt: skip
         with pytest.raises(dllm.DllmError, match=message):
             session.submit(PROMPTS[0], **{**HOW, **wrong})

@@ -72,6 +72,7 @@ def test_holes_of_unknown_length(noisy: dllm.DiffusionModel) -> None:
     assert once.text.startswith("Ben,") and once.text.endswith(", Tom")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sampler", some(["threshold(0.1)", "entropy_bound(max_denoising_steps=5)"], 1)
 )
@@ -120,7 +121,6 @@ def test_append_adds_canvases(noisy: dllm.DiffusionModel) -> None:
 def test_what_cannot_apply_says_why(noisy: dllm.DiffusionModel) -> None:
     for how, reason in (
         ({"sampler": "dmax"}, "needs masks at undecided positions"),
-        ({"sampler": "wino"}, "predicts in place"),
         (
             {"sampler": "lopa(d2f(0.5), k=3)+staged_blocks(4)", "cache": "block"},
             "sliding window",

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -284,7 +285,9 @@ class Engine(Work[Row, Step]):
 
     def _leave(self, row: Row) -> None:
         if row.base is not None and self.forward.buffer is not None:
-            kept = self._kept(row)
+            kept = 0
+            with suppress(Exception):  # its answer is there, and nobody else's depends on it
+                kept = self._kept(row)
             if kept < row.size:
                 self.forward.buffer.free(row.base + kept, row.size - kept)
         row.base, row.jobs, row.previous, row.soft = None, [], None, None

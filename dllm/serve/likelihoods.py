@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..core.errors import CancelledError, QueueFullError
+from ..core.errors import CancelledError, OutOfMemoryError, QueueFullError
+from ..engine.memory import is_out_of_memory
 from ..likelihood.api import score
 from ..likelihood.scoring import Scoring
 from ..likelihood.step import Guesses, step
@@ -76,6 +77,10 @@ class Likelihoods:
         future.add_done_callback(lambda _: self._room.release())
         try:
             return await outcome(future)
+        except (RuntimeError, MemoryError) as error:
+            if is_out_of_memory(error):
+                raise OutOfMemoryError("memory does not suffice for this text now") from error
+            raise
         finally:
             left.set()
             future.cancel()  # if it has not begun

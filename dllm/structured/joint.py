@@ -162,7 +162,8 @@ class Lattice:
         rows, size = self.best.shape[1:]
         if rows > 1:
             states = (states + size * np.arange(rows)[:, None]).ravel()
-        return np.bincount(states, values.ravel(), rows * size).reshape(rows, size)
+        found = np.bincount(states, values.ravel(), rows * size).reshape(rows, size)
+        return np.asarray(found, np.float64)
 
 
 def _largest(states: IntArray, scores: Float64Array, count: int) -> tuple[IntArray, IntArray]:

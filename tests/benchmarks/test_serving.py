@@ -13,6 +13,7 @@ from ..thin import some
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", some(["equal", "serial"], 1))
 def test_every_request_is_answered(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))

@@ -41,3 +41,13 @@ def ask(cli: Run, tiny_folder: Path) -> Run:
         return cli(command, *arguments, "--model", str(tiny_folder), *short, stdin=stdin)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def causal_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A causal model as a checkpoint folder."""
+    from ..drafting.conftest import make_verifier
+
+    path = tmp_path_factory.mktemp("verifier")
+    make_verifier("full").save_pretrained(path)
+    return path

@@ -46,6 +46,7 @@ def test_they_are_warned_of(cli: Run, command: str) -> None:
     assert EXAMPLE in result.stderr and "warning" not in result.stdout
 
 
+@pytest.mark.slow
 def test_known_words_and_other_models_are_not(cli: Run, ask: Run) -> None:
     assert "warning" not in cli("generate", EXAMPLE, "--max-new-tokens", "16").stderr
     assert "warning" not in ask("generate", "France").stderr

@@ -8,25 +8,17 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 import dllm
 
-from ..drafting.conftest import make_verifier
 from ..models.wedlm import SHAPE
 from .conftest import Run
 
 FIRST = "Reverse this list: Tom, Anna, Ben, Mia, Max, Eva, Zoe, Tim, Lea, Jan, Ida, Paul"
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("verifier")
-    make_verifier("full").save_pretrained(path)
-    return path
-
-
 @pytest.mark.parametrize(
     "drafter", [("--drafter", "prompt_lookup"), pytest.param((), marks=pytest.mark.slow)]
 )
 def test_a_second_turn_goes_on_from_the_first(
-    cli: Run, folder: Path, drafter: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    cli: Run, causal_folder: Path, drafter: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reused: list[int] = []
     footer = dllm.SpeculativeResult.footer
@@ -36,10 +28,10 @@ def test_a_second_turn_goes_on_from_the_first(
         return footer(result)
 
     monkeypatch.setattr(dllm.SpeculativeResult, "footer", spied)
-    result = cli("chat", "--model", str(folder), "--max-new-tokens", "16", *drafter,
+    result = cli("chat", "--model", str(causal_folder), "--max-new-tokens", "16", *drafter,
                  stdin=f"{FIRST}\nAnd sort it\n")  # fmt: skip
     assert result.exit_code == 0, result.stderr
-    model, messages, answers = dllm.load(folder), [], []
+    model, messages, answers = dllm.load(causal_folder), [], []
     for text in (FIRST, "And sort it"):
         messages.append({"role": "user", "content": text})
         answers.append(dllm.speculate(model, None, messages, max_new_tokens=16).text)
@@ -75,7 +67,7 @@ def test_a_block_causal_model_goes_on_with_its_exact_cache(
     assert reused["none"] == [0, 0] and reused["block"][0] == 0 and reused["block"][1] >= 16
 
 
-def test_what_chat_cannot_do_is_one_line(cli: Run, folder: Path) -> None:
-    for arguments in (("--model", str(folder), "--watch"), ("--drafter", "prompt_lookup")):
+def test_what_chat_cannot_do_is_one_line(cli: Run, causal_folder: Path) -> None:
+    for arguments in (("--model", str(causal_folder), "--watch"), ("--drafter", "prompt_lookup")):
         result = cli("chat", *arguments, stdin="Tom\n")
         assert result.exit_code == 2 and result.stderr.splitlines()[-1].startswith("error: ")

@@ -16,7 +16,7 @@ PROMPT = "Copy this list: Tom, Anna"
 
 def test_settings_side_by_side(cli: Run, tiny_folder: object) -> None:
     options = ("-s", "llada", "-s", "threshold(tau={0.9,0.1})", "-c", "none", "-c", "dual")
-    command = ["compare", PROMPT, "-m", str(tiny_folder), *options, "--max-new-tokens", "16"]
+    command = ["compare", PROMPT, "-m", str(tiny_folder), *options, "--max-new-tokens", "8"]
     runner = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1"})
     result = runner.invoke(app, command, prog_name="dllm")
     assert result.exit_code == 0, result.stderr

@@ -7,33 +7,25 @@ import pytest
 
 import dllm
 
-from ..drafting.conftest import make_verifier
 from .conftest import Run
 
 PROMPT = "Reverse this list: Tom, Anna"
 SHORT = ("--max-new-tokens", "10")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("verifier")
-    make_verifier("full").save_pretrained(path)
-    return path
-
-
-def test_the_text_is_the_verifiers(cli: Run, folder: Path) -> None:
-    expected = dllm.speculate(dllm.load(folder), None, PROMPT, max_new_tokens=10).text
+def test_the_text_is_the_verifiers(cli: Run, causal_folder: Path) -> None:
+    expected = dllm.speculate(dllm.load(causal_folder), None, PROMPT, max_new_tokens=10).text
     for drafters in (["none"], ["prompt_lookup"], ["suffix", "nano"]):
         named = [part for name in drafters for part in ("--drafter", name)]
-        result = cli("generate", PROMPT, "--verifier", str(folder), *named, *SHORT)
+        result = cli("generate", PROMPT, "--verifier", str(causal_folder), *named, *SHORT)
         assert result.exit_code == 0, result.stderr
         assert result.stdout == expected + "\n"
         assert "verifier forwards" in result.stderr
 
 
-def test_json_has_the_acceptance(cli: Run, folder: Path) -> None:
+def test_json_has_the_acceptance(cli: Run, causal_folder: Path) -> None:
     result = cli(
-        "generate", PROMPT, "--verifier", str(folder), "--search", "argmax", "--controller",
+        "generate", PROMPT, "--verifier", str(causal_folder), "--search", "argmax", "--controller",
         "fixed(k=2)", "--temperature", "0.5", "--seed", "3", "--json", *SHORT,
     )  # fmt: skip
     payload = json.loads(result.stdout)
@@ -55,8 +47,10 @@ def test_json_has_the_acceptance(cli: Run, folder: Path) -> None:
         ("--verifier", "{folder}", "--controller", "fixd"),
     ],
 )
-def test_what_cannot_work_is_one_line(cli: Run, folder: Path, arguments: tuple[str, ...]) -> None:
-    result = cli("generate", PROMPT, *(a.format(folder=folder) for a in arguments))
+def test_what_cannot_work_is_one_line(
+    cli: Run, causal_folder: Path, arguments: tuple[str, ...]
+) -> None:
+    result = cli("generate", PROMPT, *(a.format(folder=causal_folder) for a in arguments))
     assert result.exit_code == 2
     assert result.stderr.startswith("error: ")
     assert len(result.stderr.splitlines()) == 1

@@ -33,10 +33,12 @@ torch.set_num_threads(1)
 ARCHITECTURES = ("full", "windowed", "gqa")
 
 
-def make_verifier(kind: str, seed: int = 0, vocab_size: int | None = None) -> dllm.DiffusionModel:
+def make_verifier(
+    kind: str, seed: int = 0, vocab_size: int | None = None, tokenizer: Any = None
+) -> dllm.DiffusionModel:
     """A random causal model: "full" attention, "windowed" (window of 6), or "gqa" with layers of
     both kinds."""
-    tokenizer = build_tokenizer()
+    tokenizer = tokenizer or build_tokenizer()
     shape: dict[str, Any] = {
         "vocab_size": vocab_size or len(tokenizer), "hidden_size": 32, "intermediate_size": 48,
         "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 160,

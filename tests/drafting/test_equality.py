@@ -18,6 +18,7 @@ from dllm.kernels.noise import bits
 from dllm.request.requests import answering
 from dllm.runtime.scheduler import Scheduler
 
+from ..thin import some
 from .conftest import ARCHITECTURES, Scripted, prompts
 
 NEW = 24
@@ -110,7 +111,7 @@ def keyed_prompt(seed: int) -> tuple[list[int], dict[str, Any]]:
     return prompt, how
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("drafter", some(DRAFTERS, 3))
 @pytest.mark.parametrize(
     "seeds", [range(2), pytest.param(range(2, 112), marks=pytest.mark.slow)], ids=["few", "many"]
 )

@@ -5,15 +5,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 import dllm
 from dllm.drafting.vocabulary import PROBE, VocabularyMatch, compare, fingerprint
 from dllm.request.prompts import encode_text
 
 from ..thin import some
+from .conftest import Scripted, make_verifier
 
 TEXT = "Reverse this list: Tom, Anna, Ben"
 
@@ -35,14 +35,7 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 @pytest.fixture(scope="module")
 def foreign() -> dllm.DiffusionModel:
     """A random verifier on bytes."""
-    tokenizer = byte_tokenizer()
-    torch.manual_seed(1)
-    hf = LlamaForCausalLM(LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-        num_attention_heads=4, max_position_embeddings=160, initializer_range=0.6,
-        eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
-    ))  # fmt: skip
-    return dllm.load(hf, family="autoregressive", tokenizer=tokenizer)
+    return make_verifier("full", seed=1, tokenizer=byte_tokenizer())
 
 
 def test_the_same_tokenizer_is_the_same(verifier: dllm.DiffusionModel) -> None:
@@ -92,8 +85,6 @@ def test_text_is_carried_over_as_the_verifier_would_write_it(foreign: dllm.Diffu
     from dllm.drafting.base import DraftRequest
     from dllm.drafting.vocabulary import Retokenizing
 
-    from .conftest import Scripted
-
     nano = dllm.load("nano")
     assert nano.tokenizer is not None
     words = encode_text(nano.tokenizer, TEXT)
@@ -122,13 +113,7 @@ def test_special_tokens_that_the_drafter_does_not_have_may_stand_in_the_text() -
     many = nano.facts.vocab_size - len(tokenizer) + 8  # the last ones lie beyond nano's table
     names = [f"<|tool{i}|>" for i in range(many)]
     tokenizer.add_special_tokens({"additional_special_tokens": names}, False)
-    torch.manual_seed(0)
-    hf = LlamaForCausalLM(LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-        num_attention_heads=4, max_position_embeddings=160, bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-    ))  # fmt: skip
-    verifier = dllm.load(hf, family="autoregressive", tokenizer=tokenizer)
+    verifier = make_verifier("full", tokenizer=tokenizer)
     prompt = [20, 21, len(tokenizer) - 1, 22, 23]
     plain = dllm.speculate(verifier, None, prompt, max_new_tokens=8)
     drafted = dllm.speculate(verifier, nano, prompt, max_new_tokens=8)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 from dllm.drafting.accept.rows import Rows
 from dllm.drafting.base import ROOT, Distribution, Draft, Outcome
@@ -100,6 +99,8 @@ def run(judge: Judge, make: Make, n: int, seed: int = 0) -> Found:
 
 def chi_square(observed: np.ndarray, expected: np.ndarray) -> float:
     """p-value, cells with fewer than five expected pooled."""
+    from scipy import stats  # half a second, of the worker that has these tests
+
     small = expected < 5
     observed = np.append(observed[~small], observed[small].sum())
     expected = np.append(expected[~small], expected[small].sum())

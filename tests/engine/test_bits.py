@@ -62,6 +62,7 @@ def test_a_batch_is_its_rows_alone_bit_for_bit(cache: str, name: str, way: tuple
         np.testing.assert_array_equal(alone.logprobs, row.logprobs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", some(["dream", "llada"], 1))
 def test_small_weights_too_with_caches_that_compute_few_rows(name: str) -> None:
     model = dllm.load(goldens_dir() / f"{name}-tiny")

@@ -17,9 +17,9 @@ from dllm.core.canvas import Canvas
 from dllm.core.config import GenerationConfig
 from dllm.engine import Engine, MaskedRecipe, Row
 from dllm.engine.forward import Forward
-from dllm.kernels.noise import uniform
 from dllm.samplers import compose
 
+from ..decoding import canvas_for
 from ..settings import SMALL, every_sampler
 from ..thin import some
 
@@ -39,13 +39,7 @@ class Text:
     recipe: MaskedRecipe
 
     def canvas(self, model: dllm.DiffusionModel) -> Canvas:
-        seed, facts = self.recipe.config.seed, model.facts
-        assert facts.mask_token_id is not None and facts.eos_token_id is not None
-        return Canvas.for_prompt(
-            np.array(self.prompt), self.masks, mask_id=facts.mask_token_id,
-            pad_id=facts.eos_token_id,
-            noise=lambda stream, step, at: uniform(seed, stream, at, step, 0),
-        )  # fmt: skip
+        return canvas_for(model, self.prompt, self.masks, self.recipe.config.seed)
 
 
 Outcome = tuple[list[int], list[int], int, int]

@@ -16,16 +16,16 @@ from dllm.core.canvas import Canvas
 from dllm.core.config import GenerationConfig
 from dllm.engine import Engine, MaskedRecipe, Row, turn
 from dllm.engine.forward import Forward
-from dllm.kernels.noise import uniform
 from dllm.samplers import compose
 
+from ..decoding import canvas_for
 from ..thin import some
 
 SAMPLERS = (
     "threshold(0.05)", "fixed(2)", "localleap(0.05, 0.02)", "llada", "dsb(8)", "dcd(s_init=4)",
     "threshold(0.05)+blocks(8)+append(block=8)", "threshold(0.05)+append(block=4, lookahead=0)",
     "lopa(fixed(2), k=2)", "freedave(fixed(1), draft_depth=3)", "edit(0.1)", "remdm(n=2)",
-    "wino", "threshold(0.05)+r2", "daedal(initial=4, expand=3)",
+    "threshold(0.05)+r2", "daedal(initial=4, expand=3)",
 )  # fmt: skip
 
 
@@ -42,7 +42,6 @@ def texts(model: dllm.DiffusionModel, cache: str, rng: np.random.Generator) -> l
     """(canvas, recipe) of texts that the cache serves."""
     result: list[Any] = []
     engine, facts = Engine(model, caches.compose(cache)), model.facts
-    assert facts.mask_token_id is not None and facts.eos_token_id is not None
     while len(result) < 9:
         spec, seed = SAMPLERS[rng.integers(len(SAMPLERS))], int(rng.integers(1000))
         known = {"eos_token_id": facts.eos_token_id, "block_length": 8}
@@ -57,10 +56,7 @@ def texts(model: dllm.DiffusionModel, cache: str, rng: np.random.Generator) -> l
         begun = (
             room if sampler.length is None else sampler.length.open(len(prompt), len(prompt), room)
         )
-        canvas = Canvas.for_prompt(
-            prompt, begun, mask_id=facts.mask_token_id, pad_id=facts.eos_token_id,
-            noise=lambda stream, step, at, seed=seed: uniform(seed, stream, at, step, 0),
-        )  # fmt: skip
+        canvas = canvas_for(model, prompt, begun, seed)
         canvas.cap = room
         result.append((canvas, recipe))
     return result

@@ -11,6 +11,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCau
 
 import dllm
 from dllm.engine import Engine
+from dllm.engine.prefixes import Prefixes
 from dllm.kernels.linear import available
 
 from ..models.wedlm import MASK, SHAPE
@@ -174,6 +175,18 @@ def test_a_prefix_belongs_to_weights_and_adapter() -> None:
         with torch.no_grad():
             hf.get_input_embeddings().weight[5] += 1  # trained on
         assert reused() == 0
+
+
+def test_a_text_that_cannot_be_kept_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> bool:
+        raise MemoryError("forced")
+
+    with opened("sdar", prefix_cache_tokens=0) as session:
+        expected = answers(session, QUESTIONS[:2])
+    monkeypatch.setattr(Prefixes, "keep", fail)
+    with opened("sdar") as session:
+        same(answers(session, QUESTIONS[:2]), expected, True)
+        assert engine_of(session).used == 0
 
 
 def test_who_cannot_says_why() -> None:

@@ -8,11 +8,10 @@ from dllm import cache as caches
 from dllm.core.canvas import Canvas
 from dllm.core.config import GenerationConfig
 from dllm.core.errors import ConfigError
-from dllm.kernels.noise import uniform
 from dllm.samplers import compose
 from dllm.samplers.eos import CHECKS
 
-from ..decoding import Decoding
+from ..decoding import Decoding, canvas_for
 from ..table import EOS, MASK, hashed, table_model, with_probabilities
 
 SPECS = [
@@ -25,18 +24,14 @@ SPECS = [
     "d3llm(1)", "llada+prophet(early=6, mid=4, late=3)", "threshold(0.4)+dsb(4)+prophet",
     "threshold(0.4)+credit",
 ]  # fmt: skip
-SEARCHES = ["edit(0.3)", "wino", "wino(0.99)+blocks(8)",
-            "lopa(threshold(0.4), k=3)", "lopa+dsb(4)",
+SEARCHES = ["edit(0.3)", "lopa(threshold(0.4), k=3)", "lopa+dsb(4)",
             "ete(threshold(0.4), tau=0.4)", "freedave(threshold(0.4))",
             "freedave+dsb(4)"]  # fmt: skip
 CACHES = ["none", "prefix", "dual", "dkv", "dkv_pd", "window_diffusion(4, active=3, window=5)"]
 
 
 def canvas_of(prompt: list[int], new_tokens: int) -> Canvas:
-    return Canvas.for_prompt(
-        np.array(prompt, np.int64), new_tokens, mask_id=MASK, pad_id=EOS,
-        noise=lambda stream, step, at: uniform(7, stream, at, step, 0),
-    )  # fmt: skip
+    return canvas_for(table_model(hashed(0)), prompt, new_tokens, 7)
 
 
 @settings(max_examples=50, deadline=None)
@@ -98,8 +93,8 @@ def test_decoding_is_orderly(
 def test_searching_and_revising_end_in_time(
     spec: str, masks: int, seed: int, sharpness: float
 ) -> None:
-    """WINO decides one position more per step than it takes back, explorers one per
-    forward; ETE's first may decide nothing.  Editing looks 16 times more at what is decided."""
+    """Explorers decide one position per forward; ETE's first may decide nothing.
+    Editing looks 16 times more at what is decided."""
     most = masks + spec.startswith("ete")
     if spec.startswith("edit"):
         most = masks + 16

@@ -15,9 +15,9 @@ from dllm.core.canvas import Canvas
 from dllm.core.config import GenerationConfig
 from dllm.engine import Engine, MaskedRecipe, forward, packing
 from dllm.kernels import transfer
-from dllm.kernels.noise import uniform
 from dllm.samplers import compose
 
+from ..decoding import canvas_for
 from ..thin import some
 
 WAITS = ("aten._local_scalar_dense.default", "aten.nonzero.default", "aten.item.default")
@@ -53,8 +53,6 @@ def test_a_step_moves_one_array_each_way(
     tiny: dllm.DiffusionModel, rows: int, spec: str, settings: dict[str, Any], cache: str
 ) -> None:
     """Also in the first step, whose layouts go up, too."""
-    facts = tiny.facts
-    assert facts.mask_token_id is not None and facts.eos_token_id is not None
     recipe = MaskedRecipe(compose(spec), config=GenerationConfig(**settings))
     try:
         Engine(tiny, caches.compose(cache)).check(recipe)
@@ -62,14 +60,7 @@ def test_a_step_moves_one_array_each_way(
         pytest.skip("they do not go together")
     engine = Engine(tiny, caches.compose(cache), max_batch_tokens=100_000)
     for row in range(rows):
-        engine.admit(
-            Canvas.for_prompt(
-                np.arange(5, 9 + row % 3), 8, mask_id=facts.mask_token_id,
-                pad_id=facts.eos_token_id, row=row,
-                noise=lambda stream, step, at: uniform(0, stream, at, step, 0),
-            ),
-            recipe,
-        )  # fmt: skip
+        engine.admit(canvas_for(tiny, np.arange(5, 9 + row % 3), 8, row=row), recipe)
     up, back = list[int](), list[int]()
     upload, to_host = packing.upload, forward.ToHost
 
@@ -103,16 +94,10 @@ MIXED: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize("cache", some(["dual", "none"], 1))
 def test_rows_of_unlike_options_share_both_copies(tiny: dllm.DiffusionModel, cache: str) -> None:
     """And each has what it has alone.  Nothing else becomes a tensor on the way."""
-    facts = tiny.facts
-    assert facts.mask_token_id is not None and facts.eos_token_id is not None
     recipes = [MaskedRecipe(compose(s), config=GenerationConfig(**how)) for s, how in MIXED * 2]
 
     def canvas(row: int) -> Canvas:
-        return Canvas.for_prompt(
-            np.arange(5, 9 + row % 3), 8, mask_id=facts.mask_token_id or 0,
-            pad_id=facts.eos_token_id or 0, row=row,
-            noise=lambda stream, step, at: uniform(0, stream, at, step, 0),
-        )  # fmt: skip
+        return canvas_for(tiny, np.arange(5, 9 + row % 3), 8, row=row)
 
     alone = []
     for row, recipe in enumerate(recipes):

@@ -72,6 +72,7 @@ def test_methods_that_never_differ_may_still_do_so() -> None:
     assert same.low == pytest.approx(-same.high) and 0.05 < same.high < 0.12
 
 
+@pytest.mark.slow
 def test_paired_intervals_cover() -> None:
     rng = np.random.default_rng(2)
     inside = []

@@ -145,6 +145,7 @@ def test_gumbel_distribution() -> None:
     assert (distribution - torch.arange(1, n + 1).double() / n).abs().max() < 1.95 / math.sqrt(n)
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(
     rows=st.lists(st.tuples(SEED, WORD, WORD, WORD), min_size=1, max_size=3),

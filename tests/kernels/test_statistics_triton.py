@@ -87,6 +87,7 @@ def test_half_precision_head_is_multiplied_without_rounding(dtype: torch.dtype) 
     agree(got, exact, rtol=1e-4, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_ties_go_to_the_lowest_id() -> None:
     for first, second in [(0, 149), (63, 64), (127, 128)]:
         weight = torch.zeros(150, 2)
@@ -142,6 +143,7 @@ def test_flat_rows_beyond_the_candidates_are_done_again(monkeypatch: pytest.Monk
     assert rows == [2]
 
 
+@pytest.mark.slow
 def test_equal_probabilities_at_the_border_of_the_nucleus() -> None:
     logits = torch.zeros(1, 100)
     logits[:, 10:14] = 9.0
@@ -154,6 +156,7 @@ def test_equal_probabilities_at_the_border_of_the_nucleus() -> None:
         )
 
 
+@pytest.mark.slow
 def test_the_same_samples_as_torch() -> None:
     hidden, weight = torch.randn(12, 16), torch.randn(197, 16)
     for chosen in ({}, {"top_p": 0.9, "top_k": 4}):

@@ -160,6 +160,7 @@ def test_early_stop_takes_all_samples_where_nothing_is_decided(samples: int) -> 
     assert result.nfe == samples
 
 
+@pytest.mark.slow
 def test_early_stop_saves_forwards_and_keeps_the_ranking() -> None:
     prompt = "Reverse this list: Tom, Anna, Ben, Mia, Zoe"
     texts = ["Zoe, Mia, Ben, Anna, Tom", "Zoe, Mia, Ben, Tom, Anna", "Tom, Anna, Ben, Mia, Zoe"]

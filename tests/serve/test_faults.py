@@ -244,6 +244,16 @@ def test_memory_that_runs_out(
     answer = served.post(CHAT, body())
     assert answer.status_code == 503
     assert answer.json()["error"]["code"] == "out_of_memory" and "retry-after" in answer.headers
+
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("forced")
+
+    hook = tiny.backbone.register_forward_pre_hook(full)
+    try:
+        answer = served.post("/v1/score", {"prompt": "one", "continuation": "two"})
+    finally:
+        hook.remove()
+    assert answer.status_code == 503 and answer.json()["error"]["code"] == "out_of_memory"
     monkeypatch.undo()
     nothing_left(served, tiny, before)
 

@@ -54,6 +54,7 @@ def test_stage_2_weighs_the_border_most() -> None:
     assert np.allclose(np.array(weights[:-1]) / weights[1:], 1.5)
 
 
+@pytest.mark.slow
 def test_the_answers_are_the_verifiers() -> None:
     verifier = make_verifier("full")
     prompts = [question.prompt for question in task_questions(5, 0)]

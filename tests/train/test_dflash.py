@@ -293,11 +293,9 @@ def test_a_head_is_trained_beside_and_drafts_as_it_was_measured(
         start(verifier, [answers], other, tmp_path / "no", bf16=False, weights_from=saved)
 
 
-def test_too_few_answers_are_refused(
-    verifier: dllm.DiffusionModel, answers: Path, tmp_path: Path
-) -> None:
+def test_too_few_answers_are_refused(verifier: dllm.DiffusionModel, tmp_path: Path) -> None:
     few = tmp_path / "few.jsonl"
-    few.write_text("".join(answers.read_text().splitlines(keepends=True)[:3]))
+    few.write_text('{"ids": [5, 6, 7, 8, 9, 10, 11, 12], "answer": 2}\n' * 3)
     with pytest.raises(ConfigError, match="more answers are needed"):
         start(verifier, [few], small(1), tmp_path, bf16=False)
 

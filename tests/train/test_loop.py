@@ -132,6 +132,7 @@ def files_of_at_most(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", some([700, 200, 3000], 1))  # optimizer, weights, state
 def test_a_full_disk_is_told_and_the_run_goes_on(tmp_path: Path, size: int) -> None:
     short = run_of(tmp_path, steps=2)

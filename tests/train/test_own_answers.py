@@ -57,6 +57,7 @@ def test_tokens_that_were_never_decided_are_masked_and_not_learnt() -> None:
         assert all(masked[:, 5].all() for masked, _ in states)
 
 
+@pytest.mark.slow
 def test_of_several_answers_the_fastest_right_one_is_kept(tmp_path: Path) -> None:
     model, how = dllm.load("nano"), {"sampler": "threshold(0.9)", "temperature": 1.0}
     asked = task_questions(3, 3, ("remove_random",))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -157,9 +157,11 @@ class Verifier:
 
     def close(self, text: Text) -> None:
         """The text is complete: keep it for those that begin like it, or give its memory back."""
-        tokens = text.prefix[: text.cached]
-        whole = text.weights is not None and text.weights == weights_of(self.hf, text.salt)
-        if not (whole and self.prefixes.keep(text, tokens, text.weights)):
+        tokens, kept = text.prefix[: text.cached], False
+        with suppress(Exception):  # its answer is there
+            whole = text.weights is not None and text.weights == weights_of(self.hf, text.salt)
+            kept = whole and self.prefixes.keep(text, tokens, text.weights)
+        if not kept:
             self._release(text)
 
     def seen(self, text: Text, hidden: torch.Tensor | None) -> torch.Tensor | None:

@@ -142,6 +142,7 @@ class ForgetfulRows(ToyRows):
         return self.prefix
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("case", "rows"), some([("ratio", LateRows), ("block", ForgetfulRows)], 1))
 def test_a_fault_is_noticed(case: str, rows: type[Rows]) -> None:
     assert p_value("all", *RULES[case], FEW, rows) < 1e-6

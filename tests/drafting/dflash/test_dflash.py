@@ -29,7 +29,8 @@ from ...thin import some
 from ..conftest import make_verifier, prompts
 from .conftest import BLOCK, LENGTH, MASK, spy, write
 
-pytestmark = pytest.mark.filterwarnings("default")
+# One worker trains the drafter that they share.
+pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.xdist_group("dflash")]
 
 
 def test_the_same_text_and_as_many_forwards_as_in_transformers(

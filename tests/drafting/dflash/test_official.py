@@ -26,7 +26,8 @@ from ...thin import some
 from ..conftest import prompts
 from .conftest import random_weights, write
 
-pytestmark = pytest.mark.filterwarnings("default")
+# One worker trains the drafter that they share.
+pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.xdist_group("dflash")]
 DATA = Path(__file__).parents[2] / "golden" / "data" / "dflash"
 CASES = sorted(folder.name for folder in DATA.iterdir())
 MASK = 3

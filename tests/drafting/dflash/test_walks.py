@@ -22,7 +22,8 @@ from ...thin import some
 from ..conftest import prompts
 from .conftest import spy, write
 
-pytestmark = pytest.mark.filterwarnings("default")
+# One worker trains the drafter that they share.
+pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.xdist_group("dflash")]
 
 
 def test_a_markov_head_adds_a_bias_for_the_token_before() -> None:

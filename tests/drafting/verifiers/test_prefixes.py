@@ -119,6 +119,19 @@ def test_rows_have_precedence_over_what_is_kept() -> None:
     assert [r.tokens for r in results] == [r.tokens for r in plain]
 
 
+def test_a_text_that_cannot_be_kept_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> bool:
+        raise MemoryError("forced")
+
+    model, prompts = make_verifier("full"), questions(2)
+    with dllm.Session(model, prefix_cache_tokens=0) as session:
+        expected = [r.tokens for r in answered(session, prompts)]
+    monkeypatch.setattr(Prefixes, "keep", fail)
+    with dllm.Session(model) as session:
+        assert [r.tokens for r in answered(session, prompts)] == expected
+        assert session.positions_used == 0
+
+
 def test_out_of_memory_takes_the_kept_texts_first(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_verifier("full")
     verifier = PackedVerifier(model)
