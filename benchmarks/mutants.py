@@ -69,6 +69,10 @@ EQUIVALENT = {  # what changes no result: path, function, expression
     ("dllm/drafting/search/marginals.py", "Marginals.from_logits",
      "x.shape[1] < vocab_size"): "no columns are added where none is missing",
     ("dllm/drafting/search/marginals.py", "_top", "len(row) % width"): "cost",
+    ("dllm/drafting/search/marginals.py", "Marginals._columns", "mass - 1e-06"): "cost",
+    ("cache/dkv.py", "neighbours", "free > middle"): "a middle is never free",
+    ("cache/dpad.py", "DPadCache.kept", "near - canvas.window[1]"): "a distance that is squared",
+    ("dllm/drafting/accept/rows.py", "Rows.coupled", "4"): "cost",
     ("dllm/engine/recipe.py", "RowOptions.of", "0"): "how much is looked at that nobody reads",
     ("dllm/engine/recipe.py", "_bans", "{*sampler.conditional, *(sampler.stop_ids if "
      "config.min_new_tokens else ())} - always"): "what is banned twice is banned",

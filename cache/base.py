@@ -111,9 +111,9 @@ class Slots:
         return self.pending[:length].nonzero()[0]
 
     def changed(self, positions: IntArray) -> None:
-        """Tokens at ``positions`` were decided or taken back."""
+        """Tokens at ``positions``, one or more, were decided or taken back."""
         self.pending[positions] = True
-        if self.prefix > 0 and positions.size:
+        if self.prefix > 0:
             self.prefix = min(self.prefix, int(positions.min()))
 
     def end(self, canvas: Canvas, targets: IntArray) -> int:

@@ -63,6 +63,8 @@ def test_drafts_are_what_the_canvas_would_end_as(sampler: str) -> None:
     assert streamer.seen == drafts
     assert [[t for _, t in step.drafts] for step in result.trace.steps[:-1]] == drafts
     assert drafts[-1] == [*events[-1].committed.values()]
+    last, likeliest = result.trace.steps[-1], dict(result.trace.steps[-1].candidates)
+    assert all((t, q) == likeliest[i][0] for i, t, q in last.commits)
 
 
 @pytest.mark.slow

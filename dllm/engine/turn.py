@@ -202,7 +202,7 @@ def settle(
         if positions.size:
             slots.changed(positions)
     row.feed, row.jobs = THE_ROW, []
-    cost = job.cost if len(jobs) == 1 else sum([job.cost for job in jobs])
+    cost = sum([job.cost for job in jobs])
     if gained is not None or len(jobs) > 1:
         decision = decision.after(gained, explored=len(jobs) - 1)
     canvas.nfe += 1

@@ -14,6 +14,7 @@ from dllm.samplers import Prediction, View, compose
 from dllm.samplers.credit import Credit
 from dllm.samplers.daedal import Daedal, First, end_confidence
 from dllm.samplers.ddim import DDIM
+from dllm.samplers.dream import transfer_rates
 from dllm.samplers.entropy_bound import Settled
 from dllm.samplers.llada import Quota
 from dllm.samplers.prophet import Prophet
@@ -419,3 +420,14 @@ def test_ddims_corrector_draws_the_least_sure_position_again(selection: str, cho
     )  # fmt: skip
     after = part._redrawn(canvas, p, 1.0)
     assert np.flatnonzero(after != canvas.tokens).tolist() == [chosen]
+
+
+def test_steps_in_which_dreams_schedule_reveals_nothing_cost_no_forward() -> None:
+    model, masks, steps = table_model(hashed(3)), 8, 24
+    left, expected = masks, []
+    for k, share in enumerate([*transfer_rates(steps, 1e-3)[:-1], 1]):
+        if count := int(np.float32(left) * np.float32(share)):
+            left, expected = left - count, [*expected, k]
+    engine = Decoding(model, compose(f"dream(steps={steps})"), compose_cache("none"))
+    done = [*engine.run([canvas_for(model, [1, 2, 3], masks)])]
+    assert [step.number for [step] in done] == expected and 1 < len(expected) <= masks
