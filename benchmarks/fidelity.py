@@ -55,7 +55,7 @@ def cases() -> Iterator[tuple[dict[str, Any], bool]]:
         for p in getattr(module, "CASES", ()):
             case = p if isinstance(p, dict) else p.values[0]
             case["drafting"], whole = getattr(module, "PARTS", None), True
-            if module is test_traces and case["algorithm"] not in test_traces.REVISING:
+            if module is test_traces:
                 whole = "batch" in case or test_traces.sound(case, _steps(case))[1]
             yield case, whole
 

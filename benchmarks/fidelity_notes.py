@@ -132,7 +132,6 @@ METHODS: dict[tuple[str, str], str] = {
         "r2",
     ): "The paper's 88 % fewer steps are with its fine-tuned checkpoints, whose training is "
     "not published; `docs/samplers/r2.md` measures the rules alone.",
-    ("sampler", "wino"): "Given positions are never taken back.",
     ("sampler", "dcd"): "Each row has its own window; the official code shares one over a batch.",
     (
         "sampler",

@@ -72,7 +72,6 @@ PAGES = {
     "ete": ("ete", "Where `threshold` falls back to one token per step."),
     "lopa": ("lopa", "When a forward pass of several sequences costs little more than one."),
     "freedave": ("freedave", "For exactly the text of one token per step."),
-    "wino": ("wino", "To take early mistakes back. It feeds the block twice and takes no cache."),
     "edit": ("edit", "With LLaDA2.1 and other checkpoints trained to edit."),
     "s2d2": ("s2d2", "With block-diffusion models (SDAR, LLaDA2) and cache `block`."),
     "remdm": ("remdm", "For better text at more forward passes."),

@@ -33,7 +33,7 @@ METHODS = (
     BASELINE, "llada", "dream", "factor", "eb", "dparallel", "d3llm",
     "localleap", "hierarchical", "r2", "threshold+credit", "adablock",
     "adablock+localleap", "dcd", "dsb", "prophet", "threshold+prophet", "ete", "lopa",
-    "freedave", "freedave(threshold(tau=0.95))", "wino",
+    "freedave", "freedave(threshold(tau=0.95))",
     "edit",
     "wedlm", "remdm",
 )  # fmt: skip

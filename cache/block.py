@@ -3,7 +3,7 @@
 import numpy as np
 
 from ..core.canvas import Canvas, IntArray
-from ..core.capabilities import BLOCK_CAUSAL, REPEATED_MASKS
+from ..core.capabilities import BLOCK_CAUSAL
 from .base import ALL, OPEN_BLOCK, STEP, Cache, Plan, Slots, register
 
 
@@ -18,7 +18,7 @@ class ExactBlockCache(Cache):
     """
 
     needs = frozenset({BLOCK_CAUSAL})
-    offers = ALL | {BLOCK_CAUSAL, REPEATED_MASKS}
+    offers = ALL | {BLOCK_CAUSAL}
     survives_growth = True
 
     @property

@@ -14,8 +14,7 @@ from ..core.canvas import Canvas, IntArray
 from ..core.capabilities import FORESIGHT
 from ..core.limits import NOT_NEGATIVE, bounds, one_of
 from ..core.spec import FamilyDefaults
-from .base import ALL, Plan, Slots, full_plan, register
-from .refresh import Clock, Refreshing
+from .base import ALL, Clock, Plan, Refreshing, Slots, full_plan, register
 
 PAPER = "dKV-Cache: The Cache for Diffusion Language Models"
 ARXIV = "2505.15781"

@@ -6,8 +6,7 @@ import numpy as np
 
 from ..core.canvas import SELECTION, Canvas, IntArray
 from ..core.limits import COUNT, NOT_NEGATIVE, bounds, one_of
-from .base import ALL, Plan, Slots, register
-from .refresh import Refreshing
+from .base import ALL, Plan, Refreshing, Slots, register
 
 BASES = ("none", "prefix", "dual")
 DROPOUTS = ("gaussian", "uniform")

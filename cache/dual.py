@@ -3,9 +3,8 @@
 import numpy as np
 
 from ..core.canvas import Canvas, IntArray
-from .base import ALL, Plan, Slots, register
+from .base import ALL, Plan, Refreshing, Slots, register
 from .prefix import FAST_DLLM
-from .refresh import Refreshing
 
 
 @register("dual", paper=FAST_DLLM, arxiv="2505.22618")

@@ -6,10 +6,8 @@ from typing import Any
 import numpy as np
 
 from ..core.canvas import Canvas, IntArray
-from ..core.capabilities import WHOLE_REGION
 from ..core.limits import COUNT, bounds
-from .base import PARTIAL, Layer, Plan, Slots, full_plan, register
-from .refresh import Refreshing
+from .base import PARTIAL, Layer, Plan, Refreshing, Slots, full_plan, register
 
 NEVER = 2**31
 
@@ -37,7 +35,7 @@ class ElasticCache(Refreshing):
     own layer only, from its second step under watch on.
     """
 
-    offers = PARTIAL - {WHOLE_REGION}
+    offers = PARTIAL
     layerwise = True
     keeps = "input"
     limits = bounds(beta=COUNT)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..core.canvas import Canvas, IntArray
-from ..core.capabilities import BLOCK_CAUSAL, DECIDED_FIRST, REPEATED_MASKS, WHOLE_TEXT
+from ..core.capabilities import BLOCK_CAUSAL, DECIDED_FIRST, WHOLE_TEXT
 from .base import ALL, SAME_LENGTH, Cache, Plan, Slots, full_plan, register
 
 
@@ -13,7 +13,7 @@ from .base import ALL, SAME_LENGTH, Cache, Plan, Slots, full_plan, register
 class NoCache(Cache):
     """Recompute every position in every step, but for those that nobody sees: exact."""
 
-    offers = ALL | {BLOCK_CAUSAL, DECIDED_FIRST, REPEATED_MASKS, WHOLE_TEXT}
+    offers = ALL | {BLOCK_CAUSAL, DECIDED_FIRST, WHOLE_TEXT}
     stores = False
 
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:

@@ -7,8 +7,7 @@ other step's, and it repairs the slots of the previous block's last commits.
 import numpy as np
 
 from ..core.canvas import Canvas, IntArray
-from .base import ALL, Plan, Slots, register
-from .refresh import Refreshing
+from .base import ALL, Plan, Refreshing, Slots, register
 
 FAST_DLLM = "Fast-dLLM: Training-free Acceleration of Diffusion LLM"
 

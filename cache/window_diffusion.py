@@ -9,8 +9,7 @@ from ..core.canvas import BoolArray, Canvas, IntArray
 from ..core.errors import ConfigError
 from ..core.limits import COUNT, bounds
 from ..core.spec import FamilyDefaults
-from .base import Plan, Slots, full_plan, register
-from .refresh import Refreshing
+from .base import Plan, Refreshing, Slots, full_plan, register
 
 
 @dataclass(slots=True)

@@ -51,7 +51,6 @@ KNOBS: dict[str, Knob] = {
     "hierarchical": Knob("hierarchical(threshold={})", TAUS),
     "localleap": Knob("localleap(tau_r={})", (0.9, 0.8, 0.75, 0.6, 0.5, 0.3)),
     "r2": Knob("r2(spatial_threshold={})", (0.9, 0.8, 0.7, 0.6, 0.5)),
-    "wino": Knob("wino+wino_draft(tau1={})", (0.9, 0.8, 0.7, 0.6, 0.5)),
     "ete": Knob("ete(tau={})", TAUS),
     "prophet": Knob(
         "prophet({})",
@@ -69,7 +68,6 @@ WITHOUT = {  # registered parts that have no curve of their own, and why
     "blocks": "the window of every sampler that brings no other",
     "prob": "the score of every sampler that brings no other",
     "eos": "the end of every sampler that brings no other",
-    "wino_draft": "complete only with wino",
 }
 
 

@@ -5,15 +5,14 @@ go another way in `turn`; how a string becomes a `Sampler` is in `compose`.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from ..core.canvas import Canvas, IntArray
-from ..core.capabilities import BLOCK_CAUSAL, FIXED_WINDOW, REPEATED_MASKS, Capability
-from .base import NOTHING, Ban, Part, Prediction, Selector, View
-from .selection import Selection
+from ..core.capabilities import BLOCK_CAUSAL, FIXED_WINDOW, Capability
+from .base import NOTHING, Ban, Part, Prediction, Selection, Selector, View
 from .turn import (
     THE_ROW,
     Course,
@@ -103,19 +102,16 @@ class Sampler(Selection):
 
     def feeds(self, canvas: Canvas) -> Feed:
         """What the next forward feeds of the row."""
-        result = THE_ROW
         for course in self.courses:
             own = course.feeds(canvas)
             if own is not THE_ROW:
-                result = own if result is THE_ROW else replace(
-                    result, masks=result.masks if result.masks.size else own.masks
-                )  # fmt: skip
-        return result
+                return own
+        return THE_ROW
 
     @cached_property
     def feeds_masks(self) -> bool:
         """Whether some forwards feed masks once more."""
-        return any(part.needs & {BLOCK_CAUSAL, REPEATED_MASKS} for part in self.parts)
+        return any(BLOCK_CAUSAL in part.needs for part in self.parts)
 
     def prepare(self, canvas: Canvas) -> bool:
         """Move the window; False when the schedule grants this step nothing."""

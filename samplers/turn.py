@@ -9,8 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from ..core.canvas import BoolArray, Canvas, Edit, FloatArray, IntArray
-from .base import NO_SCORES, NOTHING, Part, Prediction, View
-from .selection import Selection, forced
+from .base import NO_SCORES, NOTHING, Part, Prediction, Selection, View, forced
 
 INITIAL = 64  # positions of an answer whose length is found, to begin with
 WAYS = ("length", "explorer", "reviser")  # courses that stand inside one another in this order

@@ -1,7 +1,7 @@
 """Where positions may be committed: blocks from left to right, or the whole region at once."""
 
 from ..core.canvas import Canvas
-from ..core.capabilities import FIXED_WINDOW, REPEATABLE, WHOLE_REGION
+from ..core.capabilities import FIXED_WINDOW, REPEATABLE
 from ..core.limits import COUNT, bounds
 from .base import Window
 from .compose import register
@@ -36,7 +36,6 @@ class StaticBlocks(Window):
 class WholeRegion(Window):
     """Every undecided position of the region, from the first step on."""
 
-    needs = frozenset({WHOLE_REGION})
     offers = frozenset({FIXED_WINDOW, REPEATABLE})
 
     def advance(self, canvas: Canvas) -> None:

@@ -71,7 +71,6 @@ BITES = {
     "threshold": "threshold(0.8)",
     "wedlm": "wedlm(1.0)+dcd(4, 4)",
     "whole": "whole+threshold(0.8)",
-    "wino_draft": "wino_draft(0.6)",
 }
 MODES = (
     "lopa(d2f(0.5), k=3)+staged_blocks(4)",

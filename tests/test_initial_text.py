@@ -71,7 +71,7 @@ def test_holes_that_a_draft_cannot_have(tiny: dllm.DiffusionModel, hole: str) ->
 def test_drafts_of_several_prompts_and_of_sessions(tiny: dllm.DiffusionModel) -> None:
     """One for all or one each; a row does not depend on the others; revisers may change it."""
     drafts = [[20, 21, 22, 23], [30, -1, 32]]
-    for sampler in ("threshold(tau=0.4)", "wino"):
+    for sampler in ("threshold(tau=0.4)", "remdm"):
         how = HOW | {"sampler": sampler, "remask": [1]}
         alone = [
             dllm.generate(tiny, prompt, initial_text=draft, **how)

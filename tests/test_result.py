@@ -40,7 +40,7 @@ KINDS: dict[str, Callable[[], Result]] = {
     "traced": lambda: generated(trace=True),
     "candidates": lambda: generated(trace=True, top_candidates=600, min_new_tokens=8),
     "sampled": lambda: generated(trace=True, temperature=2.0, top_k=3, top_candidates=5),
-    "revised": lambda: generated(trace=True, sampler="wino"),
+    "revised": lambda: generated(trace=True, sampler="remdm"),
     "guided": lambda: generated(trace=True, cfg_scale=1.0, cache="dual"),
     "layered": lambda: generated(trace=True, cache="elastic", block_length=8),
     "branches": lambda: generated(trace=True, sampler="lopa(localleap, k=3)"),

@@ -140,7 +140,7 @@ def test_what_is_wrong_with_a_request_is_said_at_once(session: dllm.Session) -> 
     for wrong, message in (
         ({"sampler": "nosuch"}, "unknown sampler"), ({"temprature": 1}, "did you mean"),
         ({"max_batch_size": 3}, "belongs to the session"), ({"max_new_tokens": 4000}, "context"),
-        ({"sampler": "wino"}, "dual"),
+        ({"length": "daedal"}, "dual"),
     ):  # fmt: skip
         with pytest.raises(dllm.DllmError, match=message):
             session.submit(PROMPTS[0], **{**HOW, **wrong})

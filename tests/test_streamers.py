@@ -131,7 +131,7 @@ def test_a_reader_hears_the_end_when_a_forward_fails(
         {},
         {"sampler": "whole+threshold(0.8)"},
         {"eos_policy": "none", "temperature": 1.5, "seed": 3},
-        {"sampler": "wino", "max_new_tokens": 30},
+        {"sampler": "remdm", "max_new_tokens": 30},
         {"constraints": {4: "Tom"}},
         {"stop_strings": ("a", "e")},
     ],

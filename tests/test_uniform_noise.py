@@ -121,7 +121,6 @@ def test_append_adds_canvases(noisy: dllm.DiffusionModel) -> None:
 def test_what_cannot_apply_says_why(noisy: dllm.DiffusionModel) -> None:
     for how, reason in (
         ({"sampler": "dmax"}, "needs masks at undecided positions"),
-        ({"sampler": "wino"}, "predicts in place"),
         (
             {"sampler": "lopa(d2f(0.5), k=3)+staged_blocks(4)", "cache": "block"},
             "sliding window",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core.errors import ConfigError, UnknownNameError
+from ..core.errors import ConfigError
 from .options import option, takes
 from .output import note
 
@@ -115,9 +115,6 @@ class DFlash(Reported):
     held_out: int = setting(64, "Hold out one prompt in N for evaluation.", DATA, min=2)
     device: str = setting("cpu", "Device: cpu, cuda, ...", TRAINING)
     seed: int = setting(0, "Random seed.", TRAINING, min=0)
-    format: str = setting(
-        "native", "Format of the drafter: native (transformers) or speculators (vLLM).", OUTPUT
-    )
 
 
 @takes(DFlash)
@@ -128,13 +125,10 @@ def dflash(*, options: DFlash) -> None:
     --module dllm train dflash --accumulate N ...`, N a multiple of their number.
     """
     from ..drafting.naming import load_verifier
-    from ..train.dflash.export import FORMATS
     from ..train.dflash.objective import Objective
     from ..train.dflash.recipe import DFlashTraining, Schedule
 
     o, report = options, options.report()
-    if o.format not in FORMATS:
-        raise UnknownNameError("format", o.format, FORMATS)
     recipe = DFlashTraining(
         o.layers, _numbers(o.target_layer_ids), o.block_size, o.mask_token_id, o.sliding_window,
         o.init, o.held_out, draft_vocabulary=o.draft_vocabulary,
@@ -209,5 +203,5 @@ def _train(model: DiffusionModel, recipe: DFlashTraining, options: DFlash, repor
     note(f"{len(split.train)} answers to train on, {len(split.held)} to measure with")
     resume(run)
     if is_first():
-        finish(run, model, recipe, split, folder / "drafter", options.format, options.weights_from)
+        finish(run, model, recipe, split, folder / "drafter", options.weights_from)
         note(f"drafter: {folder / 'drafter'}")

@@ -87,19 +87,10 @@ UNIFORM_NOISE = Capability(
 
 # DAEDAL reads what the model says of all positions.
 WHOLE_TEXT = Capability("a forward over the whole text at every step", {"a cache": NO_CACHE})
-# WINO feeds every position of its block a second time, as a mask that does not see its token.
-REPEATED_MASKS = Capability(
-    "second predictions of the window's positions",
-    {"a cache": NO_CACHE, "a model": "use a model that predicts in place, such as LLaDA,"},
-)
 # T2T edits read decided positions of the window, Prophet all that is undecided.
 ALL_LOGITS = Capability("predictions of all that is read at every step", {"a cache": NO_CACHE})
 # Methods that compare with the step before: a cached prediction has not changed.
 FRESH_LOGITS = Capability("predictions that every step computes anew", {"a cache": NO_CACHE})
-# A window that is the whole region, where a cache plans for blocks.
-WHOLE_REGION = Capability(
-    "choices among the whole region", {"a cache": "use a window of blocks, or cache='none'"}
-)
 # LoPA, ETE and FreeDave feed several continuations, which share the keys and values of the row.
 BRANCHES = Capability("several continuations of a row in one forward", {"a cache": NO_CACHE})
 # The same of continuations that move the window, each its own way.

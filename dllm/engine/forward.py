@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -50,7 +50,6 @@ Answer = Callable[[list[Any]], list[Predictions | NumericError]]  # of the numbe
 UNLIKELIEST = -27.6  # log-probability that a draft had at least
 # Columns that are fields of a prediction.
 READ = ("token", "logprob", "margin", "gap", "entropy", "max_logprob", "top_token", "top_logprob")
-SHARED = tuple(field.name for field in fields(TokenStatistics))  # columns with a row per position
 
 
 @dataclass(slots=True, eq=False)
@@ -164,9 +163,8 @@ class Forward:
         for job in own:
             job.up = {f"asked.{name}": ids for name, ids in job.ids.items()}
             judged = job.masks if job.masks.size else job.targets
-            if job.masks.size or job.verifies:
-                job.up["standing"] = job.canvas.tokens[judged][:, None]
             if job.verifies:
+                job.up["standing"] = job.canvas.tokens[judged][:, None]
                 assert job.row.previous is not None, "the step before has predicted these positions"
                 job.up["before"] = np.searchsorted(job.row.previous[0], judged)
                 job.up["keys"] = noise_keys([job])
@@ -265,13 +263,12 @@ class Forward:
         self, group: Group, numbers: Mapping[int, dict[str, torch.Tensor]], hidden: torch.Tensor
     ) -> TokenStatistics:
         """The statistics of jobs with equal options, one after the other.  What belongs to one job
-        goes to its ``numbers``: what a part asks for as ``asked.<part>``,
-        the probabilities of tokens whose places are fed again as "stands", and of drafts that are
+        goes to its ``numbers``: what a part asks for as ``asked.<part>``, and of drafts that are
         judged how much likelier they are here than where they were drawn."""
         jobs, options, rows = group.jobs, group.options, group.up.get("banned")
         result = self._statistics(group, hidden)
         clean = result
-        if any(job.ids or job.masks.size for job in jobs):
+        if any(job.ids for job in jobs):
             clean = self._clean(options, hidden, result, rows)
         at = 0
         for job in jobs:
@@ -283,11 +280,9 @@ class Forward:
             for name in job.ids:
                 asked = f"asked.{name}"
                 own[asked] = self._logprobs(hidden, clean, here, job.up[asked], options)
-            there = slice(here.stop if job.masks.size else here.start, at)
             if job.verifies:
+                there = slice(here.stop if job.masks.size else here.start, at)
                 own |= self._judged(job, self._all(hidden, there, options, rows))
-            elif job.masks.size:
-                own["stands"] = self._logprobs(hidden, clean, there, job.up["standing"], options)
         return result
 
     def _all(
@@ -432,14 +427,7 @@ def _predictions(job: Job, numbers: Mapping[str, Any]) -> Predictions | NumericE
                    "logprob": numbers["residual_logprob"]}  # fmt: skip
         judged = _prediction(job.asked, numbers)
         return judged, judged
-    if not job.masks.size:
-        return _prediction(job.targets, numbers), None
-    count = len(job.targets)
-    shared = {name: numbers[name] for name in SHARED if name in numbers}
-    mine = {**numbers, **{name: array[:count] for name, array in shared.items()}}
-    others = {name: array[count:] for name, array in shared.items()}
-    others["asked.stands"] = numbers["stands"]
-    return _prediction(job.targets, mine), _prediction(job.masks, others)
+    return _prediction(job.targets, numbers), None
 
 
 def _completed(

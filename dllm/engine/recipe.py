@@ -18,7 +18,6 @@ from ..core.capabilities import (
     FIXED_WINDOW,
     MASKED,
     OWN_PREDICTIONS,
-    REPEATED_MASKS,
     SLIDING_BRANCHES,
     UNIFORM_NOISE,
     Capability,
@@ -270,14 +269,10 @@ class Setting(NamedTuple):
 
 def offers_of(facts: Facts) -> frozenset[Capability]:
     """What a model offers to the parts of a sampler and to a cache."""
-    offered = {REPEATED_MASKS} if facts.logit_shift == 0 else set()
     if facts.mask_kind == "decided_first":  # where decided tokens predict the next one
-        return frozenset(offered | {DECIDED_FIRST})
-    if facts.block_length:
-        offered |= {BLOCK_CAUSAL}
-    if facts.uniform:  # nothing that is fed says that a position is undecided
-        return frozenset(offered - {REPEATED_MASKS} | {OWN_PREDICTIONS, UNIFORM_NOISE})
-    return frozenset(offered | {MASKED, OWN_PREDICTIONS})
+        return frozenset({DECIDED_FIRST})
+    offered = {OWN_PREDICTIONS, UNIFORM_NOISE if facts.uniform else MASKED}
+    return frozenset(offered | {BLOCK_CAUSAL} if facts.block_length else offered)
 
 
 def check_pair(sampler: Sampler, cache: Cache) -> None:

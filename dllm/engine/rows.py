@@ -178,8 +178,7 @@ class Job:
         drawn = sampler.drawers[0].draws(self.canvas) if sampler.drawers else None
         if drawn is not None:
             self.options = self.options.at(drawn)
-        asks = self.masks.size or self.ids or self.verifies
-        self.own = bool(asks) or self.options.own
+        self.own = bool(self.ids) or self.verifies or self.options.own
 
     @classmethod
     def of(
@@ -190,7 +189,6 @@ class Job:
         targets: IntArray,
         ids: Mapping[str, IntArray],
         lane: int,
-        again: IntArray,
         ordered: tuple[int, int],
     ) -> Job:
         """The job of a branch whose sampler reads ``targets``, and of all positions the ``ids``."""
@@ -198,7 +196,7 @@ class Job:
         wanted = None if plan.asks is None else np.searchsorted(both, targets)
         if ids:
             ids = {name: every[both] for name, every in ids.items()}
-        return cls(row, canvas, plan, both, lane, again, wanted, ids, ordered)
+        return cls(row, canvas, plan, both, lane, NOTHING, wanted, ids, ordered)
 
     @property
     def lanes(self) -> int:

@@ -55,7 +55,7 @@ def jobs_of(row: Row, cache: Cache) -> list[Job]:
                 own = complete_plan(cache.branch(fork, plan), wanted, row.slots, NOTHING)
             elif not cache.stores and wanted.size:  # its window may end in a later block
                 own, wanted = plan_of(row, fork, cache, wanted)
-        jobs.append(Job.of(row, fork, own, wanted, asked, i * row.recipe.lanes, again, ordered))
+        jobs.append(Job.of(row, fork, own, wanted, asked, i * row.recipe.lanes, ordered))
     return jobs
 
 

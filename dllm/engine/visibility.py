@@ -184,17 +184,16 @@ class Visibility:
         yield from pairwise([0, *(np.flatnonzero(np.diff(blocks)) + 1).tolist(), count])
 
     def of_masks(
-        self, canvas: Canvas, again: IntArray, keys: IntArray, ordered: Range = NO_RANGE
+        self, canvas: Canvas, again: IntArray, keys: IntArray, ordered: Range
     ) -> BoolArray:
         """(n, m + n) bool: which of the positions ``keys`` (m,) and of one another masks fed again
         do not see, [MASK]s at the positions ``again`` (n,): they see what masks there would, but
-        for the token at their own position, and one another unless ``ordered``."""
+        for the token at their own position, and none of the others."""
         self = self.bound(canvas)
         own = self.rank(again, True, ordered)
         ranks = self.rank(keys, canvas.masked[keys], ordered)
         hidden = (ranks > own[:, None]) | (keys == again[:, None])
-        others = own > own[:, None] if ordered == NO_RANGE else ~np.eye(len(own), dtype=np.bool_)
-        return np.concatenate([hidden, others], 1)
+        return np.concatenate([hidden, ~np.eye(len(own), dtype=np.bool_)], 1)
 
 
 def _slots(positions: IntArray, base: int) -> slice | IntArray:

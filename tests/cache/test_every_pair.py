@@ -11,7 +11,6 @@ from dllm import cache as caches
 from dllm.core.capabilities import (
     BLOCK_CAUSAL,
     FIXED_WINDOW,
-    REPEATED_MASKS,
     SLIDING_BRANCHES,
     UNIFORM_NOISE,
 )
@@ -51,7 +50,7 @@ def outcome(result: Result) -> tuple[Any, ...]:
 
 def refused(name: str, sampler: str, cache: str) -> bool:
     """Whether what the two declare forbids the pair, or the model the sampler."""
-    family, model = load(name).family.name, load(name).facts
+    family = load(name).family.name
     parts, how = compose(sampler, family=family), caches.compose(cache, family)
     needs = {need for part in parts.parts for need in part.needs}
     stays = how.branches_slide or not how.stores or FIXED_WINDOW in parts.window.offers
@@ -59,7 +58,6 @@ def refused(name: str, sampler: str, cache: str) -> bool:
     return bool(
         {need for need in needs if "a cache" in need.remedies} - offers
         or {need for need in how.needs if "a sampler" in need.remedies} - parts.offers
-        or (REPEATED_MASKS in needs and model.logit_shift)
         or needs & {BLOCK_CAUSAL, UNIFORM_NOISE}
     )
 

@@ -80,14 +80,7 @@ class Sliding(Window):
         canvas.open_window(first, min(first + 6, canvas.end))
 
 
-@dataclass(frozen=True)
-class Everywhere(WholeRegion):
-    """The whole region, also for caches that are refused it: they keep their promises there."""
-
-    needs = frozenset()
-
-
-WINDOWS = [StaticBlocks(5), Everywhere(), Sliding()]
+WINDOWS = [StaticBlocks(5), WholeRegion(), Sliding()]
 
 
 @settings(max_examples=30, deadline=None)
@@ -173,8 +166,6 @@ def test_needs_and_offers_are_one_mechanism() -> None:
 
 @pytest.mark.parametrize(("sampler", "cache", "need"), [
     ("r2", "dllm_cache", "computes anew"), ("credit", "dllm_cache", "computes anew"),
-    ("llada+whole", "elastic", "whole region"),
-    ("dream", "elastic", "whole region"), ("threshold+whole", "elastic", "whole region"),
 ])  # fmt: skip
 def test_pairs_that_would_go_wrong_are_refused(sampler: str, cache: str, need: str) -> None:
     def engine(cache: str) -> Decoding:

@@ -224,7 +224,7 @@ def test_a_server_finds_typos_before_it_loads(
     [
         (("nano-ar", "--sampler", "localleap"), "nano-ar is autoregressive: drop --sampler"),
         (("nano", "--drafter", "prompt_lookup"), "nano is a diffusion model"),
-        (("nano", "--sampler", "wino", "--cache", "d2f"), "wino needs"),
+        (("nano", "--sampler", "prophet", "--cache", "elastic"), "prophet needs"),
     ],
 )
 def test_a_server_does_not_start_with_what_it_would_refuse(

@@ -47,7 +47,6 @@ def followed(scheduler: Scheduler) -> tuple[list[Any], dict[int, list[Any]], int
 WAYS = [
     ("threshold", "dual", {}),
     ("localleap", "none", {"temperature": 0.7, "seed": 3}),
-    ("wino", "none", {}),
     ("remdm+fixed(2)", "none", {}),
     ("llada", "dual", {"steps": 40, "block_length": 8}),  # steps that rest
     ("lopa", "dual", {}),

@@ -17,7 +17,7 @@ def ids_of(text: str) -> list[int]:
     return encode_continuation(model.tokenizer, text)
 
 
-@pytest.mark.parametrize("sampler", some(["threshold", "llada", "dcd", "freedave", "wino"], 2))
+@pytest.mark.parametrize("sampler", some(["threshold", "llada", "dcd", "freedave", "remdm"], 2))
 def test_a_constraint_stands_and_the_answer_does_not_end_before_it(sampler: str) -> None:
     free = dllm.generate("nano", PROMPT, sampler=sampler, max_new_tokens=32)
     offset = len(free.tokens) + 4  # behind where the answer would have ended

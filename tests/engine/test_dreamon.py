@@ -128,7 +128,7 @@ def test_without_the_rule_nothing_is_asked_for() -> None:
     ("arguments", "message"),
     [
         ({"sampler": "threshold+append"}, "append lengthens an answer at its end"),
-        ({"length": "dreamon", "sampler": "prob+wino"}, "wino plans for a text"),
+        ({"length": "dreamon", "sampler": "prob+llada"}, "llada plans for a text"),
         ({"length": "grow"}, "length of holes"),
     ],
 )

@@ -8,51 +8,13 @@ import pytest
 import torch
 
 import dllm
-from dllm.cache import Plan, Slots
 from dllm.core.canvas import Canvas
 from dllm.core.config import GenerationConfig
-from dllm.engine.forward import Forward
-from dllm.engine.recipe import MaskedRecipe, RowOptions
-from dllm.engine.rows import Job, Row
 from dllm.samplers import Prediction, Reads, Transform, compose
 from dllm.samplers.threshold import Threshold
 
-from ..decoding import Decoding, canvas_for
+from ..decoding import Decoding
 from ..table import MASK, hashed, table_model
-
-
-def test_masks_fed_again_see_all_tokens_but_their_own(tiny: dllm.DiffusionModel) -> None:
-    """WINO: one dense masked forward, written out."""
-    canvas = canvas_for(tiny, np.arange(4, 10), 6)
-    sampler = compose("wino")
-    sampler.prepare(canvas)
-    canvas.commit(np.array([7, 9]), np.array([20, 21]), np.zeros(2, np.float32))
-    (targets, _), again = sampler.reads(canvas), sampler.feeds(canvas).masks
-    plan = Plan(np.arange(canvas.length), refresh=True)
-    recipe = MaskedRecipe(sampler, config=GenerationConfig(suppress_mask=False))
-    options = RowOptions.of(recipe, tiny)
-    row = Row(canvas, recipe, options, Slots.empty(canvas.length, 0, 0), canvas)
-    job = Job(row, canvas, plan, targets, masks=again)
-    ((result, seen),) = Forward(tiny, dllm.cache.compose("none")).predict([job])  # type: ignore
-
-    n, m = canvas.length, len(again)
-    hidden = torch.zeros(n + m, n + m)
-    hidden[:n, n:] = -torch.inf  # the row sees itself
-    hidden[n + torch.arange(m), torch.from_numpy(again)] = -torch.inf
-    ids = np.concatenate([canvas.tokens, np.full(m, canvas.mask_id)])
-    with torch.inference_mode():
-        logits = tiny.hf(
-            input_ids=torch.from_numpy(ids)[None],
-            position_ids=torch.from_numpy(np.concatenate([np.arange(n), again]))[None],
-            attention_mask=hidden[None, None],
-            use_cache=False,
-        ).logits[0]
-    logp = logits.log_softmax(-1).numpy()
-    assert result.token.tolist() == logp[targets].argmax(-1).tolist()
-    assert np.allclose(result.logprob, logp[targets].max(-1), atol=1e-5)
-    assert seen is not None and seen.token.tolist() == logp[n:].argmax(-1).tolist()
-    stands = logp[n + np.arange(m), canvas.tokens[again]]
-    assert np.allclose(seen.asked["stands"][:, 0], stands, atol=1e-5)
 
 
 def test_samplers_that_read_the_clean_argmax_get_it_at_any_temperature() -> None:

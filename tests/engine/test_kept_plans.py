@@ -25,7 +25,7 @@ SAMPLERS = (
     "threshold(0.05)", "fixed(2)", "localleap(0.05, 0.02)", "llada", "dsb(8)", "dcd(s_init=4)",
     "threshold(0.05)+blocks(8)+append(block=8)", "threshold(0.05)+append(block=4, lookahead=0)",
     "lopa(fixed(2), k=2)", "freedave(fixed(1), draft_depth=3)", "edit(0.1)", "remdm(n=2)",
-    "wino", "threshold(0.05)+r2", "daedal(initial=4, expand=3)",
+    "threshold(0.05)+r2", "daedal(initial=4, expand=3)",
 )  # fmt: skip
 
 

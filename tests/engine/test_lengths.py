@@ -236,7 +236,6 @@ def test_a_canvas_of_the_most_there_may_be_is_a_fixed_one() -> None:
         ({"length": "append", "sampler": "lopa"}, "lopa plans for a text whose length"),
         ({"length": "append", "sampler": "llada", "steps": 8}, "llada plans for a text"),
         ({"length": "daedal", "sampler": "llada"}, "llada plans for a text"),
-        ({"length": "daedal", "sampler": "wino"}, "wino plans for a text"),
         (
             {"length": "append", "sampler": "staged_blocks"},
             "staged_blocks needs a text whose length",

@@ -27,20 +27,20 @@ WINDOWS = ["blocks(4)", "whole", "adablock(4, delimiters=(3, 7))", "dcd(s_init=4
            "multi_blocks(4)"]  # fmt: skip
 SELECTORS = ["", "threshold(0.3)", "factor", "eb", "localleap(0.5, 0.3)", "hierarchical(0.5, 0.2)",
              "r2", "fixed", "llada", "dream(alg=maskgit_plus)",
-             "wino_draft", "dparallel+neg_entropy",
+             "dparallel+neg_entropy",
              "fixed+margin", "fixed+random"]  # fmt: skip
 STOPS = ["", "prophet(early=9, mid=3, late=2)"]
 EXPLORERS = ["", "lopa(k=3)", "ete(k=3)", "freedave(draft_depth=3)"]
-REVISERS = ["wino", "edit", "edit(tau=0.2)"]
+REVISERS = ["remdm", "edit", "edit(tau=0.2)"]
 
 # What must be refused, whatever else is allowed (rules of the methods, not of this library).
 FORBIDDEN = [
-    "wino+dcd", "wino+dsb", "freedave+dcd", "adablock+dcd",
-    "freedave(threshold+r2)", "freedave+wino",
+    "remdm+dcd", "edit+dsb", "freedave+dcd", "adablock+dcd",
+    "freedave(threshold+r2)", "freedave+edit",
     "freedave+random", "freedave+prophet", "freedave+lopa", "lopa+ete",
-    "prophet+wino", "threshold+random", "threshold+margin",
+    "prophet+remdm", "threshold+random", "threshold+margin",
     "localleap+neg_entropy", "dparallel+prob", "eotp+dcd+eos", "eotp+dcd", "llada+dcd", "dream+dsb",
-    "wino+eos(eos_policy=first_commit)", "freedave+eos(eos_policy=first_commit)",
+    "edit+eos(eos_policy=first_commit)", "freedave+eos(eos_policy=first_commit)",
 ]  # fmt: skip
 
 
@@ -118,7 +118,7 @@ def test_forbidden_pairs_are_refused(spec: str) -> None:
 
 @pytest.mark.parametrize(
     ("spec", "cache"),
-    [("prophet", "elastic"), ("wino", "prefix"), ("wino", "dual")],
+    [("prophet", "elastic"), ("edit", "elastic")],
 )  # fmt: skip
 def test_forbidden_caches_are_refused(spec: str, cache: str) -> None:
     with pytest.raises(ConfigError, match=f"{spec} needs .*cache='{cache}'"):
@@ -140,7 +140,7 @@ def test_branches_share_a_cache(explorer: str, cache: str) -> None:
     assert len(cached.sequences) == len(plain.sequences) and cached.computed < plain.computed
 
 
-NANO = ["adablock+localleap+prophet", "lopa(localleap, k=4)", "wino", "threshold+eotp"]
+NANO = ["adablock+localleap+prophet", "lopa(localleap, k=4)", "threshold+eotp"]
 MORE = ["localleap", "dcd+localleap", "dsb", "ete",
         "r2", "freedave(threshold(tau=0.95))", "threshold+credit",
         "hierarchical"]  # fmt: skip

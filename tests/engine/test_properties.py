@@ -24,8 +24,7 @@ SPECS = [
     "d3llm(1)", "llada+prophet(early=6, mid=4, late=3)", "threshold(0.4)+dsb(4)+prophet",
     "threshold(0.4)+credit",
 ]  # fmt: skip
-SEARCHES = ["edit(0.3)", "wino", "wino(0.99)+blocks(8)",
-            "lopa(threshold(0.4), k=3)", "lopa+dsb(4)",
+SEARCHES = ["edit(0.3)", "lopa(threshold(0.4), k=3)", "lopa+dsb(4)",
             "ete(threshold(0.4), tau=0.4)", "freedave(threshold(0.4))",
             "freedave+dsb(4)"]  # fmt: skip
 CACHES = ["none", "prefix", "dual", "dkv", "dkv_pd", "window_diffusion(4, active=3, window=5)"]
@@ -94,8 +93,8 @@ def test_decoding_is_orderly(
 def test_searching_and_revising_end_in_time(
     spec: str, masks: int, seed: int, sharpness: float
 ) -> None:
-    """WINO decides one position more per step than it takes back, explorers one per
-    forward; ETE's first may decide nothing.  Editing looks 16 times more at what is decided."""
+    """Explorers decide one position per forward; ETE's first may decide nothing.
+    Editing looks 16 times more at what is decided."""
     most = masks + spec.startswith("ete")
     if spec.startswith("edit"):
         most = masks + 16

@@ -10,8 +10,8 @@ from dllm.core.errors import ConfigError
 from ..settings import OWN_MODELS, SMALL, every_sampler
 
 SAMPLERS = [*every_sampler(), "localleap+prophet", "adablock(4, delimiters=(3,))+localleap",
-            "lopa(localleap, k=2)", "freedave(threshold(tau=0.8))", "wino+wino_draft(tau1=0.6)",
-            "eb(gamma=1)+whole"]  # fmt: skip
+            "lopa(localleap, k=2)", "freedave(threshold(tau=0.8))", 
+            "remdm(n=2, start=0.4)+blocks(6)", "eb(gamma=1)+whole"]  # fmt: skip
 CACHES = [cache for name, cache in SMALL.items() if name not in OWN_MODELS]
 POLICIES = ("none", "prefix_complete", "first_commit", "block_contains", "block_all", "suppress",
             "rank_last")  # fmt: skip

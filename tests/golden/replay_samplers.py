@@ -11,11 +11,6 @@ def _localleap(case: dict[str, Any]) -> Call:
     return Call(sampler.format(**case), "none", {"block_length": case["block_length"]})
 
 
-def _wino(case: dict[str, Any]) -> Call:
-    sampler = "wino(tau2={threshold_back})+wino_draft(tau1={threshold})"
-    return Call(sampler.format(**case), "none", {"block_length": case["block_length"]})
-
-
 def _freedave(case: dict[str, Any]) -> Call:
     base = case["confidence_threshold"]
     inner = "fixed" if base is None else f"threshold(tau={base}), partial=True"
@@ -28,7 +23,6 @@ def _freedave(case: dict[str, Any]) -> Call:
 SAMPLERS = {
     "localleap_llada": _localleap,
     "localleap_dream": _localleap,
-    "wino_llada": _wino,
     "freedave_llada": _freedave,
     "freedave_dream": _freedave,
 }

@@ -16,7 +16,6 @@ from .replay import BUILDERS, call_of, drawn
 from .together import Together
 
 MASK = 255
-REVISING = {"wino_llada"}  # methods that take decisions back
 
 Steps = list[list[tuple[int, int]]]
 
@@ -55,11 +54,8 @@ def _expected(case: dict[str, Any], row: int, moved: int) -> Steps:
 def _expected_sizes(case: dict[str, Any], row: int = 0, moved: int = 0) -> list[int]:
     """Positions fed to the model in each forward that has a counterpart, without padding."""
     sizes, most = [], 0
-    shadow = moved  # fed besides
-    if case["algorithm"] == "wino_llada":
-        shadow = case["block_length"]
     for size, step in zip(case["n_query"], _of_row(case, row, moved), strict=True):
-        most = max(most, size - shadow)
+        most = max(most, size - moved)
         if step:
             sizes.append(most)
             most = 0
@@ -138,7 +134,7 @@ def test_official_trace_is_reproduced(
             expected[-1] = [(p, t) for p, t in expected[-1] if p < edge]
             expected = expected if expected[-1] else expected[:-1]
             final = [*final[: result.prompt_length + len(result.tokens)]]
-        elif case["algorithm"] not in REVISING and "batch" not in case:
+        elif "batch" not in case:
             official = expected
             expected, whole = sound(case, expected)
             if not whole:  # the same up to there; decoding goes on

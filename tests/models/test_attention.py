@@ -83,19 +83,6 @@ def test_compiled_flex_attention_decides_what_sdpa_does(checkpoints: Path) -> No
         assert [r.tokens for r in a] == [r.tokens for r in b]
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_masks_go_around_flex_attention(checkpoints: Path) -> None:
-    """WINO's masks have one."""
-    plain, flex = (
-        load(checkpoints / "llada-tiny", attn_implementation=a) for a in ("sdpa", "flex_attention")
-    )
-    options: dict[str, Any] = {"sampler": "wino", "cache": "none", "max_new_tokens": 16,
-                               "block_length": 8}  # fmt: skip
-    a, b = (dllm.generate(model, [5, 6, 7, 8], **options) for model in (plain, flex))
-    assert a.tokens == b.tokens
-
-
 def test_rows_read_any_keys(dream: DiffusionModel) -> None:
     """Fewer queries than keys, gaps, shared keys: against a masked call on the same tensors."""
     generator = torch.Generator().manual_seed(2)

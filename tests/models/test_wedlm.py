@@ -213,44 +213,12 @@ def test_static_steps_change_nothing(model: dllm.DiffusionModel) -> None:
     assert [outcome(a) for a in plain] == [outcome(b) for b in padded]
 
 
-@pytest.mark.slow
-def test_masks_fed_again_are_further_masks(model: dllm.DiffusionModel, reference: Any) -> None:
-    """WINO's second predictions: at a decided position, a mask that sees all decided tokens but
-    the one there; the others have seen it."""
-    rng = np.random.default_rng(3)
-    tokens, masked = rng.integers(0, 60, 20), rng.random(20) < 0.5
-    masked[[6, 7]] = False
-    canvas = Canvas.for_infill(tokens, masked, 0, mask_id=MASK, pad_id=EOS)
-    recipe = MaskedRecipe(compose("wino+wino_draft(tau1=0.6)"))
-    row = Row(canvas, recipe, RowOptions.of(recipe, model), Slots.empty(20), canvas)
-    again = np.array([6, 7])
-    job = Job(row, canvas, full_plan(canvas), np.flatnonzero(masked), masks=again)
-    forward = Forward(model, caches.compose("none"))
-    with torch.inference_mode():
-        ours = forward.head(forward.hidden([job]))[-2]
-    # By hand: the row's own order, then the mask fed again, which does not see key 6.
-    order = np.concatenate([np.flatnonzero(~masked), np.flatnonzero(masked & (np.arange(20) < 6)),
-                            [6]])  # fmt: skip
-    ids = torch.from_numpy(np.where(masked, MASK, tokens)[order])
-    ids[-1] = MASK
-    seen = torch.ones(len(order), len(order)).tril()
-    seen[-1, order.tolist().index(6)] = 0
-    with torch.inference_mode():
-        expected = reference(
-            ids[None], position_ids=torch.from_numpy(order)[None],
-            attention_mask=torch.where(seen > 0, 0.0, -torch.inf)[None, None], use_cache=False,
-        ).logits[0, -1]  # fmt: skip
-    torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
-    run(model, PROMPTS, "wino+wino_draft(tau1=0.05)", "none")
-
-
 @pytest.mark.parametrize(("how", "sentence"), [
     ({"cache": "dual"}, r"needs keys and values that follow .* cache='dual' .*use cache='wedlm'"),
     ({"cache": "block"}, "block needs block-causal attention"),
     ({"cache": "elastic"}, r"needs keys and values .* cache='elastic' .*use cache='wedlm'"),
     ({"sampler": "prophet"}, "prophet needs decided tokens that predict themselves"),
     ({"cfg_scale": 0.5}, r"cfg_scale=0.5 needs masks .* leave it out"),
-    ({"sampler": "wino", "cache": "wedlm"}, "wino needs second predictions .*use cache='none'"),
 ])  # fmt: skip
 def test_what_cannot_be_had_is_refused(
     model: dllm.DiffusionModel, how: dict[str, Any], sentence: str

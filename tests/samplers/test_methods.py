@@ -10,14 +10,13 @@ import pytest
 from dllm.cache import compose as compose_cache
 from dllm.core.canvas import Canvas
 from dllm.core.config import GenerationConfig
-from dllm.samplers import Prediction, Sampler, View, compose
+from dllm.samplers import Prediction, View, compose
 from dllm.samplers.credit import Credit
 from dllm.samplers.daedal import Daedal, First, end_confidence
 from dllm.samplers.ddim import DDIM
 from dllm.samplers.entropy_bound import Settled
 from dllm.samplers.llada import Quota
 from dllm.samplers.prophet import Prophet
-from dllm.samplers.wino import LastAccepts
 
 from ..decoding import Decoding, canvas_for
 from ..table import EOS, MASK, hashed, table_model, with_probabilities
@@ -251,29 +250,6 @@ def test_adablock_looks_at_what_was_drawn_or_at_the_likeliest(family: str, size:
 def test_defaults_that_depend_on_the_family() -> None:
     relaxed = [compose("localleap", family=name).selectors[0] for name in ("llada", "dream")]
     assert [part.tau_r for part in relaxed] == [0.75, 0.8]  # type: ignore[attr-defined]
-
-
-def doubted(sampler: Sampler, canvas: Canvas, row: list[float], verdict: list[float]) -> Any:
-    prediction = predict(canvas, row)
-    at = sampler.feeds(canvas).masks
-    stands = np.log(np.array(verdict, np.float32))[:, None]
-    masks = Prediction(at, np.ones(len(at), np.int64), stands[:, 0], asked={"stands": stands})
-    return decide(sampler, canvas, prediction, masks)
-
-
-def test_wino_takes_back_fewer_than_it_committed_before() -> None:
-    """T19."""
-    canvas, sampler = canvas_of(10), compose("wino")
-    sampler.prepare(canvas)
-    canvas.commit(np.arange(5), np.ones(5, np.int64), np.zeros(5, np.float32))
-    canvas.commit_step[:5] = 0
-    canvas.step = 1
-    canvas.state(LastAccepts).count = 3
-    verdict = [0.5, 0.2, 0.6, 0.3, 0.7, *[1.0] * 5]
-    decision = doubted(sampler, canvas, [0.9, 0.9, 0.1, 0.1, 0.1], verdict)
-    assert set(decision.committed) == {5, 6}
-    assert set(decision.remasked) == {1, 3}
-    assert canvas.masked[[1, 3]].all()
 
 
 def test_credit_is_logits_with_a_memory() -> None:

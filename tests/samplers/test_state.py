@@ -17,7 +17,7 @@ SPECS = [
     "threshold(0.4)+credit", "threshold(0.4)+r2",
     "adablock(4, delimiters=(3, 7))+threshold(0.4)", "dcd(s_init=4)", "dsb(4)", "ete(k=3)",
     "lopa(k=3)", "freedave(draft_depth=3)",
-    "wino", "edit(0.3)", "d3llm", "prophet",
+    "remdm", "edit(0.3)", "d3llm", "prophet",
     "threshold+eotp", "llada(remasking=random)",
 ]  # fmt: skip
 

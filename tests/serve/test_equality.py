@@ -12,7 +12,7 @@ import dllm
 from .conftest import PATIENCE, Served, idle, until
 from .test_openai import sse
 
-SAMPLERS = ["threshold", "llada(steps=12)", "localleap", "eb", "wino", "dream(steps=8)",
+SAMPLERS = ["threshold", "llada(steps=12)", "localleap", "eb", "remdm", "dream(steps=8)",
             "lopa(threshold)", "random+llada(steps=8)", "threshold(tau=0.5)"]  # fmt: skip
 WORDS = "one two three four five Tom Anna Ben Mia list apples".split()
 
@@ -24,7 +24,7 @@ def mixed(count: int) -> list[dict[str, Any]]:
     requests = []
     for i in range(count):
         length, sampler = rng.choice([8, 16, 24, 40]), SAMPLERS[i % len(SAMPLERS)]
-        cache = "none" if sampler == "wino" else rng.choice(["none", "dual"])
+        cache = rng.choice(["none", "dual"])
         requests.append({
             "messages": [{"role": "user", "content": " ".join(rng.choices(WORDS, k=1 + i % 9))}],
             "sampler": sampler, "cache": cache,

@@ -169,7 +169,7 @@ LARGE = r"(a|b)*a(a|b){14}"  # no automaton of 20,000 states
 
 @pytest.mark.parametrize("how", [
     {"sampler": "threshold(0.6)"}, {"sampler": "llada", "temperature": 1.0},
-    {"sampler": "wino+wino_draft(tau1=0.2)"}, {"length": "append"}, {"confidence": "model"},
+    {"sampler": "remdm"}, {"length": "append"}, {"confidence": "model"},
 ])  # fmt: skip
 def test_generated_texts(tiny: dllm.DiffusionModel, how: dict[str, Any]) -> None:
     out = dllm.generate(tiny, [5, 9, 17], regex=LARGE, max_new_tokens=40, **how)

@@ -25,7 +25,7 @@ async function setUp() {
       select.replaceChildren(...model.dllm.caches.map((name) => new Option(name)));
     }
     const known = [model.dllm.sampler, "threshold(tau=0.9)", "llada(steps=32)", "localleap", "factor", "dparallel",
-      "klass", "eb", "wino", "prophet+llada", "adablock+threshold", "lopa(threshold)"];
+      "eb", "prophet+llada", "adablock+threshold", "lopa(threshold)"];
     $("samplers").replaceChildren(...[...new Set(known)].map((name) => new Option(name)));
     trouble("");
   } catch (error) { trouble(error.message); }

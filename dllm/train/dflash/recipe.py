@@ -188,7 +188,7 @@ def _take_weights(trainee: Trainee, checkpoint: BlockCheckpoint) -> None:
 
 def finish(
     run: Loop, verifier: DiffusionModel, recipe: DFlashTraining, split: Split, folder: Path,
-    kind: str = "native", weights_from: str | None = None,
+    weights_from: str | None = None,
 ) -> None:  # fmt: skip
     """Write the drafter in bfloat16, with its card.  One that went on from ``weights_from`` also
     drafts the ids that were drafted there."""
@@ -203,10 +203,7 @@ def finish(
     head = {} if trainee.walk is None else trainee.walk.state_dict()
     markov = {name: t.detach().cpu() for name, t in head.items()}
     checkpoint = BlockCheckpoint(str(folder), drafter.config, weights, ids, markov=markov)
-    export(
-        checkpoint, folder, kind, verifier=verifier.hf.config, verifier_name=verifier.name,
-        head=trainee.head.cpu(),
-    )  # fmt: skip
+    export(checkpoint, folder, len(trainee.head))
     settings = {k: v for k, v in asdict(recipe).items() if k not in ("objective", "schedule")}
     settings |= asdict(recipe.objective) | asdict(recipe.schedule)
     settings["mask_token_id"] = drafter.config.mask_token_id

@@ -19,6 +19,7 @@ from dllm.train.dflash.model import copy_layers, drafter_config, new_drafter
 from dllm.train.dflash.objective import Objective, trainee_of
 
 from ..conftest import prompts
+from .speculators import write_speculators
 
 BLOCK, MASK, LENGTH = 5, 3, 24
 
@@ -66,10 +67,10 @@ def write(
     dtype: torch.dtype = torch.float32,
 ) -> None:  # fmt: skip
     """A folder in one of the three formats that are read, with what DFlash 2 has beside it."""
-    export(
-        checkpoint, path, "speculators" if kind == "z-lab" else kind, verifier=verifier.hf.config,
-        verifier_name="tiny", head=verifier.hf.get_output_embeddings().weight.detach(), dtype=dtype,
-    )  # fmt: skip
+    if kind == "native":
+        export(checkpoint, path, verifier.facts.vocab_size, dtype)
+    else:
+        write_speculators(checkpoint, path, verifier.hf, "tiny", dtype)
     variant = checkpoint.variant
     changed = {k: v for k, v in asdict(variant).items() if v != getattr(DFLASH, k)}
     if changed or checkpoint.selector:
