@@ -42,7 +42,7 @@ CODE = (
     "samplers", "cache", "dllm/drafting/accept", "dllm/drafting/drafters", "dllm/drafting/length",
     "dllm/drafting/search", "dllm/train/objectives",
     *(f"dllm/engine/{name}.py" for name in (
-        "extents", "loop", "maps", "prefixes", "recipe", "rows", "turn", "visibility", "work",
+        "extents", "loop", "prefixes", "recipe", "rows", "turn", "visibility", "work",
     )),
 )  # fmt: skip
 TESTS = (
@@ -81,7 +81,6 @@ EQUIVALENT = {  # what changes no result: path, function, expression
      "ranks[causal:] - self.origin"): "the ranks of a block are equal",
     ("dllm/engine/visibility.py", "Visibility.bound", "0"): "blocks count from any border",
     ("dllm/engine/loop.py", "Engine.close", "0"): "no text that is kept is as short",
-    ("dllm/train/objectives/denoising.py", "Denoising.forward", "False"): "kept for nobody",
     ("samplers/dreamon.py", "_holes", "0"): "an answer never has as few positions",
     ("dllm/engine/work.py", "Work._chunks", "len(rows) > 1"): "one row is in order",
     ("dllm/engine/rows.py", "Row.order", "0"): "rows without slots are in any order",
@@ -363,8 +362,9 @@ def main() -> int:
     parser.add_argument("--map", type=Path, default=ROOT / "build" / "mutants")
     given = parser.parse_args()
     os.chdir(ROOT)
-    os.environ |= {"TRITON_INTERPRET": "1", "DLLM_FORMATS": "", "DLLM_KERNELS": "",
-                   "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # fmt: skip
+    os.environ |= {
+        "TRITON_INTERPRET": "1", "DLLM_KERNELS": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"
+    }  # fmt: skip
     load()
     learnt = learn(given.map, given.jobs)
     everything = mutants(given.only)
