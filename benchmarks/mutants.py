@@ -73,6 +73,8 @@ EQUIVALENT = {  # what changes no result: path, function, expression
     ("cache/dkv.py", "neighbours", "free > middle"): "a middle is never free",
     ("cache/dpad.py", "DPadCache.kept", "near - canvas.window[1]"): "a distance that is squared",
     ("dllm/drafting/accept/rows.py", "Rows.coupled", "4"): "cost",
+    ("dllm/drafting/accept/rows.py", "Rows.coupled", "4 * len(alive) < len(row)"): "cost",
+    ("dllm/engine/turn.py", "_keep", "width > 1"): "nothing is copied to nobody",
     ("dllm/engine/recipe.py", "RowOptions.of", "0"): "how much is looked at that nobody reads",
     ("dllm/engine/recipe.py", "_bans", "{*sampler.conditional, *(sampler.stop_ids if "
      "config.min_new_tokens else ())} - always"): "what is banned twice is banned",
@@ -84,6 +86,7 @@ EQUIVALENT = {  # what changes no result: path, function, expression
     ("samplers/dreamon.py", "_holes", "0"): "an answer never has as few positions",
     ("dllm/engine/work.py", "Work._chunks", "len(rows) > 1"): "one row is in order",
     ("dllm/engine/rows.py", "Row.order", "0"): "rows without slots are in any order",
+    ("dllm/drafting/drafters/history.py", "History._places", "1"): "how many are looked at",
     ("dllm/drafting/drafters/history.py", "History.forget", "self.size // 2"): "when to forget",
     ("dllm/drafting/drafters/history.py", "History.forget", "2"): "when to forget",
     ("dllm/drafting/drafters/history.py", "History.forget", "4096"): "when to forget",

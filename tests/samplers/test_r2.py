@@ -33,6 +33,9 @@ def test_r2_clusters_and_runs() -> None:
     chances = [0.5, 0.85, 0.3, 0.4, 0.7, 0.9]
     assert r2(runs, chances, confidence_cluster_size=3, token_cluster="confidence") == {1}
     assert r2(runs, chances, token_cluster="confidence") == set()  # the official code wants a size
+    run: dict[str, Any] = {"confidence_cluster_size": 3, "token_cluster": "confidence"}
+    assert r2([1, 1, 2], [0.5, 0.25, 0.01], spatial_threshold=0.5, **run) == set()  # not above it
+    assert r2([1, 1, 2], [0.75, 0.25, 0.01], spatial_threshold=0.5, **run) == {0}
 
 
 @pytest.mark.parametrize(

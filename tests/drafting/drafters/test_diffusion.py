@@ -200,3 +200,13 @@ def test_what_was_computed_for_a_former_draft_is_used_again() -> None:
     slots.state(Refresh).due = True
     plans.append(Reuse().plan(canvas, slots, canvas.masks()))
     assert [plan.compute.tolist() for plan in plans] == [[1, 4, 5], [1, 4, 5], [*range(6)]]
+
+
+def test_drafts_share_the_verifiers_noise_where_it_draws(tiny: dllm.DiffusionModel) -> None:
+    drafter, size = dllm.DiffusionDrafter(tiny, window=5), tiny.facts.vocab_size
+    found = []
+    for temperature in (0.0, 0.5):
+        opened = drafter.open(DraftRequest(PREFIX, size, (), 60, temperature))
+        assert isinstance(opened, DiffusionDrafting)
+        found.append(opened.search.name)
+    assert found == ["cps", "coupled"]
