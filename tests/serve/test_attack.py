@@ -29,6 +29,7 @@ from dllm.serve.encoding import CHARACTERS_PER_TOKEN, LONG, SHARE, THREADS, Enco
 from dllm.serve.problems import Problem
 from dllm.serve.requests import read_chat, read_text
 from dllm.serve.responses import read_response
+from dllm.structured import expressions
 
 from ..thin import some
 from .conftest import PATIENCE, Served, Start, block_model, idle, until
@@ -243,6 +244,24 @@ def test_forms_of_holes_are_built_where_nobody_waits(
     monkeypatch.setattr(served.service.encoder, "run", watched)
     assert served.post("/v1/infill", body).json()["choices"] == answers[0].json()["choices"]
     assert lines == [False]
+
+
+def test_the_server_itself_reads_no_expression(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wide classes without case take Python's parser seconds: the worker's, not the server's."""
+    parse, read = expressions.PARSER.parse, []
+
+    def watched(pattern: str, *how: Any) -> Any:
+        read.append(pattern)
+        return parse(pattern, *how)
+
+    monkeypatch.setattr(expressions.PARSER, "parse", watched)
+    wide = r"(?i:[!-\uffff])"
+    given = [served.post(CHAT, hello(structured_outputs={"regex": wide * n})) for n in (2, 300)]
+    assert [one.status_code in (200, 400) for one in given] == [True, True]
+    assert not any("uffff" in pattern for pattern in read)
+    assert given[0].status_code == 200, given[0].text
 
 
 def test_numbers_that_are_infinite(served: Served) -> None:
