@@ -1,6 +1,7 @@
 """A model small enough for any test: random weights under the tokenizer of the bundled models."""
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 # Tests learn nothing from other calls, and leave nothing behind.
 os.environ.setdefault("DLLM_KERNELS", "")  # compiled kernels only where a folder is named
+
+sys.path.append(str(Path(__file__).parents[1]))  # for `examples`, behind what is installed
 
 import dllm
 

@@ -79,18 +79,6 @@ def test_a_causal_query_reads_the_slots_that_are_named() -> None:
     assert seen(pieces, 1, 9) == [[5, 7, 8]]
 
 
-def test_masks_fed_again_see_what_masks_see_but_their_own_position() -> None:
-    again = np.array([1, 2])
-    causal = Visibility(causal=True)
-    for visibility, expected in (
-        (Visibility(), [[0, 2, 3, 4, 5], [0, 1, 3, 4, 5]]),
-        (Visibility(2), [[0, 4], [0, 1, 3, 4, 5]]),
-        (causal, [[0, 2, 4], [0, 1, 4, 5]]),
-    ):
-        hidden = visibility.of_masks(canvas("xxx."), again, np.arange(4))
-        assert [np.flatnonzero(~h).tolist() for h in hidden] == expected
-
-
 def test_positions_that_are_ranked_one_by_one() -> None:
     """S2D2: drafts see what is left of them, and the masks that judge them only themselves besides.
     Blocks are counted whole: the decided text of the first is ranked, too."""
