@@ -34,6 +34,20 @@ def test_sweeps_draw_what_bans_and_filters_leave(noisy: dllm.DiffusionModel, how
         assert not {*result.tokens} & {*noisy.facts.stop_token_ids}
 
 
+def test_a_canvas_is_never_cut(noisy: dllm.DiffusionModel) -> None:
+    result = dllm.generate(noisy, PROMPT, cache="block", max_new_tokens=11, trace=True)
+    assert result.trace is not None and result.trace.region[1] - result.trace.region[0] == 16
+
+
+def test_a_position_is_decided_once(noisy: dllm.DiffusionModel) -> None:
+    """Decided positions of an open canvas are predicted for self-conditioning alone."""
+    how: dict[str, Any] = {"cache": "block", "max_new_tokens": 16, "eos_policy": "none"}
+    result = dllm.generate(noisy, PROMPT, sampler="llada", trace=True, **how)
+    assert result.trace is not None
+    decided = [i for step in result.trace.steps for i, _, _ in step.commits]
+    assert sorted(decided) == [*range(*result.trace.region)]
+
+
 class Drafts:
     """A streamer that keeps what it is shown."""
 
