@@ -148,7 +148,7 @@ class SpeculativeEngine(Work[DraftedRow, Step]):
             drafts = drafter.propose_all(
                 [(row.drafting, row.prefix, budget) for row, budget in part if row.drafting]
             )
-            if [type(draft) for draft in drafts] != [Draft] * len(part):
+            if len(drafts) != len(part) or not all(isinstance(draft, Draft) for draft in drafts):
                 raise ConfigError(f"{drafter.name} does not return a draft for each text")
             return drafts
 

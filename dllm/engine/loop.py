@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -25,7 +24,7 @@ from ..models import DiffusionModel
 from ..samplers import THE_ROW
 from .forward import Forward
 from .memory import unless_out_of_memory
-from .prefixes import Prefixes, weights_of
+from .prefixes import Prefixes, failures_are_logged, weights_of
 from .recipe import MaskedRecipe, RowOptions, check_recipe
 from .rows import Job, Row, Step
 from .turn import complete, jobs_of, opening_of, plan_of, settle
@@ -286,7 +285,7 @@ class Engine(Work[Row, Step]):
     def _leave(self, row: Row) -> None:
         if row.base is not None and self.forward.buffer is not None:
             kept = 0
-            with suppress(Exception):  # its answer is there, and nobody else's depends on it
+            with failures_are_logged():
                 kept = self._kept(row)
             if kept < row.size:
                 self.forward.buffer.free(row.base + kept, row.size - kept)

@@ -6,7 +6,9 @@ Exact match only; where nothing that follows a token changes its keys and values
 that would be computed: of a causal network, and of the blocks of a block-causal one.
 """
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -18,7 +20,17 @@ from .memory import unless_out_of_memory
 
 KEPT = 16_384  # tokens that a session keeps
 LEAST = 16  # tokens in common below which copying is not worth its while
+LOG = logging.getLogger(__name__)
 T = TypeVar("T")
+
+
+@contextmanager
+def failures_are_logged() -> Iterator[None]:
+    """For what keeps a finished text: its answer is there, and nobody else's depends on it."""
+    try:
+        yield
+    except Exception:
+        LOG.warning("a finished text could not be kept for others", exc_info=True)
 
 
 @dataclass(eq=False)

@@ -8,6 +8,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from dllm.core.errors import DllmError
 from dllm.train.loop import Report
 
 from .recipe import NAMES, NanoTraining, export, train
@@ -26,14 +27,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--log-every", type=int, default=20, help="steps")
     parser.add_argument("-o", "--output", type=Path, help="folder (default: runs/NAME)")
     o = parser.parse_args(arguments)
+    if (o.steps is not None and o.steps < 1) or o.log_every < 1 or o.examples < 0:
+        parser.error("--steps and --log-every are 1 or more, --examples 0 or more")
     steps = {} if o.steps is None else {"steps": o.steps}
-    recipe = NanoTraining.of(o.objective, seed=o.seed, **steps)
     folder = o.output or Path("runs") / NAMES[o.objective]
-    train(
-        recipe, folder, device=o.device, compile_model=not o.no_compile,
-        accuracy_examples=o.examples, weights_from=o.weights_from,
-        report=Report(print, o.log_every),
-    )  # fmt: skip
+    try:
+        recipe = NanoTraining.of(o.objective, seed=o.seed, **steps)
+        train(
+            recipe, folder, device=o.device, compile_model=not o.no_compile,
+            accuracy_examples=o.examples, weights_from=o.weights_from,
+            report=Report(print, o.log_every),
+        )  # fmt: skip
+    except (DllmError, OSError) as error:
+        parser.error(str(error))
+    except KeyboardInterrupt:
+        parser.exit(130, "stopped; the same command goes on\n")
     export(folder, folder / NAMES[o.objective])
     print(f"{recipe.steps} steps of the {o.objective} recipe: {folder / NAMES[o.objective]}")
 

@@ -177,7 +177,9 @@ def test_a_prefix_belongs_to_weights_and_adapter() -> None:
         assert reused() == 0
 
 
-def test_a_text_that_cannot_be_kept_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_that_cannot_be_kept_is_answered(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def fail(*_: Any) -> bool:
         raise MemoryError("forced")
 
@@ -187,6 +189,7 @@ def test_a_text_that_cannot_be_kept_is_answered(monkeypatch: pytest.MonkeyPatch)
     with opened("sdar") as session:
         same(answers(session, QUESTIONS[:2]), expected, True)
         assert engine_of(session).used == 0
+    assert "could not be kept" in caplog.text
 
 
 def test_who_cannot_says_why() -> None:

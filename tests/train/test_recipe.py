@@ -168,17 +168,30 @@ def test_the_learning_rate_warms_up_and_falls() -> None:
     assert rates[-1] == pytest.approx(0.02)
 
 
-def test_objectives_are_checked(tmp_path: Path) -> None:
+def test_objectives_are_checked() -> None:
     with pytest.raises(ConfigError, match="masked"):
         NanoTraining(objective="reversed")
-    with pytest.raises(ConfigError, match="no run in /no/such"):
-        main(["--weights-from", "/no/such", "-o", str(tmp_path)])
 
 
-def test_another_run_is_not_overwritten(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("--weights-from /no/such", "no run in /no/such"),
+        ("--steps 2", "another recipe"),
+        ("--steps 0", "--steps and --log-every are 1 or more"),
+        ("--objective reversed", "choose from"),
+    ],
+)
+def test_what_cannot_be_trained_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: str, said: str
+) -> None:
+    """And another run in the folder is not overwritten."""
+    folder = tmp_path / "new" if "such" in arguments else tmp_path
     (tmp_path / "recipe.json").write_text('{"seed": 7}')
-    with pytest.raises(ConfigError, match="another recipe"):
-        main(["--steps", "2", "-o", str(tmp_path)])
+    with pytest.raises(SystemExit, match="2"):
+        main([*arguments.split(), "-o", str(folder)])
+    assert said in capsys.readouterr().err
+    assert (tmp_path / "recipe.json").read_text() == '{"seed": 7}'
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from ...core.canvas import IntArray
 from ...core.errors import ConfigError
-from ...engine.prefixes import Prefixes, weights_of
+from ...engine.prefixes import Prefixes, failures_are_logged, weights_of
 from ...models import DiffusionModel
 from ..base import Draft, clock_of
 
@@ -158,7 +158,7 @@ class Verifier:
     def close(self, text: Text) -> None:
         """The text is complete: keep it for those that begin like it, or give its memory back."""
         tokens, kept = text.prefix[: text.cached], False
-        with suppress(Exception):  # its answer is there
+        with failures_are_logged():
             whole = text.weights is not None and text.weights == weights_of(self.hf, text.salt)
             kept = whole and self.prefixes.keep(text, tokens, text.weights)
         if not kept:

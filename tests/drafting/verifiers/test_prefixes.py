@@ -119,7 +119,9 @@ def test_rows_have_precedence_over_what_is_kept() -> None:
     assert [r.tokens for r in results] == [r.tokens for r in plain]
 
 
-def test_a_text_that_cannot_be_kept_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_that_cannot_be_kept_is_answered(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def fail(*_: Any) -> bool:
         raise MemoryError("forced")
 
@@ -130,6 +132,7 @@ def test_a_text_that_cannot_be_kept_is_answered(monkeypatch: pytest.MonkeyPatch)
     with dllm.Session(model) as session:
         assert [r.tokens for r in answered(session, prompts)] == expected
         assert session.positions_used == 0
+    assert "could not be kept" in caplog.text
 
 
 def test_out_of_memory_takes_the_kept_texts_first(monkeypatch: pytest.MonkeyPatch) -> None:
