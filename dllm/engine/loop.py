@@ -285,8 +285,9 @@ class Engine(Work[Row, Step]):
     def _leave(self, row: Row) -> None:
         if row.base is not None and self.forward.buffer is not None:
             kept = 0
-            with failures_are_logged():
-                kept = self._kept(row)
+            if self.prefixes.budget:
+                with failures_are_logged():
+                    kept = self._kept(row)
             if kept < row.size:
                 self.forward.buffer.free(row.base + kept, row.size - kept)
         row.base, row.jobs, row.previous, row.soft = None, [], None, None
