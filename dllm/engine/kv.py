@@ -175,7 +175,7 @@ class KVBuffer(Cache):
     def nbytes(self) -> int:
         """Bytes held in all layers: keys, values, and hidden states where a cache keeps them."""
         held = (*self._keys, *self._values, *self._kept)
-        return sum(x.nbytes for x in held if x is not None)
+        return sum([x.nbytes for x in held if x is not None])
 
 
 class Scratch(KVBuffer):
