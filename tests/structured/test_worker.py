@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+import dllm
 from dllm.core.errors import ConfigError
-from dllm.structured import source
+from dllm.structured import building, source
 from dllm.structured.compiling import Tables
 from dllm.structured.vocabulary import Vocabulary
 from dllm.structured.worker import Worker
@@ -94,6 +95,22 @@ def test_limits_and_errors_leave_the_process_alone() -> None:
         assert worker._child._process is first, "one process for all of them"
     finally:
         worker.close()
+
+
+def test_what_was_refused_is_not_compiled_again(
+    tiny: dllm.DiffusionModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, compile = list[str](), building.WORKER.compile
+
+    def counted(wanted: source.Source, vocabulary: Vocabulary) -> Tables:
+        asked.append(wanted["regex"])
+        return compile(wanted, vocabulary)
+
+    monkeypatch.setattr(building.WORKER, "compile", counted)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="look-around"):
+            dllm.generate(tiny, [5, 9], regex="refused(?=twice)")
+    assert asked == ["refused(?=twice)"]
 
 
 def test_several_threads() -> None:
