@@ -20,7 +20,7 @@ from typing import Any, Unpack
 from .cache import compose
 from .core.config import GenerationConfig, SessionArguments, SessionConfig
 from .core.declared import ANSWER, MACHINE, VERIFIER
-from .core.errors import CancelledError, ConfigError, QueueFullError, one_line, short
+from .core.errors import FAILURES, CancelledError, ConfigError, QueueFullError, one_line, short
 from .engine import Engine
 from .engine.work import Work
 from .models import DiffusionModel, load
@@ -274,7 +274,7 @@ class Session:
         )
         try:
             self.observe(report)
-        except Exception as error:  # it says nothing about any request
+        except FAILURES as error:  # it says nothing about any request
             self.observe = None
             warnings.warn(
                 f"observe raised {type(error).__name__}: {one_line(error)}; it is not called again",

@@ -285,6 +285,8 @@ def test_extra_keys_stand_in_any_order() -> None:
     ("schema", "taken", "refused"),
     [
         ({"const": 1.0}, ["1", "1.0"], ["1.5"]),
+        ({"exclusiveMaximum": 1, "minimum": 0}, ["0.9999999999999999"], [f"0.{'9' * 20}", "1"]),
+        ({"exclusiveMinimum": -0.5}, ["-0.49999999999999994", "-0"], [f"-0.4{'9' * 30}", "-0.5"]),
         ({"items": {"enum": [1, 1.0, 2]}, "uniqueItems": True}, ["[2, 1]"], ["[1, 1.0]"]),
         ({"type": "object", "propertyNames": False}, ["{}"], ['{"a": 1}']),
         ({"type": "string", "maxLength": 1000}, [f'"{"é" * 1000}"'], [f'"{"a" * 1001}"']),
