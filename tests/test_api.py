@@ -123,6 +123,17 @@ def test_holes_are_filled_and_the_rest_is_kept(tiny: dllm.DiffusionModel) -> Non
     assert ids.tokens[2] not in tiny.facts.stop_token_ids
 
 
+def test_an_answer_of_calls_alone_has_no_content(tiny: dllm.DiffusionModel) -> None:
+    said: list[Any] = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]},
+    ]
+    texts = [encode(tiny, [*said[:1], {**said[1], "content": c}]).tolist() for c in (None, "")]
+    assert texts[0] == texts[1]
+    with pytest.raises(PromptError, match="is a text, not None"):
+        encode(tiny, [{"role": "user", "content": None}])
+
+
 def test_a_trace_is_plain_json(tiny: dllm.DiffusionModel, tmp_path: Path) -> None:
     out = dllm.generate(
         tiny, PROMPT, cache="dual", sampler="llada", max_new_tokens=8, trace=True, top_candidates=3

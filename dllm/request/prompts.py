@@ -125,6 +125,8 @@ def _messages(prompt: Sequence[Any]) -> list[Any]:
         if message["role"] not in ROLES:
             raise UnknownNameError("role of a message", message["role"], ROLES)
         content = message["content"]
+        if content is None and message.get("tool_calls"):
+            content = ""
         if isinstance(content, list | tuple):
             content = "".join(map(_part, content))
         if not isinstance(content, str):

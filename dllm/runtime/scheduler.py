@@ -14,7 +14,7 @@ from contextlib import closing
 from typing import Any
 
 from ..core.canvas import Canvas
-from ..core.errors import CancelledError, DeadlineError
+from ..core.errors import FAILURES, CancelledError, DeadlineError, failure
 from ..engine.memory import PeakMemory
 from ..engine.work import Row, Step, Work
 from ..request.request import Request
@@ -124,9 +124,9 @@ class Scheduler:
                 canvas = request.canvas = request.canvas or request.make()
                 trace = self._trace(request, canvas) if request.traced else None
                 row = self.engine.admit(canvas, request.recipe)
-            except Exception as error:
+            except FAILURES as error:
                 self.waiting.popleft()
-                request.error = error
+                request.error = failure(error)
                 done.append(request)
                 continue
             if row is None:
@@ -153,8 +153,8 @@ class Scheduler:
             if step is not None and request.trace is not None:
                 request.record(step)
             request.result = kind.of(request, self.engine, self.memory.peak())
-        except Exception as error:
-            request.error = error
+        except FAILURES as error:
+            request.error = failure(error)
 
     # -- driven to its end in the caller's thread; the first error is raised ----------------------
 

@@ -29,6 +29,7 @@ from ..request.prompts import (
     encode_chat,
     encode_continuation,
     encode_markup,
+    encode_text,
     tokenizer_of,
 )
 from ..request.requests import occurrences
@@ -400,7 +401,7 @@ class Service:
         tokenizer = self.model.tokenizer
         if tokenizer is None:
             return ""
-        before = tokenizer(ANCHOR, add_special_tokens=False)["input_ids"][-1:]
+        before = encode_text(tokenizer, ANCHOR)[-1:]
         alone, after = (str(tokenizer.decode(ids)) for ids in (before, [*before, token]))
         return after[len(alone) :] if after.startswith(alone) else str(tokenizer.decode([token]))
 

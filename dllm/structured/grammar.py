@@ -18,7 +18,7 @@ from .parts import EMPTY, Bytes, Either, Leaf, Part, Repeat, Row, automaton_of, 
 MOST_RULES = 20_000  # rules that are written, each time anew where it stands less deep
 JOINT = 0xFF  # between two tokens: no byte of any text
 TOKEN = re.compile(
-    r'''(?P<skip>[ \t\r]+|//[^\n]*)|(?P<line>\n)|(?P<text>"(?:[^"\\\n]|\\.)*"i?)
+    r'''(?P<skip>[ \t\r]+|(?://|\#)[^\n]*)|(?P<line>\n)|(?P<text>"(?:[^"\\\n]|\\.)*"i?)
     |(?P<regex>/(?:[^/\\\n\[]|\\.|\[(?:[^\]\\\n]|\\.)*\])+/[imsxu]*)
     |(?P<name>[?!]?[A-Za-z_][\w-]*(?:\.[A-Za-z_]\w*)*)|(?P<number>\d+)
     |(?P<sign>::=|->|\.\.|%[a-z]+|[][:|()*+?~{},.])''', re.VERBOSE,
@@ -63,7 +63,7 @@ class Grammar:
         self.budget, self.depth = budget, depth
         self.rules: dict[str, Node] = {}
         self.ignored: list[Node] = []
-        self.gbnf = "::=" in text
+        self.gbnf = re.search(r"^[ \t]*[\w-]+\s*::=", text, re.MULTILINE) is not None
         self.cut = False
         self.open: list[str] = []
         self._count = 0
@@ -221,8 +221,11 @@ class Grammar:
         return ("text", text, token.text.endswith("i"))
 
     def _text(self, token: Token) -> str:
+        text = token.text.removesuffix("i")
+        if self.gbnf:  # escapes that Python has not
+            text = re.sub(r"\\([][\\])", lambda m: m[0] if m[1] == "\\" else m[1], text)
         try:
-            return str(ast.literal_eval(token.text.removesuffix("i")))
+            return str(ast.literal_eval(text))
         except (SyntaxError, ValueError):
             self._wrong(token)
 

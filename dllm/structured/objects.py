@@ -98,7 +98,10 @@ def _others(
     reader: Base, more: Any, named: Schema, keys: Any, path: str, declared: Sequence[str] = ()
 ) -> Part | None:
     """A member that is not ``declared``; None where there is none."""
-    allowed = _key(reader, keys, path)
+    try:
+        allowed = _key(reader, keys, path)
+    except Nothing:
+        return None
     if declared:
         names = Either(tuple(Bytes(quoted(name)) for name in declared))
         try:

@@ -129,11 +129,21 @@ def test_suffix_is_filled_in(served: Served, tiny: dllm.DiffusionModel) -> None:
     assert answer.usage is not None and answer.usage.completion_tokens == 6
 
 
-def test_log_probabilities(served: Served, tiny: dllm.DiffusionModel) -> None:
-    plain = expected(tiny)
+def test_log_probabilities(
+    served: Served, tiny: dllm.DiffusionModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, said = expected(tiny), list[Any]()
+    call = type(tiny.tokenizer).__call__
+
+    def noted(self: Any, *given: Any, **how: Any) -> Any:
+        said.append(how.get("split_special_tokens"))
+        return call(self, *given, **how)
+
+    monkeypatch.setattr(type(tiny.tokenizer), "__call__", noted)
     answer = served.client().chat.completions.create(
         messages=HELLO, logprobs=True, top_logprobs=3, **HOW
     )
+    assert said and None not in said, "what a tokenizer keeps as its state is said with each call"
     assert answer.choices[0].logprobs is not None
     content = answer.choices[0].logprobs.content
     assert content is not None and len(content) == len(plain.tokens)
