@@ -318,7 +318,7 @@ def test_a_structure_that_compiles_does_not_hold_up_the_end(
     ask = {"messages": body()["messages"], "structured_outputs": {"json": schema}}
     asking = threading.Thread(target=lambda: answers.append(served.post(CHAT, ask)))
     asking.start()
-    until(lambda: answers or (WORKER._process is not None and WORKER._lock.locked()))
+    until(lambda: answers or WORKER._child._lock.locked())
     assert not answers, answers[0].text
     loop = served.server.servers[0].get_loop()
     loop.call_soon_threadsafe(served.server.handle_exit, signal.SIGTERM, None)
