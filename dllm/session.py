@@ -12,6 +12,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from numbers import Real
@@ -20,7 +21,7 @@ from typing import Any, Unpack
 from .cache import compose
 from .core.config import GenerationConfig, SessionArguments, SessionConfig
 from .core.declared import ANSWER, MACHINE, VERIFIER
-from .core.errors import CancelledError, ConfigError, QueueFullError, one_line, short
+from .core.errors import FAILURES, CancelledError, ConfigError, QueueFullError, one_line, short
 from .engine import Engine
 from .engine.work import Work
 from .models import DiffusionModel, load
@@ -31,6 +32,7 @@ from .runtime.handle import Handle
 from .runtime.scheduler import Scheduler
 
 Make = Callable[[Any, Any, dict[str, Any]], Request]  # of a prompt, a text to fill, and how
+BLOCK = 32  # positions that graphs are captured for, where a model has no blocks of its own
 IDLE_SECONDS = 0.2  # between two looks at deadlines while nothing runs
 
 
@@ -274,7 +276,7 @@ class Session:
         )
         try:
             self.observe(report)
-        except Exception as error:  # it says nothing about any request
+        except FAILURES as error:  # it says nothing about any request
             self.observe = None
             warnings.warn(
                 f"observe raised {type(error).__name__}: {one_line(error)}; it is not called again",
@@ -319,13 +321,31 @@ def _masked(model: DiffusionModel, config: SessionConfig, most: int) -> tuple[Wo
     sampler, length = config.sampler, config.length
     engine = Engine(
         model, compose(config.cache or "none", model.family.name), most=most,
+        slots=config.max_positions if config.cuda_graphs else None,  # not to outgrow graphs
         max_batch_size=config.max_batch_size, max_batch_tokens=config.max_batch_tokens,
         cuda_graphs=config.cuda_graphs,
     )  # fmt: skip
     recipe = recipe_for(model, sampler, None, {} if length is None else {"length": length})
     if config.sampler is not None:  # what every request that names none would be refused for
         engine.check(recipe)
-    return engine, partial(one_request, model, sampler, length)
+    make = partial(one_request, model, sampler, length)
+    if config.cuda_graphs:
+        _meet_shapes(engine, make, config.max_batch_size)
+    return engine, make
+
+
+def _meet_shapes(engine: Engine, make: Make, most: int) -> None:
+    """Decode 1 to ``most`` rows, a block of each, so that these steps are captured before the first
+    request comes."""
+    facts = engine.model.facts
+    block = facts.block_length or BLOCK
+    how = {"sampler": "llada(steps=4)", "block_length": block, "max_new_tokens": block,
+           "eos_policy": "none"}  # fmt: skip
+    with suppress(ConfigError):  # what this sampler is not for is captured when it is met
+        request = make([int(facts.mask_token_id == 0)], None, how)
+        for count in range(1, most + 1):
+            for _ in engine.run([request.make() for _ in range(count)], request.recipe):
+                pass
 
 
 def _verifying(

@@ -10,7 +10,9 @@ import pytest
 
 import dllm
 from dllm.core.text import GrowingText
+from dllm.engine import Engine
 from dllm.engine.forward import Forward
+from dllm.engine.kv import KVBuffer
 from dllm.request.prompts import encode
 from dllm.runtime.events import Event
 
@@ -202,6 +204,39 @@ def test_a_tokenizer_or_an_observer_that_raises_ends_no_session(
         with pytest.raises(ZeroDivisionError, match="no such text"):
             two.result(60)
         assert session.submit(PROMPTS[0], **HOW).result(60).tokens
+
+
+@pytest.mark.parametrize("where", ["_outgrown", "_settle", "free"])
+def test_a_fault_around_one_text_stays_with_it(
+    tiny: dllm.DiffusionModel, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Slots that one could not give back are there again once nobody is at work."""
+    expected = [dllm.generate(tiny, prompt, cache="dual", **HOW).tokens for prompt in PROMPTS[:3]]
+    sizes = [len(encode(tiny, prompt)) + HOW["max_new_tokens"] for prompt in PROMPTS[:3]]
+    most = max(sizes) if where == "free" else sum(sizes)
+    kind: Any = KVBuffer if where == "free" else Engine
+    before, bad, raised = getattr(kind, where), encode(tiny, PROMPTS[1]).tolist(), list[int]()
+
+    def failing(self: Any, *given: Any) -> Any:
+        row = given[0]
+        if where == "free" and not raised:
+            raised.append(row)
+            raise ZeroDivisionError("injected")
+        if where != "free" and row.canvas.tokens[: row.canvas.prompt_length].tolist() == bad:
+            raise SystemExit("injected")
+        return before(self, *given)
+
+    monkeypatch.setattr(kind, where, failing)
+    with dllm.Session(tiny, cache="dual", max_batch_size=3, max_positions=most) as session:
+        for _ in range(2):
+            handles = [session.submit(prompt, **HOW) for prompt in PROMPTS[:3]]
+            for i, (handle, tokens) in enumerate(zip(handles, expected, strict=True)):
+                if i == 1 and where != "free":
+                    with pytest.raises(RuntimeError, match="SystemExit was raised: injected"):
+                        handle.result(60)
+                else:
+                    assert handle.result(60).tokens == tokens
+        assert session.failure is None and session.positions_used == 0
 
 
 def test_an_engine_that_dies_keeps_nobody_waiting(

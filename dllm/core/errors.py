@@ -127,6 +127,16 @@ def message_of(error: BaseException) -> str:
         return ""
 
 
+FAILURES = Exception, SystemExit  # of foreign code, which ends what it is asked for, no program
+
+
+def failure(error: BaseException) -> Exception:
+    """The error of a request whose own code raised."""
+    if isinstance(error, Exception):
+        return error
+    return RuntimeError(f"{type(error).__name__} was raised: {one_line(error)}")
+
+
 def one_line(error: BaseException, most: int = 300) -> str:
     """The message of a foreign error as one line of at most ``most`` characters."""
     text = " ".join(message_of(error).split()) or type(error).__name__

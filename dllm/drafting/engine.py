@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from ..core.canvas import Canvas
-from ..core.errors import ConfigError
+from ..core.errors import FAILURES, ConfigError, failure
 from ..engine.work import Step, Work
 from ..models import DiffusionModel
 from ..request.request import Request
@@ -25,8 +25,6 @@ from .rows import DraftedRow, Forward
 from .verifiers.packed import open_verifier
 
 MOST_TOKENS = 4096  # of a forward: prompts of long texts that join together are read in several
-
-T = TypeVar("T")
 
 
 class SpeculativeEngine(Work[DraftedRow, Step]):
@@ -112,8 +110,8 @@ class SpeculativeEngine(Work[DraftedRow, Step]):
     def _leave(self, row: DraftedRow) -> None:
         try:
             row.close()
-        except Exception as error:  # the drafter's: only its own text fails
-            row.error = row.error or error
+        except FAILURES as error:  # the drafter's: only its own text fails
+            row.error = row.error or failure(error)
 
     def _plan(self, rows: list[DraftedRow]) -> None:
         """A draft for every text, in one call of each drafter."""
@@ -153,18 +151,10 @@ class SpeculativeEngine(Work[DraftedRow, Step]):
             return drafts
 
         if len(work) > 1 and type(drafter).propose_all is not Drafter.propose_all:
-            with suppress(Exception):
+            with suppress(*FAILURES):
                 return [*propose(work)]
         drafts = [self._guarded(one[0], partial(propose, [one])) for one in work]
         return [None if draft is None else draft[0] for draft in drafts]
-
-    def _guarded(self, row: DraftedRow, work: Callable[[], T]) -> T | None:
-        """The result of ``work``; if it raises, the row fails."""
-        try:
-            return work()
-        except Exception as error:
-            self._fail(row, error)
-            return None
 
     def _forward(self, rows: list[DraftedRow]) -> Callable[[], Iterator[Any]]:
         clock = self.verifier.clock

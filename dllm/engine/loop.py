@@ -71,11 +71,6 @@ class Engine(Work[Row, Step]):
         self._checked: dict[int, tuple[MaskedRecipe, RowOptions]] = {}
 
     @property
-    def forwards(self) -> int:
-        """Forwards so far, for however many rows."""
-        return self.forward.count
-
-    @property
     def forward_seconds(self) -> float:
         return self.forward.seconds
 
@@ -174,6 +169,9 @@ class Engine(Work[Row, Step]):
         assert self.forward.buffer is not None  # growing takes both sizes for a moment
         take = partial(self.forward.buffer.allocate, row.size)
         base = self.prefixes.make_room(take) if self.prefixes.kept else take()
+        if base is None and not self.live and self.forward.buffer.extents.used:
+            self.forward.release()  # a text could not give its slots back
+            return self._allot(row)
         if base is None:
             return False
         row.base = base
@@ -249,13 +247,18 @@ class Engine(Work[Row, Step]):
     def _make_room(self) -> None:
         """Give rows whose texts have become longer more slots, in the order of their admission.
         Where nobody can go on, the youngest of them begins anew when another row has left."""
-        while outgrown := [row for row in self.live if self._outgrown(row)]:
-            outgrown.sort(key=lambda row: row.number)
-            for row in outgrown:
+
+        def waiting() -> list[Row]:
+            asked = [row for row in self.live if row.error is None]
+            return [row for row in asked if self._guarded(row, partial(self._outgrown, row))]
+
+        while outgrown := waiting():
+            for row in sorted(outgrown, key=lambda row: row.number):
                 self._enlarge(row)
-            if any(not self._outgrown(r) and not r.canvas.finished for r in self.live):
+            outgrown = waiting()
+            if any(row not in outgrown and not row.canvas.finished for row in self.live):
                 return
-            outgrown = [row for row in outgrown if self._outgrown(row)]
+            outgrown.sort(key=lambda row: row.number)
             if len(self.live) > 1 and outgrown:
                 self._take_back(outgrown[-1])
             elif outgrown:
@@ -283,15 +286,14 @@ class Engine(Work[Row, Step]):
                 return
 
     def _leave(self, row: Row) -> None:
-        if row.base is not None and self.forward.buffer is not None:
-            kept = 0
-            if self.prefixes.budget:
-                with failures_are_logged():
-                    kept = self._kept(row)
-            if kept < row.size:
-                self.forward.buffer.free(row.base + kept, row.size - kept)
+        base, buffer, kept = row.base, self.forward.buffer, 0
+        if base is not None and buffer is not None and self.prefixes.budget:
+            with failures_are_logged():
+                kept = self._kept(row)
         row.base, row.jobs, row.previous, row.soft = None, [], None, None
         row.drop_plan()
+        if base is not None and buffer is not None and kept < row.size:
+            buffer.free(base + kept, row.size - kept)
 
     def _shrink(self) -> None:
         """Where the pool itself is what does not fit, make a smaller one."""
@@ -327,14 +329,14 @@ class Engine(Work[Row, Step]):
                 self.drop(row)
 
     def _plan(self, rows: list[Row]) -> None:
-        for row in rows:
-            if self._outgrown(row):
-                continue
-            try:
-                opening = self.model.family.prefix_predicts
+        opening = self.model.family.prefix_predicts
+
+        def plan(row: Row) -> None:
+            if not self._outgrown(row):
                 row.jobs = (opening and opening_of(row, self.cache)) or jobs_of(row, self.cache)
-            except Exception as error:
-                self._fail(row, error)
+
+        for row in rows:
+            self._guarded(row, partial(plan, row))
 
     def _forward(self, rows: list[Row]) -> Callable[[], Iterator[Any]]:
         counts = [len(row.jobs) for row in rows]

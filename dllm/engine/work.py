@@ -5,18 +5,20 @@ nobody with it, and one that memory does not suffice for starts again later.  Th
 everything above it know no more than this.
 """
 
+import logging
 import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import torch
 
 from ..core.canvas import Canvas
-from ..core.errors import ConfigError, OutOfMemoryError
+from ..core.errors import FAILURES, ConfigError, OutOfMemoryError, failure
 from .memory import is_out_of_memory
 
 
@@ -87,6 +89,8 @@ class Step:
 
 
 R = TypeVar("R", bound=Row)
+T = TypeVar("T")
+LOG = logging.getLogger(__name__)
 S = TypeVar("S", bound=Step)
 FILLS = 300  # positions of a forward from which on a device multiplies at its full rate
 
@@ -117,11 +121,8 @@ class Work(Generic[R, S]):
     def __init__(
         self, model: Any, max_batch_size: int | None, most: int | None, max_batch_tokens: int | None
     ) -> None:
-        self.model, self.max_batch_size, self.max_batch_tokens = (
-            model,
-            max_batch_size,
-            max_batch_tokens,
-        )
+        self.model, self.max_batch_tokens = model, max_batch_tokens
+        self.max_batch_size = max_batch_size
         self.live: list[R] = []
         self._most = most
         self._waiting: deque[R] = deque()  # rows that gave their memory back
@@ -271,8 +272,11 @@ class Work(Generic[R, S]):
 
     def _part(self, row: R) -> None:
         self.live.remove(row)
-        self._leave(row)
         self._room_again = True
+        try:
+            self._leave(row)
+        except Exception:  # its text is what it is
+            LOG.exception("a text could not give back what it held")
 
     def _sweep(self) -> None:
         for row in [row for row in self.live if row.canvas.finished and not row.held]:
@@ -285,7 +289,7 @@ class Work(Generic[R, S]):
             try:
                 if not self._enter(row):
                     return
-            except Exception as error:
+            except FAILURES as error:
                 self._fail(row, error)
             self._waiting.popleft()
             self._room_again = False
@@ -383,7 +387,7 @@ class Work(Generic[R, S]):
             return None
         try:
             return Flight([(row, row.restarts) for row in rows], self._forward(rows))
-        except Exception as error:
+        except FAILURES as error:
             while self._flights:  # settled before anything moves
                 self._land(self._flights.popleft(), steps)
             self._retry(rows, steps, error)
@@ -393,18 +397,16 @@ class Work(Generic[R, S]):
         """Wait for a forward, and make of it what follows for each row that is still there."""
         try:
             answers = flight.wait()
-        except Exception as error:
+        except FAILURES as error:
             self._retry([row for row, _ in flight.rows], steps, error)
             return
         for (row, restarts), answer in zip(flight.rows, answers, strict=True):
             if not row.planned or row.restarts != restarts:
                 continue
-            try:
-                steps.append(self._settle(row, answer))
-            except Exception as error:
-                self._fail(row, error)
+            step = self._guarded(row, partial(self._settle, row, answer))
+            steps += [] if step is None else [step]
 
-    def _retry(self, rows: list[R], steps: list[S], error: Exception) -> None:
+    def _retry(self, rows: list[R], steps: list[S], error: BaseException) -> None:
         """After a forward that failed: nothing was decided, and the same step can run again."""
         short = is_out_of_memory(error)
         if short:
@@ -444,7 +446,15 @@ class Work(Generic[R, S]):
         self._room_again = False
         self._shrink()
 
-    def _fail(self, row: R, error: Exception) -> None:
+    def _guarded(self, row: R, work: Callable[[], T]) -> T | None:
+        """The result of ``work``; if it raises, the row fails."""
+        try:
+            return work()
+        except FAILURES as error:
+            self._fail(row, error)
+            return None
+
+    def _fail(self, row: R, error: BaseException) -> None:
         """Finish a row whose step failed; the next sweep lets it go."""
-        row.error, row.held = error, False
+        row.error, row.held = failure(error), False
         row.canvas.finish("error")

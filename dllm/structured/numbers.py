@@ -1,5 +1,6 @@
 """Automata of numbers as JSON writes them without an exponent: within bounds, and multiples."""
 
+import math
 from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
@@ -9,6 +10,7 @@ from .byte_automaton import Budget, ByteAutomaton, Edge, TooLarge, combined, min
 from .expressions import regex_part
 from .parts import automaton_of
 
+EXACT = 2**53  # below it, numbers are read more closely than by 1
 MOST_STATES = 10_000  # of the automaton of the multiples of a number
 
 
@@ -22,6 +24,9 @@ def numbers(
     shape = r"-?[1-9][0-9]*|0" if whole else r"-?(0|[1-9][0-9]*)(\.[0-9]+)?"
     found = automaton_of(regex_part(shape), budget)
     for bound, side, strict in ((low, 1, above), (high, -1, below)):
+        if strict and not whole and bound and abs(bound) < EXACT:
+            # What is nearer to it is read as the bound itself.
+            bound, strict = math.nextafter(bound, side * math.inf), False
         if bound is not None:
             found = combined(found, _beyond(Decimal(repr(bound)), side, strict, budget), budget)
     if step is not None:

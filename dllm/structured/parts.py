@@ -94,9 +94,11 @@ class Repeat(Part):
             loop = net.fork([then])
             net.free[loop].append(net.build(self.part, loop))
             then = loop
+        end = then  # where it stops: not behind the next one, or that would lead to all others
         for _ in range((self.most or self.least) - self.least):
-            then = net.fork([then, net.build(self.part, then)])
+            then = net.fork([end, net.build(self.part, then)])
         for _ in range(self.least):
+            net.budget.spend()  # also where the part takes no node
             then = net.build(self.part, then)
         return then
 

@@ -148,6 +148,8 @@ def constant(reader: Base, value: Any) -> Part:
         return Row((Bytes(b"["), Members(tuple(items), COMMA), Bytes(b"]")))
     if reader.testing and kind_of(value) == "number":
         return number(reader, {"minimum": value, "maximum": value}, "a constant")
+    if isinstance(value, float) and value.is_integer():  # 1.0 is 1
+        return Either((Bytes(written(int(value))), Bytes(written(value))))
     return Bytes(written(value))
 
 
@@ -232,15 +234,12 @@ def array(reader: Base, schema: Schema, path: str) -> Part:
         raise Nothing(path)
     reader.budget.spend(least if most is None else most)
     parts = parts[:most]
-    ends = max(least, len(parts)) if most is None else most
-    loop: Part = EMPTY  # what may stand behind so many items
-    if most is None and each is not None:
-        loop = Repeat(Row((COMMA, each)), 0, None)
-        ends = max(ends, 1)
-    for n in range(ends - 1, -1, -1):
-        item = parts[n] if n < len(parts) else each
-        assert item is not None
-        loop = Row((COMMA if n else EMPTY, item, loop))
+    if not parts:
+        return listed(b"[", each or EMPTY, b"]", least, most)
+    more = None if most is None else most - len(parts)
+    loop: Part = Repeat(Row((COMMA, each or EMPTY)), max(0, least - len(parts)), more)
+    for n in range(len(parts) - 1, -1, -1):
+        loop = Row((COMMA if n else EMPTY, parts[n], loop))
         loop = loop if n < least else Either((loop, EMPTY))
     return Row((Bytes(b"["), loop, Bytes(b"]")))
 
@@ -250,6 +249,7 @@ def _unique(reader: Base, items: Any, least: int, most: int | None, path: str) -
     values = None if items is None else constants_of(reader.target(items, path))
     if isinstance(items, Mapping) and kinds_of(reader.target(items, path)) == {"boolean"}:
         values = values or [True, False]
+    values = values and [*{same(value): value for value in values}.values()]
     if values is None or len(values) > MOST_UNIQUE:
         raise ConfigError(
             f"{path} of the schema has 'uniqueItems', which is supported for items of at most "

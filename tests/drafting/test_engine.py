@@ -1,5 +1,6 @@
 """Speculation at work: its rounds wherever it runs, rows that fail, and alone = together."""
 
+import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -387,17 +388,21 @@ def test_numbers_that_are_not_finite_stay_in_their_text() -> None:
         assert [one.result(60).tokens for one in others] == [r.tokens for r in expected]
 
 
-@pytest.mark.parametrize("given", [[], [None]])
+@pytest.mark.parametrize("given", [[], [None], None])
 def test_drafts_that_are_missing_fail_their_own_text(
-    verifier: dllm.DiffusionModel, given: list[Any], monkeypatch: pytest.MonkeyPatch
+    verifier: dllm.DiffusionModel, given: list[Any] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drafter = Scripted()
-    monkeypatch.setattr(drafter, "propose_all", lambda work: given)
+
+    def propose_all(work: Any) -> Any:
+        return given if given is not None else sys.exit("a draft for each text")
+
+    monkeypatch.setattr(drafter, "propose_all", propose_all)
     how: dict[str, Any] = {"max_new_tokens": 4}
     expected = dllm.speculate(verifier, None, [4, 5], **how).tokens
     with dllm.Session(verifier) as session:
         one, other = session.submit([4, 5], drafter=drafter, **how), session.submit([4, 5], **how)
-        with pytest.raises(dllm.ConfigError, match="a draft for each text"):
+        with pytest.raises((dllm.ConfigError, RuntimeError), match="a draft for each text"):
             one.result(60)
         assert other.result(60).tokens == expected
         assert session.submit([4, 5], **how).result(60).tokens == expected

@@ -100,6 +100,22 @@ def test_static_steps_are_used(tiny: dllm.DiffusionModel, monkeypatch: pytest.Mo
     assert not seen
 
 
+def test_a_session_meets_its_shapes_before_its_requests() -> None:
+    with dllm.Session(
+        "nano", cache="dual", cuda_graphs=True, max_batch_size=3, max_positions=600
+    ) as session:
+        static = session._scheduler.engine.forward.static
+        assert static is not None and static.buffer is not None
+        met = {shape: step.met for shape, step in static.steps.items()}
+        blocks = {(32, 1, 32, 0), (64, 2, 32, 0), (96, 4, 32, 0)}  # of 1, 2, 3 rows
+        assert all(met[shape] == 3 for shape in blocks)
+        size, how = static.buffer.size, {"block_length": 32, "max_new_tokens": 64}
+        for handle in [session.submit(PROMPT, sampler="llada(steps=8)", **how) for _ in range(3)]:
+            handle.result()
+        assert static.buffer.size == size and met.keys() <= static.steps.keys()
+        assert any(static.steps[shape].met > met[shape] for shape in blocks)
+
+
 def test_what_padding_leaves_behind_is_not_read(tiny: dllm.DiffusionModel) -> None:
     """Garbage in the scratch slot reaches no real row."""
     layers, result = tiny.hf.config.num_hidden_layers, []

@@ -1,7 +1,6 @@
 """The real OpenAI client, and payloads as other clients send them."""
 
 import copy
-import json
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 import dllm
 from dllm.serve.service import digest
 
-from .conftest import Served, Start, block_model
+from .conftest import Served, Start, block_model, sse
 
 pytestmark = pytest.mark.xdist_group("openai")  # one worker imports the client
 HELLO: Any = [{"role": "user", "content": "Reverse this list: Tom, Anna, Ben"}]
@@ -79,12 +78,6 @@ def test_a_stream_is_the_same_text(served: Served, tiny: dllm.DiffusionModel) ->
     assert len({chunk.id for chunk in chunks}) == 1
 
 
-def test_nothing_but_text_without_asking(served: Served) -> None:
-    """A loop over ``chunk.choices[0]`` must not meet a chunk without choices."""
-    for chunk in served.client().chat.completions.create(messages=HELLO, stream=True, **HOW):
-        assert len(chunk.choices) == 1
-
-
 def test_the_stream_helper_with_drafts(served: Served, tiny: dllm.DiffusionModel) -> None:
     frames: list[Any] = []
     options: Any = {"include_drafts": "text", "include_usage": True}
@@ -129,11 +122,21 @@ def test_suffix_is_filled_in(served: Served, tiny: dllm.DiffusionModel) -> None:
     assert answer.usage is not None and answer.usage.completion_tokens == 6
 
 
-def test_log_probabilities(served: Served, tiny: dllm.DiffusionModel) -> None:
-    plain = expected(tiny)
+def test_log_probabilities(
+    served: Served, tiny: dllm.DiffusionModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, said = expected(tiny), list[Any]()
+    call = type(tiny.tokenizer).__call__
+
+    def noted(self: Any, *given: Any, **how: Any) -> Any:
+        said.append(how.get("split_special_tokens"))
+        return call(self, *given, **how)
+
+    monkeypatch.setattr(type(tiny.tokenizer), "__call__", noted)
     answer = served.client().chat.completions.create(
         messages=HELLO, logprobs=True, top_logprobs=3, **HOW
     )
+    assert said and None not in said, "what a tokenizer keeps as its state is said with each call"
     assert answer.choices[0].logprobs is not None
     content = answer.choices[0].logprobs.content
     assert content is not None and len(content) == len(plain.tokens)
@@ -255,13 +258,6 @@ def test_infill_and_score(served: Served, tiny: dllm.DiffusionModel) -> None:
     scores = served.post("/v1/score", request).json()["data"]
     wanted = dllm.score(tiny, "one", ["two", "three"], samples=8, seed=3)
     assert [s["logprob"] for s in scores] == [s.logprob for s in wanted]
-
-
-def sse(text: str) -> list[Any]:
-    """Data of server-sent events, without the final mark."""
-    lines = [line[6:] for line in text.split("\n") if line.startswith("data: ")]
-    assert lines[-1] == "[DONE]"
-    return [json.loads(line) for line in lines[:-1]]
 
 
 def test_a_second_turn_says_what_it_did_not_compute_again(start: Start) -> None:

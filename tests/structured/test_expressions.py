@@ -3,6 +3,7 @@
 import pytest
 
 from dllm.core.errors import ConfigError
+from dllm.structured.byte_automaton import TooLarge
 from dllm.structured.compiling import byte_automaton
 
 
@@ -30,3 +31,8 @@ def test_properties_of_unicode() -> None:
     automaton, _ = byte_automaton({"regex": r"\p{Lu}\p{Ll}+[\p{Nd}_]\P{L}"})
     assert automaton.accepts("Éa٣!".encode()) and automaton.accepts(b"Aa_1")
     assert not automaton.accepts(b"aa_1") and not automaton.accepts(b"Aa_b")
+
+
+def test_counts_of_nothing_are_counted() -> None:
+    with pytest.raises(TooLarge, match="steps to compile"):
+        byte_automaton({"regex": "(?:){3000000000}"})

@@ -127,6 +127,10 @@ def test_gbnf() -> None:
     automaton, _ = byte_automaton(source.grammar(rules))
     assert automaton.accepts(b"(ab, (c), 12)") and automaton.accepts(b"-5")
     assert not automaton.accepts(b"()") and not automaton.accepts(b"01")
+    escaped, _ = byte_automaton(source.grammar(r'root ::= "\[\]\\[\x41"'))
+    assert escaped.accepts(b"[]\\[A")
+    lark, _ = byte_automaton(source.grammar('start: "x" A  # a comment\nA: " ::= #"  // "a"\n'))
+    assert lark.accepts(b"x ::= #")
 
 
 @pytest.mark.parametrize(

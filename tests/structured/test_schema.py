@@ -255,6 +255,16 @@ def test_what_cannot_be_kept_is_refused(schema: Any, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_properties_say_themselves_that_they_are_required() -> None:
+    """As before draft 4."""
+    inner = {"type": "object", "required": True, "properties": {"b": {"type": "null"}}}
+    schema = {"properties": {"a": inner, "c": {"enum": [1], "required": True}, "d": {"enum": [2]}}}
+    for text in texts(source.json_schema(schema), 8):
+        value = json.loads(text)
+        assert {"a", "c"} <= value.keys()
+        jsonschema.Draft3Validator(schema).validate(value)
+
+
 def test_extra_keys_stand_in_any_order() -> None:
     """What jsonschema takes of small objects, and nothing else; names that stand twice are left
     out, which a parser makes one of."""
@@ -279,6 +289,26 @@ def test_extra_keys_stand_in_any_order() -> None:
     schema = {"type": "object", "minProperties": 2, "properties": {"a": STRINGS, "b": STRINGS}}
     found = byte_automaton(source.json_schema(schema, extra_keys=True))[0]
     assert not found.accepts(b'{"a":"x","a":"y"}') and found.accepts(b'{"a":"x","b":"y"}')
+
+
+@pytest.mark.parametrize(
+    ("schema", "taken", "refused"),
+    [
+        ({"const": 1.0}, ["1", "1.0"], ["1.5"]),
+        ({"exclusiveMaximum": 1, "minimum": 0}, ["0.9999999999999999"], [f"0.{'9' * 20}", "1"]),
+        ({"exclusiveMinimum": -0.5}, ["-0.49999999999999994", "-0"], [f"-0.4{'9' * 30}", "-0.5"]),
+        ({"items": {"enum": [1, 1.0, 2]}, "uniqueItems": True}, ["[2, 1]"], ["[1, 1.0]"]),
+        ({"type": "object", "propertyNames": False}, ["{}"], ['{"a": 1}']),
+        ({"type": "string", "maxLength": 1000}, [f'"{"é" * 1000}"'], [f'"{"a" * 1001}"']),
+        ({"items": {"const": 1}, "minItems": 2, "maxItems": 700}, [f"[1{',1' * 699}]"], ["[1]"]),
+        ({"prefixItems": [{"const": 1}, {"const": 2}], "items": {"const": 3}, "minItems": 1,
+          "maxItems": 4}, ["[1]", "[1, 2]", "[1, 2, 3, 3]"], ["[]", "[1, 3]", "[1, 2, 3, 3, 3]"]),
+    ],
+)  # fmt: skip
+def test_which_texts_a_schema_has(schema: Any, taken: list[str], refused: list[str]) -> None:
+    found = byte_automaton(source.json_schema(schema))[0]
+    assert all(found.accepts(text.encode()) for text in taken)
+    assert not any(found.accepts(text.encode()) for text in refused)
 
 
 def test_unknown_keywords_are_ignored_and_told() -> None:
