@@ -306,8 +306,8 @@ class BlockDrafting(Drafting):
         )  # fmt: skip
         self.kinds = [node.mark[0] for node in found[:n]] if ngrams else []
         tokens = np.array([node.token for node in found], np.int64)
-        ends = np.flatnonzero(np.isin(tokens, self.request.stop_ids)) if not tree else ()
+        ends = np.flatnonzero(np.isin(tokens, self.request.stop_ids) & (not tree))
         return Draft(
             tokens[:n], np.array([node.parent for node in found[:n]], np.int64) if tree else None,
-            confidence=chances[:n], end=int(ends[0]) if len(ends) else None, source=SOURCE,
+            confidence=chances[:n], end=int(ends[0]) if ends.size else None, source=SOURCE,
         )  # fmt: skip

@@ -256,7 +256,7 @@ class DiffusionDrafting(Drafting):
         prefix = self._own(prefix)
         canvas = Canvas.for_prompt(prefix, window + self.marker, **self.canvas_facts)
         canvas.window = (len(prefix), len(prefix) + window)
-        if self.marker:
+        if self.part.end_marker is not None:
             canvas.tokens[-1] = self.part.end_marker
             canvas.masked[-1], canvas.given[-1] = False, True
             canvas.end -= 1
