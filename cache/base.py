@@ -18,15 +18,10 @@ from typing import Any, ClassVar, Protocol, TypeVar, dataclass_transform
 import numpy as np
 
 from ..core.canvas import BoolArray, Canvas, FloatArray, IntArray
-from ..core.capabilities import (
-    ALL_LOGITS,
-    BRANCHES,
-    FRESH_LOGITS,
-    Capability,
-)
+from ..core.capabilities import ALL_LOGITS, BRANCHES, FRESH_LOGITS, Capability
 from ..core.errors import ConfigError
 from ..core.limits import COUNT, Limits, bounds, check_limits
-from ..core.registry import Registry, frozen
+from ..core.registry import Registry
 from ..core.spec import FamilyDefaults, Info, fill_open, info, parse
 
 # What caches offer: PARTIAL those that answer part of what is asked.  The others serve all of
@@ -260,18 +255,17 @@ CacheLike = str | Cache
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def register(name: str, **facts: object) -> Callable[[type[C]], type[C]]:
     """Class decorator: a frozen dataclass, known by ``name``, on which ``facts`` are set."""
-
-    def add(cls: type[C]) -> type[C]:
-        cache = frozen(cls)
-        CACHES.register(name, **facts)(cache)
-        return cache
-
-    return add
+    return CACHES.part(name, **facts)
 
 
 def full_plan(canvas: Canvas) -> Plan:
     """Compute all live positions: exact."""
     return Plan(np.arange(canvas.length), refresh=True)
+
+
+def span(canvas: Canvas, low: int, high: int) -> IntArray:
+    """The live positions of ``[low, high)``."""
+    return np.arange(max(0, low), min(high, canvas.length))
 
 
 def complete_plan(plan: Plan, targets: IntArray, slots: Slots, pending: IntArray) -> Plan:

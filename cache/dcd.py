@@ -1,9 +1,17 @@
 """DCD's cache: the sliding window and a margin around it."""
 
+from dataclasses import dataclass
+
 from ..core.canvas import Canvas, IntArray
 from ..core.limits import NOT_NEGATIVE, bounds, one_of
-from .base import ALL, Plan, Refreshing, Slots, full_plan, register
-from .sliding import Edge, span
+from .base import ALL, Plan, Refreshing, Slots, full_plan, register, span
+
+
+@dataclass(slots=True)
+class Edge:
+    """Where the window of the previous step began; None before the first."""
+
+    low: int | None = None
 
 
 @register(

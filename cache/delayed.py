@@ -8,9 +8,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..core.canvas import Canvas, IntArray
+from ..core.canvas import Blocks, Canvas, IntArray
 from ..core.limits import COUNT, NOT_NEGATIVE, bounds
-from ..core.shared import Blocks
 from ..core.spec import FamilyDefaults
 from .base import ALL, Cache, Plan, Slots, full_plan, register
 

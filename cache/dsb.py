@@ -2,8 +2,8 @@
 
 from ..core.canvas import Canvas, IntArray
 from ..core.limits import NOT_NEGATIVE, bounds
-from .base import ALL, Plan, Refreshing, Slots, full_plan, register
-from .sliding import Edge, span
+from .base import ALL, Plan, Refreshing, Slots, full_plan, register, span
+from .dcd import Edge
 
 
 @register(

@@ -132,24 +132,19 @@ class Packed:
         elif self.copy:
             parts = [torch.ops.mkldnn._reorder_linear_weight(part) for part in parts]
         alone = parts[0] if len(parts) == 1 and isinstance(parts[0], torch.Tensor) else None
-        sample = _sample(source) if self.copy else None
-        made = Made(known_by(weight), parts, sample, alone)
+        sample = None
         if self.copy:
+            flat = source.reshape(-1)
+            step = max(1, len(flat) // SAMPLE)
+            sample = flat[::step].clone(), step
             release(source)
-        return made
+        return Made(known_by(weight), parts, sample, alone)
 
 
 def known_by(weight: torch.Tensor) -> tuple[int, int, torch.dtype]:
     """What tells that a weight is another one, or was changed in place."""
     version = 0 if weight.is_inference() else weight._version
     return weight.data_ptr(), version, weight.dtype
-
-
-def _sample(weight: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """Some of the numbers, and how far apart they stand."""
-    flat = weight.reshape(-1)
-    step = max(1, len(flat) // SAMPLE)
-    return flat[::step].clone(), step
 
 
 def pack(module: nn.Linear, copy: bool = True) -> None:
@@ -181,7 +176,7 @@ def check_packed(network: nn.Module) -> None:
     """Forget copies of weights that hold other numbers by now, as far as a sample tells: those
     that were changed where PyTorch does not notice."""
     for module in network.modules():
-        forward = module.__dict__.get("forward")
+        forward = module.__dict__.get("forward")  # a call of `packed_of` for each adds up
         if type(forward) is partial and forward.func is _forward:
             forward.args[1].check(module.weight)
 

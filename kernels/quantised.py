@@ -51,8 +51,7 @@ def whole_products() -> bool:
     weight = torch.full((32, 64), 127, dtype=torch.int8)
     weight[::2] = -127
     try:
-        layer = Int8(weight, torch.ones(32, 1))
-        result = layer.whole(x)
+        result = Int8(weight, torch.ones(32, 1)).multiply(x)
     except RuntimeError:
         return False
     return torch.equal(result, (x.float() - 128) @ weight.float().T)
@@ -100,17 +99,13 @@ class Int8:
         self.zeros = torch.zeros(len(numbers), dtype=torch.int32)
         self.numbers: Any = torch.ops.onednn.qlinear_prepack(numbers.contiguous(), None)
 
-    def whole(self, x: torch.Tensor) -> torch.Tensor:
-        """Rows ``x`` (m, d) of bytes, 128 for zero, times the weight: (m, n) float32."""
+    def multiply(self, x: torch.Tensor) -> torch.Tensor:
+        """Rows ``x`` (m, d) of bytes, 128 for zero: (m, n) float32, without the scales of rows."""
         result: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
             x, 1.0, 128, self.numbers, self.scale, self.zeros, None, 1.0, 0, torch.float32,
             "none", [], "",
         )  # fmt: skip
         return result
-
-    def multiply(self, x: torch.Tensor) -> torch.Tensor:
-        """Rows ``x`` (m, d) of bytes, 128 for zero: (m, n) float32, without the scales of rows."""
-        return self.whole(x)
 
     def multiply_rounded(self, x: Rounded, dtype: torch.dtype) -> torch.Tensor:
         """(m, n) in ``dtype``."""
@@ -343,10 +338,6 @@ class QuantisedLinear(nn.Module):
         state = dict(self.__dict__)
         state["_buffers"] = {**self._buffers, "numbers": self.plain_numbers()}
         return state | {"_parts": None}
-
-    def extra_repr(self) -> str:
-        group = f", groups of {self.group}" if self.group else ""
-        return f"{self.in_features}, {self.out_features}, {self.bits} bits{group}"
 
 
 def _cuts(weight: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar, cast, dataclass_transform
 
 from ..core.capabilities import ENTROPY, FIXED_WINDOW, Capability
 from ..core.errors import ConfigError, UnknownNameError, short
-from ..core.registry import Registry, frozen
+from ..core.registry import Registry
 from ..core.spec import Info, arguments, fill_open, info, parse
 from .base import Part, Selector
 from .sampler import Sampler
@@ -42,13 +42,7 @@ SamplerLike = str | Part | Sequence[Part] | Sampler
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def register(name: str, **facts: object) -> Callable[[type[P]], type[P]]:
     """Class decorator: a frozen dataclass, known by ``name``, on which ``facts`` are set."""
-
-    def add(cls: type[P]) -> type[P]:
-        part = frozen(cls)
-        SAMPLERS.register(name, **facts)(part)
-        return part
-
-    return add
+    return SAMPLERS.part(name, **facts)
 
 
 def available() -> list[Info]:

@@ -5,13 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..core.canvas import Canvas
-from ..core.capabilities import (
-    ALL_LOGITS,
-    FINAL,
-    FIXED_WINDOW,
-    KEEPS_TEXT,
-    OWN_PREDICTIONS,
-)
+from ..core.capabilities import ALL_LOGITS, FINAL, FIXED_WINDOW, KEEPS_TEXT, OWN_PREDICTIONS
 from ..core.limits import NOT_NEGATIVE, THRESHOLD, bounds
 from .base import Part, Reads
 from .compose import register

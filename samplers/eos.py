@@ -145,11 +145,9 @@ class Eos(EosRule):
 
     @property
     def offers(self) -> frozenset[Capability]:  # type: ignore[override]
-        overwrites = (self.eos_policy or "").startswith("first_commit")
-        reorders = self.eos_policy == "rank_last"
-        return frozenset(
-            (*([] if overwrites else [KEEPS_TEXT]), *([] if reorders else [FORESIGHT]))
-        )
+        if (self.eos_policy or "").startswith("first_commit"):  # it overwrites
+            return frozenset({FORESIGHT})
+        return frozenset({KEEPS_TEXT, *([] if self.eos_policy == "rank_last" else [FORESIGHT])})
 
     @property
     def bans(self) -> Mapping[int, Ban | None]:  # type: ignore[override]

@@ -43,6 +43,12 @@ def schedule(canvas: Canvas, steps: int | None, kind: type[Quota] = Quota) -> No
     canvas.state(kind).table = even_quota(len(canvas.masks()), block_steps(canvas, steps))
 
 
+def scheduled(canvas: Canvas, step: int) -> int:
+    """Positions that fall to a step of the schedule; all that are left when it has run out."""
+    table = canvas.state(Quota).table
+    return int(table[step]) if step < len(table) else len(canvas.masks())
+
+
 @register("llada", paper="Large Language Diffusion Models", arxiv="2502.09992")
 class LLaDA(Selector):
     """Commit a fixed quota of the most confident positions per step.
@@ -68,9 +74,8 @@ class LLaDA(Selector):
         schedule(canvas, self.steps)
 
     def quota(self, canvas: Canvas) -> int:
-        """Positions to commit in this step; all that are left when the schedule has run out."""
-        table, step = canvas.state(Quota).table, canvas.block_step
-        return int(table[step]) if step < len(table) else len(canvas.masks())
+        """Positions to commit in this step."""
+        return scheduled(canvas, canvas.block_step)
 
     def rests(self, canvas: Canvas) -> bool:
         return self.quota(canvas) == 0

@@ -1,11 +1,11 @@
 """ReMDM: towards the end of a block, write its least sure tokens again and again."""
 
-from ..core.canvas import BoolArray, Canvas
+from ..core.canvas import Canvas
 from ..core.capabilities import CONSTRAINED, FIXED_WINDOW, KEEPS_TEXT
 from ..core.limits import COUNT, SHARE, bounds
-from .base import Part, View, top
+from .base import Part, top
 from .compose import register
-from .llada import LLaDA, Quota
+from .llada import LLaDA, Quota, scheduled
 from .turn import Reviser, Turn
 
 REMDM = "Remasking Discrete Diffusion Models with Inference-Time Scaling"
@@ -30,13 +30,7 @@ class ReMDMQuota(LLaDA):
 
     def quota(self, canvas: Canvas) -> int:
         inside, step = _loop(canvas, self.start, canvas.block_step)
-        table = canvas.state(Quota).table
-        if inside:
-            return self.n
-        return int(table[step]) if step < len(table) else len(canvas.masks())
-
-    def select(self, view: View) -> BoolArray:
-        return top(view.score, self.quota(view.canvas))
+        return self.n if inside else scheduled(canvas, step)
 
 
 @register("remdm", paper=REMDM, arxiv="2503.00307")

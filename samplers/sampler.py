@@ -13,17 +13,7 @@ import numpy as np
 from ..core.canvas import Canvas, IntArray
 from ..core.capabilities import BLOCK_CAUSAL, FIXED_WINDOW, Capability
 from .base import NOTHING, Ban, Part, Prediction, Selection, Selector, View
-from .turn import (
-    THE_ROW,
-    Course,
-    Decision,
-    Explorer,
-    Feed,
-    Length,
-    Reviser,
-    Seen,
-    Turn,
-)
+from .turn import THE_ROW, Course, Decision, Explorer, Feed, Length, Reviser, Seen, Turn
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,10 +4,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..core.canvas import Canvas
+from ..core.canvas import Blocks, Canvas
 from ..core.capabilities import FIXED_LENGTH
 from ..core.limits import COUNT, SHARE, bounds
-from ..core.shared import Blocks
 from .base import Window
 from .compose import register
 

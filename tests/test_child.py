@@ -29,6 +29,26 @@ def test_calls_return_raise_and_end_the_process() -> None:
         os.kill(first, 0)
 
 
+def test_a_fork_leaves_the_process_to_the_one_that_started_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    child = Child()
+    first, process, own = child.call(os.getpid), child._process, os.getpid()
+    assert process is not None
+    try:
+        monkeypatch.setattr(os, "getpid", lambda: own + 1)
+        child.close()
+        assert process.poll() is None
+        child = Child()
+        child._process, child._owner = process, own
+        second = child.call(os.getppid)
+        assert second == own and child._process is not process and process.poll() is None
+    finally:
+        child.close()
+        process.communicate()
+    assert first != own
+
+
 def test_closing_ends_a_call() -> None:
     child, caught, running = Child(), list[BaseException](), threading.Event()
 

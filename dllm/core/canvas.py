@@ -45,11 +45,6 @@ class Edit:
     added: int
     token: int | None = None
 
-    @property
-    def written(self) -> bool:
-        """Whether what it adds is decided."""
-        return self.token is not None
-
     def moved(self, position: int) -> int | None:
         """Where a position is afterwards, None where it was removed."""
         if position < self.at:
@@ -89,6 +84,14 @@ class Hole:
         more = edit.added - edit.removed
         low, high = (i if i <= edit.at else max(edit.at, i + more) for i in (self.low, self.high))
         return replace(self, low=low, high=high)
+
+
+@dataclass(slots=True)
+class Blocks:
+    """The blocks that a window with several of them has opened so far, as ascending ``edges``, one
+    more than blocks; empty where a window is one block.  Samplers write and caches read it."""
+
+    edges: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
 @dataclass(slots=True, eq=False)
@@ -273,9 +276,10 @@ class Canvas:
             raise ValueError(f"{edit} does not fit the region [{self.start}, {self.end})")
         if at == self.end and self.text_floor > self.end:
             raise ValueError("text follows the region: it cannot grow at its end")
+        written = edit.token is not None
         fills = {
-            "tokens": edit.token if edit.written else self.mask_id, "masked": not edit.written,
-            "given": False, "commit_step": self.step if edit.written else -1, "logprob": 0,
+            "tokens": edit.token if written else self.mask_id, "masked": not written,
+            "given": False, "commit_step": self.step if written else -1, "logprob": 0,
         }  # fmt: skip
         for name, fill in fills.items():
             setattr(self, name, edit.spliced(getattr(self, name)[: self.length], fill))

@@ -27,11 +27,13 @@ def command(module: str, function: str, *arguments: str) -> list[str]:
 class Child:
     """A process that calls functions for this one, one at a time.
 
-    It starts with the first call, and again where it has ended.
+    It starts with the first call, and again where it has ended, or this process is a fork of the
+    one that started it.
     """
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
+        self._owner = 0
         self._lock = threading.Lock()
         self._closed = False
 
@@ -41,8 +43,9 @@ class Child:
         Raises `ChildProcessError` where the process ends, `CancelledError` where it is closed.
         """
         with self._lock:
-            if self._process is None or self._process.poll() is not None:
+            if not self._owned() or self._process is None or self._process.poll() is not None:
                 self._end()
+                self._owner = os.getpid()
                 self._process = subprocess.Popen(
                     command(__name__, "answer"), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                     start_new_session=True,  # a terminal's Ctrl-C is for this process
@@ -67,16 +70,19 @@ class Child:
     def close(self) -> None:
         """End the process; a call that runs raises."""
         self._closed = True
-        if (process := self._process) is not None:
+        if (process := self._process) is not None and self._owned():
             process.kill()
         with self._lock:
             self._end()
 
+    def _owned(self) -> bool:
+        return self._owner == os.getpid()
+
     def _end(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
-            self._process = None
+        process, self._process = self._process, None
+        if process is not None and self._owned():
+            process.kill()
+            process.communicate()
 
 
 def answer() -> None:

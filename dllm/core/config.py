@@ -333,9 +333,9 @@ class GenerationConfig(Machine):
         ``canvas``: positions of the longest answer; ``tempered``: whether samplers see the
         probabilities after temperature and filters; ``traced``: whether there is a trace.
         """
-        given = self.model_fields_set
+        given, fields = self.model_fields_set, GenerationConfig.model_fields
         for name in FILTERS:
-            plain = getattr(self, name) == DEFAULTS[name] or name not in given
+            plain = name not in given or getattr(self, name) == fields[name].default
             if not (plain or self.temperature or tempered):
                 raise ConfigError(
                     f"{name} has no effect at temperature 0, where the likeliest token is taken: "
@@ -356,12 +356,6 @@ class GenerationConfig(Machine):
         """What goes to the parts of the sampler."""
         names = ("steps", "block_length", "eos_policy")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-
-
-DEFAULTS = {
-    name: field.get_default(call_default_factory=True)
-    for name, field in GenerationConfig.fields().items()
-}
 
 
 class GenerationArguments(TypedDict, total=False):

@@ -12,16 +12,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from .errors import ConfigError, UnknownNameError, one_line
 
 T = TypeVar("T")
-
-
-def frozen(cls: type[T]) -> type[T]:
-    """The class as a frozen dataclass; one that has its own ``__init__`` stays as it is."""
-    return cls if "__init__" in vars(cls) else dataclass(frozen=True)(cls)
 
 
 class Registry(Generic[T]):
@@ -48,6 +43,16 @@ class Registry(Generic[T]):
             self._entries[name] = cls
             self.version += 1
             return cls
+
+        return add
+
+    def part(self, name: str, **facts: object) -> Callable[[Any], Any]:
+        """As `register`, for a class that becomes a frozen dataclass unless it has its own
+        ``__init__``."""
+
+        def add(cls: Any) -> Any:
+            frozen = cls if "__init__" in vars(cls) else dataclass(frozen=True)(cls)
+            return self.register(name, **facts)(frozen)
 
         return add
 

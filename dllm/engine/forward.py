@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,12 +17,11 @@ import numpy as np
 import torch
 
 from ..cache import Cache
-from ..core.canvas import PROPOSAL, BoolArray, FloatArray, IntArray
+from ..core.canvas import PROPOSAL, BoolArray
 from ..core.errors import ConfigError, NumericError
 from ..kernels.divergence import drawn_from, log_probabilities, residual
 from ..kernels.linear import check_packed
 from ..kernels.statistics import (
-    COLDEST,
     Biased,
     Head,
     Shaped,
@@ -33,9 +32,7 @@ from ..kernels.statistics import (
 )
 from ..kernels.transfer import ToHost
 from ..models import DiffusionModel
-from ..samplers import Prediction
-from ..structured.format import Question, complete
-from ..structured.judged import Judged
+from .answers import Predictions, by_group, in_columns
 from .graphs import Static, check_static
 from .kv import KVBuffer
 from .layers import LayerHook
@@ -45,7 +42,6 @@ from .rows import Job, Soft
 from .soft import soft_inputs
 from .visibility import Visibility
 
-Predictions = tuple[Prediction, Prediction | None]  # of a job's targets, of its masks fed again
 Answer = Callable[[list[Any]], list[Predictions | NumericError]]  # of the numbers on the host
 UNLIKELIEST = -27.6  # log-probability that a draft had at least
 # Columns that are fields of a prediction.
@@ -141,7 +137,7 @@ class Forward:
         try:
             with torch.inference_mode():
                 groups = self._groups(jobs)
-                hidden = self._run(jobs, groups)
+                hidden = self.hidden(jobs, groups)
                 numbers, answer = self._share(jobs, groups, hidden)
                 return Flight(self, ToHost(numbers), answer)
         finally:
@@ -151,13 +147,9 @@ class Forward:
         """One forward; the numbers every job asked for, or why it has none."""
         return self.launch(jobs).wait()
 
-    def hidden(self, jobs: list[Job]) -> torch.Tensor:
-        """Final hidden states of the scored rows, (R, d), guidance applied."""
-        return self._run(jobs, [])
-
-    def _run(self, jobs: list[Job], groups: list[Group]) -> torch.Tensor:
-        """`hidden`, in the order of the groups where there are some.  All that goes up goes with
-        the ids."""
+    def hidden(self, jobs: list[Job], groups: Sequence[Group] = ()) -> torch.Tensor:
+        """Final hidden states of the scored rows, (R, d), guidance applied; in the order of the
+        ``groups`` where there are some.  All that goes up goes with the ids."""
         stored = self.buffer is not None
         own = [job for job in jobs if job.own]
         for job in own:
@@ -248,7 +240,8 @@ class Forward:
             result = self._statistics(groups[0], hidden)
             names = [name for name in READ if getattr(result, name) is not None]
             targets = [job.targets for job in jobs]
-            return [getattr(result, name) for name in names], partial(_alike, jobs, targets, names)
+            answer = partial(in_columns, jobs, targets, names)
+            return [getattr(result, name) for name in names], answer
         own = {id(job): dict[str, torch.Tensor]() for job in jobs}
         shared, at = list[dict[str, Any]](), 0
         for group in groups:
@@ -256,7 +249,7 @@ class Forward:
             shared.append(dict(self._group(group, own, hidden[at : at + count]).columns()))
             at += count
         members = [group.members or [*range(len(jobs))] for group in groups]
-        answer = partial(_answers, jobs, members, [*map(list, shared)], [*map(list, own.values())])
+        answer = partial(by_group, jobs, members, [*map(list, shared)], [*map(list, own.values())])
         return [x for numbers in (*shared, *own.values()) for x in numbers.values()], answer
 
     def _group(
@@ -279,7 +272,8 @@ class Forward:
                 job.logprobs = self._all(hidden, here, options, rows)
             for name in job.ids:
                 asked = f"asked.{name}"
-                own[asked] = self._logprobs(hidden, clean, here, job.up[asked], options)
+                known = clean.token[here], clean.logprob[here]
+                own[asked] = logprobs_of(hidden[here], self._head(options), job.up[asked], *known)
             if job.verifies:
                 there = slice(here.stop if job.masks.size else here.start, at)
                 own |= self._judged(job, self._all(hidden, there, options, rows))
@@ -323,7 +317,7 @@ class Forward:
                       "floor": 1 - options.signal}  # fmt: skip
         result = token_statistics(
             hidden,
-            self.head if options.plain else self._head(options),
+            self._head(options),
             banned=options.banned,
             banned_rows=up.get("banned"),
             noise_keys=up.get("keys"),
@@ -366,130 +360,3 @@ class Forward:
         if options.scale != 1:
             head = Shaped(self.model.head, self.cap, options.scale)
         return Biased(head, options.bias) if options.bias else head
-
-    def _logprobs(
-        self, hidden: torch.Tensor, clean: TokenStatistics, here: slice, ids: torch.Tensor,
-        options: RowOptions,
-    ) -> torch.Tensor:  # fmt: skip
-        """(n, m) clean log-probabilities of ``ids``, beside the clean statistics."""
-        known = clean.token[here], clean.logprob[here]
-        return logprobs_of(hidden[here], self._head(options), ids, *known)
-
-
-def _alike(
-    jobs: list[Job], targets: list[IntArray], names: list[str], arrays: list[Any]
-) -> list[Predictions | NumericError]:
-    """The answers to jobs without numbers of their own, in columns."""
-    columns = dict(zip(names, arrays, strict=True))
-    finite = math.isfinite(np.add.reduce(columns["logprob"]))
-    if finite and len(jobs) == 1:
-        return [(Prediction(targets[0], **columns), None)]
-    answers: list[Predictions | NumericError] = []
-    at = 0
-    for job, positions in zip(jobs, targets, strict=True):
-        here = slice(at, at + len(positions))
-        at = here.stop
-        mine = {name: array[here] for name, array in columns.items()}
-        answers.append((Prediction(positions, **mine), None) if finite else _predictions(job, mine))
-    return answers
-
-
-def _answers(
-    jobs: list[Job], groups: list[list[int]], shared: list[list[str]], own: list[list[str]],
-    arrays: list[Any],
-) -> list[Predictions | NumericError]:  # fmt: skip
-    """The answers to jobs in ``groups`` of equal options: ``arrays`` have the columns of each
-    group, then the numbers of each job, by their names."""
-    there = iter(arrays)
-    columns = [{name: next(there) for name in names} for names in shared]
-    host: list[dict[str, Any]] = [{name: next(there) for name in names} for names in own]
-    for members, numbers in zip(groups, columns, strict=True):
-        at = 0
-        for i in members:
-            here = slice(at, at + len(jobs[i].asked))
-            host[i] |= {name: column[here] for name, column in numbers.items()}
-            at = here.stop
-    return _completed(jobs, [*map(_predictions, jobs, host)], host)
-
-
-def _predictions(job: Job, numbers: Mapping[str, Any]) -> Predictions | NumericError:
-    """What a job's numbers say, unless they are not finite."""
-    logprob = numbers["logprob"]
-    if np.count_nonzero(np.isfinite(logprob)) < len(logprob):
-        where = int(job.asked[~np.isfinite(logprob)][0])
-        return NumericError(
-            f"the probabilities at position {where} are not finite: the weights hold NaN or "
-            "infinite values, or overflow in this dtype; `dllm doctor` checks them, "
-            "dtype='float32' may help"
-        )
-    if job.verifies:  # what a position gets in place of a refused draft
-        numbers = {**numbers, "asked.stands": numbers["stands"], "token": numbers["residual"],
-                   "logprob": numbers["residual_logprob"]}  # fmt: skip
-        judged = _prediction(job.asked, numbers)
-        return judged, judged
-    return _prediction(job.targets, numbers), None
-
-
-def _completed(
-    jobs: list[Job], answers: list[Predictions | NumericError], host: list[dict[str, Any]]
-) -> list[Predictions | NumericError]:
-    """The same with one joint completion proposed where the text has a format."""
-    asked: dict[int, Question] = {}
-    for i, (job, answer, numbers) in enumerate(zip(jobs, answers, host, strict=True)):
-        form, config = job.row.recipe.format, job.row.recipe.config
-        if form is None or isinstance(answer, NumericError):
-            continue
-        if isinstance(form, Judged):
-            answers[i] = _judged(job, form, answer, numbers)
-        else:
-            draws, whole = config.temperature >= COLDEST, numbers["class_logprob"]
-            weight = numbers.get("class_weight", whole) if draws else numbers["class_token_logprob"]
-            asked[i] = Question(form, job.canvas, job.targets, weight, whole, draws)
-    for i, found in zip(asked, complete(list(asked.values())), strict=True):
-        answer, numbers = answers[i], host[i]
-        assert not isinstance(answer, NumericError)
-        if found is None:
-            answers[i] = NumericError(
-                "no text of the format is possible any more: probabilities are 0 or not finite"
-            )
-            continue
-        token, logprob = answer[0].token.copy(), answer[0].logprob.copy()
-        for at, classes, sure, exact in found:
-            jobs[i].row.inexact |= not exact
-            token[at] = numbers["class_token"][at, classes]
-            logprob[at] = numbers["class_token_logprob"][at, classes]
-            if jobs[i].row.recipe.config.confidence != "model":
-                logprob[at] += sure - numbers["class_logprob"][at, classes]
-        answers[i] = replace(answer[0], token=token, logprob=logprob, joint=True), answer[1]
-    return answers
-
-
-def _judged(
-    job: Job, form: Judged, answer: Predictions, numbers: Mapping[str, Any]
-) -> Predictions | NumericError:
-    """The same where the format has no automaton."""
-    config, n = job.row.recipe.config, len(job.targets)
-    heat = config.temperature if config.temperature >= COLDEST else 0.0
-    top = numbers["top_token"][:n], numbers["top_logprob"][:n]
-    found = form.complete(job.canvas, job.targets, *top, heat)
-    if found is None:
-        return NumericError("no text of the format is known that completes what is decided")
-    job.row.inexact = True
-    token, sure, known = found
-    logprob = (known if config.confidence == "model" else sure).astype(answer[0].logprob.dtype)
-    return replace(answer[0], token=token, logprob=logprob, joint=True), answer[1]
-
-
-def _prediction(positions: IntArray, numbers: Mapping[str, Any]) -> Prediction:
-    get = numbers.get
-    asked: dict[str, FloatArray] = {
-        name.removeprefix("asked."): array
-        for name, array in numbers.items()
-        if name.startswith("asked.")
-    }
-    if "select_logprob" in numbers:
-        asked["held"] = numbers["select_logprob"][:, None]
-    return Prediction(
-        positions, numbers["token"], numbers["logprob"], get("margin"), get("gap"),
-        get("entropy"), get("max_logprob"), get("top_token"), get("top_logprob"), asked,
-    )  # fmt: skip

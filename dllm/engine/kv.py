@@ -95,13 +95,9 @@ class KVBuffer(Cache):
         self.extents.grow(size)
 
     def update(
-        self,
-        key_states: torch.Tensor,
-        value_states: torch.Tensor,
-        layer_idx: int,
-        *_: Any,
-        **__: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int,
+        *_: Any, **__: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         """Write rotated (1, kv_heads, Q, head_dim) at `slots`; return the layer's whole buffer."""
         keys, values, slots = self.place(layer_idx, value_states)
         keys.index_copy_(2, slots, key_states.to(keys.dtype))
@@ -178,11 +174,8 @@ class KVBuffer(Cache):
     @property
     def nbytes(self) -> int:
         """Bytes held in all layers: keys, values, and hidden states where a cache keeps them."""
-        size = 0
-        for held in (*self._keys, *self._values, *self._kept):
-            if held is not None:
-                size += held.nbytes
-        return size
+        held = (*self._keys, *self._values, *self._kept)
+        return sum([x.nbytes for x in held if x is not None])
 
 
 class Scratch(KVBuffer):

@@ -71,11 +71,6 @@ class Engine(Work[Row, Step]):
         self._checked: dict[int, tuple[MaskedRecipe, RowOptions]] = {}
 
     @property
-    def forwards(self) -> int:
-        """Forwards so far, for however many rows."""
-        return self.forward.count
-
-    @property
     def forward_seconds(self) -> float:
         return self.forward.seconds
 

@@ -130,7 +130,7 @@ def pack(
         order += [(job, 1) for job in jobs if job.lanes > 1]
     packing, second, starts = Packing(), list[IntArray](), list[int]()
     ids, positions, slots, scored = packing.ids, packing.positions, packing.slots, packing.scored
-    moved, counts, pieces = list[int](), list[int](), packing.pieces
+    moved, pieces = list[int](), packing.pieces
     begun = list[int]()  # where the scored rows of each job begin among the parts
     for job, lane in order:
         layout = job.layout
@@ -138,9 +138,10 @@ def pack(
             layout = _layout(job, lane, stored, visibility)
             if not lane and not job.ordered[1] and not visibility.causal:
                 job.layout = layout
-        at = packing.size
-        tokens = job.canvas.tokens if not lane else job.lane_tokens(lane)
-        ids.append(fed(job.canvas, tokens, layout, uniform))
+        at, canvas = packing.size, job.canvas
+        # The second lane of a guided row has its given text masked.
+        tokens = np.where(canvas.given, canvas.mask_id, canvas.tokens) if lane else canvas.tokens
+        ids.append(fed(canvas, tokens, layout, uniform))
         positions.append(layout.positions)
         if stored and layout.slots is not None:
             slots.append(layout.slots)
@@ -152,18 +153,16 @@ def pack(
         pieces += [piece.moved(at, base) for piece in layout.pieces]
         packing.sliding += (piece.moved(at, base) for piece in layout.sliding)
         if lane:
-            second.append(_indices(layout.positions, job.plan.rows(job.targets, shift)) + at)
+            second.append(np.searchsorted(layout.positions, job.plan.rows(job.targets, shift)) + at)
             continue
         if layout.first >= 0:  # a run of positions: its rows are found for all jobs at once
             scored.append(job.plan.rows(job.targets, shift))
             moved.append(at - layout.first)
-            counts.append(len(job.targets))
         else:
             scored.append(np.searchsorted(layout.positions, job.plan.rows(job.targets, shift)))
             moved.append(at)
-            counts.append(len(job.targets))
         if job.masks.size:
-            again, canvas, length = job.masks, job.canvas, job.canvas.length
+            again, length = job.masks, canvas.length
             read = job.plan.read if stored else layout.positions
             read = np.arange(length) if read is None else read
             own = again + job.row.lane(job.row.lanes - 1) if stored else None
@@ -174,13 +173,12 @@ def pack(
             pieces.append(Piece(behind, len(again), keys, hidden))
             scored.append(behind + np.arange(len(again)))
             moved.append(0)
-            counts.append(len(again))
     if scoring is not None:
         ends = [*begun[1:], len(scored)]
         parts = [part for i in scoring for part in range(begun[i], ends[i])]
         scored, moved = [scored[part] for part in parts], [moved[part] for part in parts]
-        counts = [counts[part] for part in parts]
     if len(scored) > 1:
+        counts = [len(part) for part in scored]
         packing.scored = [np.concatenate(scored) + np.repeat(moved, counts)]
     elif scored:
         packing.scored = [scored[0] + moved[0]]
@@ -289,13 +287,6 @@ def _no_mask(device: torch.device) -> torch.Tensor:
 
 def _join(parts: list[IntArray]) -> IntArray:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-
-def _indices(compute: IntArray, rows: IntArray) -> IntArray:
-    """Where ``rows`` stand in ``compute``; both ascending, rows contained in compute."""
-    run = len(compute) == compute[-1] - compute[0] + 1
-    result: IntArray = rows - compute[0] if run else np.searchsorted(compute, rows)
-    return result
 
 
 @dataclass(slots=True)

@@ -170,8 +170,8 @@ class RowOptions:
     what logits are multiplied by before all else; ``signal``: the share of positions that are not
     noise, where what each of them holds is not to be taken for evidence.
 
-    ``keyed``: tokens are drawn by noise with a key; ``plain``: logits are those of the head;
-    ``own``: a row has numbers of its own beside the columns of the statistics."""
+    ``keyed``: tokens are drawn by noise with a key; ``own``: a row has numbers of its own beside
+    the columns of the statistics."""
 
     banned: tuple[int, ...]
     conditional: int
@@ -185,19 +185,13 @@ class RowOptions:
     scale: float = 1.0
     signal: float | None = None
     keyed: bool = field(init=False, compare=False)
-    plain: bool = field(init=False, compare=False)
     own: bool = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         named = bool({"residual", "judged"} & self.needs)
-        own = named or self.signal is not None
-        facts = {
-            "keyed": self.filters.temperature > 0 and not self.inverse,
-            "plain": self.scale == 1 and not self.bias,
-            "own": own or self.classes is not None,
-        }
-        for name, fact in facts.items():
-            object.__setattr__(self, name, fact)
+        own = named or self.signal is not None or self.classes is not None
+        object.__setattr__(self, "keyed", self.filters.temperature > 0 and not self.inverse)
+        object.__setattr__(self, "own", own)
 
     def at(self, drawn: Draws) -> RowOptions:
         """Those of a step that reads and draws in a way of its own."""

@@ -182,15 +182,9 @@ class Job:
 
     @classmethod
     def of(
-        cls,
-        row: Row,
-        canvas: Canvas,
-        plan: Plan,
-        targets: IntArray,
-        ids: Mapping[str, IntArray],
-        lane: int,
-        ordered: tuple[int, int],
-    ) -> Job:
+        cls, row: Row, canvas: Canvas, plan: Plan, targets: IntArray, ids: Mapping[str, IntArray],
+        lane: int, ordered: tuple[int, int],
+    ) -> Job:  # fmt: skip
         """The job of a branch whose sampler reads ``targets``, and of all positions the ``ids``."""
         both = targets if plan.asks is None else np.union1d(targets, plan.asks)
         wanted = None if plan.asks is None else np.searchsorted(both, targets)
@@ -212,11 +206,6 @@ class Job:
     def asked(self) -> IntArray:
         """Positions of the hidden rows that meet the head."""
         return np.concatenate([self.targets, self.masks]) if self.masks.size else self.targets
-
-    def lane_tokens(self, lane: int) -> IntArray:
-        """Token ids of a lane, (N,)."""
-        canvas = self.canvas
-        return canvas.tokens if lane == 0 else np.where(canvas.given, canvas.mask_id, canvas.tokens)
 
     def base(self, lane: int) -> int:
         """The first slot of one of its lanes in the buffer."""

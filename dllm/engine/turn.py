@@ -12,7 +12,7 @@ from ..core.canvas import Canvas, IntArray
 from ..core.capabilities import FORESIGHT
 from ..core.errors import ConfigError, NumericError
 from ..samplers import NOTHING, THE_ROW, Decision, Seen, Trial
-from .forward import Predictions
+from .answers import Predictions
 from .kv import KVBuffer
 from .recipe import MaskedRecipe
 from .rows import Job, Row, Step
@@ -85,14 +85,11 @@ def _again(row: Row, job: Job) -> bool:
     length, window = job.extent
     if canvas.length != length or (canvas.window != window and job.plan.until == OPEN_BLOCK):
         return False
-    low, high = canvas.window
-    masks = canvas.masked[low:high].nonzero()[0]
+    masks = canvas.masks()
     if not (masks.size and sampler.stays and not sampler.resting):
         if job.plan.until == OPEN_BLOCK or not sampler.prepare(canvas):
             return False
-        low, high = canvas.window
-        masks = canvas.masked[low:high].nonzero()[0]
-    masks += low
+        masks = canvas.masks()
     job.targets = masks
     return True
 
@@ -100,14 +97,9 @@ def _again(row: Row, job: Job) -> bool:
 def _goes_on(job: Job) -> bool:
     """Whether the window that a step decided in still has something undecided; then that is what
     the next step predicts."""
-    canvas, (length, window) = job.canvas, job.extent
-    if canvas.length != length or canvas.window != window:
+    canvas = job.canvas
+    if job.extent != (canvas.length, canvas.window) or not (masks := canvas.masks()).size:
         return False
-    low, high = window
-    masks = canvas.masked[low:high].nonzero()[0]
-    if not masks.size:
-        return False
-    masks += low
     job.targets = masks
     return True
 
@@ -134,9 +126,7 @@ def _forks(row: Row, cache: Cache) -> list[Canvas]:
     return forks
 
 
-def plan_of(
-    row: Row, canvas: Canvas, cache: Cache, targets: IntArray
-) -> tuple[Plan, IntArray]:  # fmt: skip
+def plan_of(row: Row, canvas: Canvas, cache: Cache, targets: IntArray) -> tuple[Plan, IntArray]:
     """What a canvas of the row computes and reads, and those of the targets that the cache
     serves."""
     slots = row.slots
@@ -207,11 +197,8 @@ def settle(
         decision = decision.after(gained, explored=len(jobs) - 1)
     canvas.nfe += 1
     canvas.computed += cost
-    if job.opening is not None:  # no step of any schedule
-        pass
-    elif decision.probe:
-        canvas.probes += 1
-    else:
+    canvas.probes += decision.probe
+    if job.opening is None and not decision.probe:  # others are no step of any schedule
         canvas.step = step + 1
         canvas.block_step += 1
     row.drop_plan()

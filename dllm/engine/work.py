@@ -121,11 +121,8 @@ class Work(Generic[R, S]):
     def __init__(
         self, model: Any, max_batch_size: int | None, most: int | None, max_batch_tokens: int | None
     ) -> None:
-        self.model, self.max_batch_size, self.max_batch_tokens = (
-            model,
-            max_batch_size,
-            max_batch_tokens,
-        )
+        self.model, self.max_batch_tokens = model, max_batch_tokens
+        self.max_batch_size = max_batch_size
         self.live: list[R] = []
         self._most = most
         self._waiting: deque[R] = deque()  # rows that gave their memory back

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from ..core.errors import ConfigError
 from .automaton import Automaton
+from .compiling import Refused
 from .format import Format
 from .judged import Judged, judged
 from .literals import Literals
@@ -31,18 +32,25 @@ class Built(NamedTuple):
 @lru_cache(REMEMBERED)
 def built(
     text: str, vocabulary: Vocabulary, stop_ids: Sequence[int], pad_id: int, size: int
-) -> Built:
-    """The automaton of a source, as JSON, over ``size`` ids; raises `ConfigError` for one that is
-    not understood or too large."""
-    tables = WORKER.compile(json.loads(text), vocabulary)
+) -> Built | Refused:
+    """The automaton of a source, as JSON, over ``size`` ids, or why it has none.  Raises
+    `ConfigError` where the process that compiles it ended."""
+    try:
+        tables = WORKER.compile(json.loads(text), vocabulary)
+    except RefusedError as error:
+        return error.told
     automaton = Automaton.ending(tables, stop_ids, pad_id, size)
     literals = Literals(automaton, vocabulary.pieces)
     return Built(automaton, tables.start, tables.stripped_start, literals)
 
 
 def _built(model: Any, text: str) -> tuple[Built, Vocabulary]:
+    """Raises `RefusedError` for a source that is not understood or too large."""
     vocabulary, facts = _facts(model)
-    return built(text, vocabulary, *facts), vocabulary
+    found = built(text, vocabulary, *facts)
+    if isinstance(found, Refused):
+        raise RefusedError(found)
+    return found, vocabulary
 
 
 def _facts(model: Any) -> tuple[Vocabulary, tuple[tuple[int, ...], int, int]]:
@@ -63,10 +71,10 @@ def _judge(
 def _judged(model: Any, error: RefusedError) -> Judged | None:
     """What llguidance makes of a source that was refused; None where it does not read it, or reads
     it otherwise."""
-    if error.source is None:
+    if error.told.source is None:
         return None
     vocabulary, facts = _facts(model)
-    return _judge(encoded(error.source), vocabulary, *facts, error.shortest)
+    return _judge(error.told.source, vocabulary, *facts, error.told.shortest)
 
 
 def format_of(

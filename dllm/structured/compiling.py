@@ -1,4 +1,4 @@
-"""From a structure to an automaton over tokens; the program of the worker process.
+"""From a structure to an automaton over tokens, and what the worker process does of it.
 
 Parts become an automaton over bytes, and every token is walked through it from every state at
 once, along a tree of the vocabulary's prefixes.  Prefixes that do the same are walked once.  Tokens
@@ -8,15 +8,13 @@ that lead from each state to the same state are one class (Dang and Ermon, arXiv
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import math
-import struct
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import IO, Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +35,7 @@ from .expressions import TEXT, regex_part
 from .parts import Bytes, Either, Leaf, Letters, Part, Repeat, Row, automaton_of, shortest
 from .plain import plain
 from .reading import Reader
-from .source import Source
+from .source import Source, encoded, named
 from .values import DEPTH
 
 IntArray = npt.NDArray[np.int64]
@@ -48,7 +46,6 @@ MOST_STATES = 20_000  # of an automaton over tokens
 MOST_EDGES = 1_500_000
 MOST_CELLS = 40_000_000  # states times classes
 MEMORY = 4 << 30  # bytes of address space
-OK, REFUSED, WRONG = b"+", b"-", b"!"  # how an answer begins
 MOST_LOOKUPS = 300_000_000  # where a byte leads from a state
 ROOM = 1 << 21  # of these at once
 FEW = 64  # longest tokens, which are followed one by one
@@ -193,7 +190,7 @@ class Tables:
     accepting: BoolArray
     start: int
     stripped_start: int
-    ignored: npt.NDArray[np.str_]
+    ignored: tuple[str, ...]
 
 
 class Rows(NamedTuple):
@@ -323,78 +320,64 @@ def compile_tokens(
         raise TooLarge(f"has {edges:,} edges, at most {MOST_EDGES:,} are taken: allow less")
     return Tables(
         number[of], follow, accepting[kept], int(rank[starts[0]]), int(rank[starts[1]]),
-        np.array([*ignored], np.str_),
+        tuple(ignored),
     )  # fmt: skip
 
 
-def send(stream: IO[bytes], data: bytes) -> None:
-    stream.write(struct.pack("<Q", len(data)) + data)
-    stream.flush()
+class Refused(NamedTuple):
+    """Why a source has no automaton.  ``shortest``: a text of it; ``source``: the same texts, as
+    JSON, in words that every dialect reads alike; None where there is none."""
+
+    why: str
+    shortest: bytes | None = None
+    source: str | None = None
 
 
-def receive(stream: IO[bytes]) -> bytes:
-    """The next message; raises `EOFError` where the other side is gone."""
-    head = stream.read(8)
-    if len(head) < 8:
-        raise EOFError
-    (size,) = struct.unpack("<Q", head)
-    data = stream.read(size)
-    if len(data) < size:
-        raise EOFError
-    return data
-
-
-def serve() -> None:
-    """What the process does: requests on stdin, answers on stdout, until stdin ends."""
-    limited = sys.platform != "win32"
-    if limited:
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    trees: dict[str, tuple[list[bytes | None], list[Level]]] = {}
-    while True:
-        try:
-            request = json.loads(receive(sys.stdin.buffer))
-        except EOFError:
-            return
-        if limited:  # processor time: a busy machine gives up nothing that an idle one compiles
-            ends, most = (
-                math.ceil(time.process_time() + request["seconds"]),
-                resource.getrlimit(resource.RLIMIT_CPU)[1],
-            )
-            resource.setrlimit(resource.RLIMIT_CPU, (ends if most < 0 else min(ends, most), most))
-        if "pieces" in request:
-            pieces = [None if p is None else bytes.fromhex(p) for p in request["pieces"]]
-            trees[request["key"]] = pieces, prefix_tree(pieces)
-            send(sys.stdout.buffer, OK)
-        else:
-            send(sys.stdout.buffer, answer(request["source"], *trees[request["key"]]))
-
-
-def _answer(refused: bytes, error: object, source: Source) -> bytes:
-    """Why a source is refused, and what a judge is told of one that can be read: a text of it, and
-    a source that every dialect reads alike."""
-    told: dict[str, Any] = {}
+def refused(why: str, source: Source) -> Refused:
+    """With what a judge is told of a source that can be read."""
+    same = text = None
     with contextlib.suppress(*FAILED):
-        told["source"] = plain(source)
+        same = encoded(plain(source))
         compiler = Compiler(1)
         compiler.budget, compiler.spells = Budget(), True
         text = shortest(compiler.part(source), compiler.budget)
-        told["shortest"] = None if text is None else text.hex()
-    return refused + json.dumps([str(error), told]).encode()
+    return Refused(why, text, same)
 
 
-def answer(source: Mapping[str, Any], pieces: Sequence[bytes | None], tree: list[Level]) -> bytes:
+# -- what the process does ----------------------------------------------------------------------
+
+_TREES: dict[str, tuple[Sequence[bytes | None], list[Level]]] = {}  # by the keys of vocabularies
+
+
+def learn(key: str, pieces: Sequence[bytes | None], seconds: float) -> None:
+    """Keep a vocabulary."""
+    _limit(seconds)
+    _TREES[key] = pieces, prefix_tree(pieces)
+
+
+def compiled(text: str, key: str, seconds: float) -> Tables | Refused | None:
+    """The automaton of a source, as JSON, over a vocabulary; None for one that is not known."""
+    if key not in _TREES:
+        return None
+    _limit(seconds)
+    source = json.loads(text)
     try:
-        tables = compile_tokens(source, pieces, tree)
+        return compile_tokens(source, *_TREES[key])
     except Unfit as error:
-        return _answer(REFUSED, error, source)
+        return refused(f"{named(source)} {error}", source)
     except ConfigError as error:
-        return _answer(WRONG, error, source)
+        return refused(str(error), source)
     except MemoryError:
-        why = f"takes more than {MEMORY >> 30} GB to compile: allow less"
-        return REFUSED + json.dumps([why, {}]).encode()
-    out = io.BytesIO()
-    arrays: Any = {f.name: np.asarray(getattr(tables, f.name)) for f in fields(tables)}
-    np.savez(out, **arrays)
-    return OK + out.getvalue()
+        return Refused(f"{named(source)} takes more than {MEMORY >> 30} GB to compile: allow less")
+
+
+def _limit(seconds: float) -> None:
+    """Allow so much more processor time, and `MEMORY`: a busy machine gives up nothing that an idle
+    one compiles."""
+    if sys.platform != "win32":
+        import resource
+
+        time_ends = math.ceil(time.process_time() + seconds)
+        for what, most in ((resource.RLIMIT_AS, MEMORY), (resource.RLIMIT_CPU, time_ends)):
+            hard = resource.getrlimit(what)[1]
+            resource.setrlimit(what, (most if hard < 0 else min(most, hard), hard))

@@ -149,8 +149,7 @@ class Expression:
             found = [v for each, with_ in first for v in self._variants(each, with_)]
             return [Variant(begins or v.begins, v.part, ends or v.ends) for v in found]
         last = self._alternatives(items[-1], flags) if len(items) > 1 else None
-        heads = [Variant(False, EMPTY, False)]
-        tails = [Variant(False, EMPTY, False)]
+        heads = tails = [Variant(False, EMPTY, False)]
         if first is not None:
             heads = [v for each, with_ in first for v in self._variants(each, with_)]
             items = items[1:]

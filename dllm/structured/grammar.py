@@ -8,7 +8,7 @@ between two tokens, and has it stand where two words would become one; never at 
 import ast
 import re
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from ..core.errors import ConfigError, short
 from .byte_automaton import EVERYTHING, Budget, TooLarge, Unfit, combined
@@ -134,7 +134,7 @@ class Grammar:
                 self._wrong(first)
             else:
                 name = first.text.lstrip("?!")
-                while rest and rest[0].text in (".",) and rest[1:2] and rest[1].kind == "number":
+                while rest and rest[0].text == "." and rest[1:2] and rest[1].kind == "number":
                     rest = rest[2:]  # a priority
                 if not rest or rest[0].text != ("::=" if self.gbnf else ":"):
                     self._wrong(rest[0] if rest else first)
@@ -185,11 +185,11 @@ class Grammar:
                 node = ("repeat", node, int(sign == "+"), 1 if sign == "?" else None)
                 continue
             between = ".." if sign == "~" else ","
-            least = self._number(rest) if rest and rest[-1].kind == "number" else 0
+            least = self._number(rest) or 0
             most: int | None = least
             if rest and rest[-1].text == between:
                 rest.pop()
-                most = self._number(rest) if rest and rest[-1].kind == "number" else None
+                most = self._number(rest)
             if sign == "{":
                 self._expect(rest, "}")
             node = ("repeat", node, least, most)
@@ -228,17 +228,16 @@ class Grammar:
             return str(ast.literal_eval(text))
         except (SyntaxError, ValueError):
             self._wrong(token)
-            raise AssertionError from None
 
-    def _number(self, rest: list[Token]) -> int:
-        return int(rest.pop().text)
+    def _number(self, rest: list[Token]) -> int | None:
+        return int(rest.pop().text) if rest and rest[-1].kind == "number" else None
 
     def _expect(self, rest: list[Token], sign: str) -> None:
         if not rest or rest[-1].text != sign:
             raise ConfigError(f"the grammar lacks a {sign!r}")
         rest.pop()
 
-    def _wrong(self, token: Token) -> None:
+    def _wrong(self, token: Token) -> NoReturn:
         raise ConfigError(f"line {token.line} of the grammar has {short(token.text)} there")
 
     # -- the texts -------------------------------------------------------------------------------

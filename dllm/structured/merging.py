@@ -28,15 +28,8 @@ def merged(a: Any, b: Any, path: str) -> Any:
         b = {**rest, "allOf": [*rest.get("allOf", ()), condition]}
     result = {**a, **b}
     for key in a.keys() & b.keys():
-        if a[key] == b[key] and key not in OBJECT:
-            continue
-        if key in OBJECT:
-            continue
-        if key not in MERGE:
-            raise ConfigError(
-                f"{path} of the schema has several {key!r} at once: write them as one"
-            )
-        result[key] = MERGE[key](a[key], b[key], path)
+        if a[key] != b[key] and key not in OBJECT:
+            result[key] = MERGE[key](a[key], b[key], path) if key in MERGE else _twice(key, path)
     if (a.keys() | b.keys()) & OBJECT:
         result |= _merged_members(a, b, path)
     if result.get("type") == []:
@@ -120,7 +113,7 @@ MERGE: dict[str, Callable[[Any, Any, str], Any]] = {
     "const": lambda u, v, path: u if same(u) == same(v) else _none(path),
     "pattern": lambda u, v, path: (*as_list(u), *as_list(v)),
     "not": lambda u, v, path: {"anyOf": [u, v]},
-    "items": lambda u, v, path: (_none(path, "items") if isinstance(u, list) or isinstance(v, list)
+    "items": lambda u, v, path: (_twice("items", path) if isinstance(u, list) or isinstance(v, list)
                                  else conjoined([u, v])),
     "propertyNames": lambda u, v, path: conjoined([u, v]),
     "uniqueItems": lambda u, v, path: u or v,
@@ -135,7 +128,9 @@ MERGE: dict[str, Callable[[Any, Any, str], Any]] = {
 }  # fmt: skip
 
 
-def _none(path: str, key: str | None = None) -> Any:
-    if key is None:
-        raise Nothing(path)
+def _none(path: str) -> Any:
+    raise Nothing(path)
+
+
+def _twice(key: str, path: str) -> Any:
     raise ConfigError(f"{path} of the schema has several {key!r} at once: write them as one")

@@ -19,14 +19,13 @@ MOST_NEEDED = 3, 6  # properties that stand in any order; in schemas that may no
 def record(reader: Base, schema: Schema, path: str) -> Part:
     least, most = counts_of(schema, "minProperties", "maxProperties", path)
     properties, required = schema.get("properties", {}), schema.get("required", ())
+    if isinstance(required, bool):  # it is about the object that this one is a property of
+        required = ()
     if isinstance(required, str) or not all(isinstance(name, str) for name in required):
-        if isinstance(required, bool):  # as before draft 4
-            required = ()
-        else:
-            raise ConfigError(f"{path} of the schema has a required that is no list of names")
+        raise ConfigError(f"{path} of the schema has a required that is no list of names")
     more, named = schema.get("additionalProperties", True), schema.get("patternProperties", {})
     keys = schema.get("propertyNames", True)
-    needed = {*required}
+    needed = {*required, *(name for name, part in properties.items() if _says_so(part))}
     missing = {name: more for name in required if name not in properties}
     missing |= {name: {} for name in missing if _matching(reader, named, name, path)}
     declared = {**properties, **missing}
@@ -67,6 +66,11 @@ def record(reader: Base, schema: Schema, path: str) -> Part:
     if others is None and least:
         raise Nothing(path)
     return Bytes(b"{}") if others is None else listed(b"{", others, b"}", least, most)
+
+
+def _says_so(part: Any) -> bool:
+    """Whether a property's own schema requires it, as before draft 4."""
+    return isinstance(part, Mapping) and part.get("required") is True
 
 
 def _matching(reader: Base, named: Schema, name: str, path: str) -> list[str]:

@@ -280,13 +280,8 @@ class Reader(Base):
                 return not a.get("patternProperties")
             if b.get("additionalProperties") is False and required[0] - {*theirs}:
                 return not b.get("patternProperties")
-            for name in required[0] & required[1]:
-                if (
-                    name in mine_
-                    and name in theirs
-                    and self._apart(mine_[name], theirs[name], path)
-                ):
-                    return True
+            both = required[0] & required[1] & {*mine_} & {*theirs}
+            return any(self._apart(mine_[name], theirs[name], path) for name in both)
         return False
 
     def _dependencies(self, schema: Schema, path: str) -> Part:

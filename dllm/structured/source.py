@@ -97,10 +97,6 @@ def named(source: Source) -> str:
     ((kind, value),) = source.items()
     if kind == "regex":
         return f"the regex {short(value)}"
-    names = {
-        "json_schema": "schema",
-        "open_schema": "schema",
-        "choice": "choice",
-        "grammar": "grammar",
-    }
-    return f"the {names.get(kind, 'structure')}"
+    if kind in ("choice", "grammar"):
+        return f"the {kind}"
+    return "the schema" if kind.endswith("schema") else "the structure"

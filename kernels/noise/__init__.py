@@ -5,7 +5,7 @@ many were drawn before, on tiling, on the batch or on the device.  ``stream`` (<
 and purposes apart.  Two shapes of the same thing:
 
 - `bits`, `uniform`, `gumbel` take five broadcastable integers and return NumPy arrays;
-- `row_bits`, `row_uniform`, `row_gumbel` take ``keys`` (R, 4) int64 and a range of token ids and
+- `row_bits`, `row_gumbel` take ``keys`` (R, 4) int64 and a range of token ids and
   return (R, high - low) tensors on the device of the keys; `row_gumbel_at` takes any ids.
 
 Bits and uniform numbers are equal everywhere; Gumbel noise up to the last bits of a logarithm.
@@ -19,18 +19,10 @@ from .naive import bits, gumbel, uniform
 from .torch import bits as row_bits
 from .torch import gumbel as row_gumbel
 from .torch import gumbel_at as row_gumbel_at
-from .torch import uniform as row_uniform
 
 __all__ = [
-    "bits",
-    "gumbel",
-    "pack_keys",
-    "row_bits",
-    "row_gumbel",
-    "row_gumbel_at",
-    "row_uniform",
-    "uniform",
-]
+    "bits", "gumbel", "pack_keys", "row_bits", "row_gumbel", "row_gumbel_at", "uniform",
+]  # fmt: skip
 
 
 def pack_keys(

@@ -61,29 +61,17 @@ def bits(
     return drawn.astype(np.uint32).reshape(shape)
 
 
-def uniform(
-    seed: npt.ArrayLike,
-    stream: npt.ArrayLike,
-    position: npt.ArrayLike,
-    step: npt.ArrayLike,
-    tokens: npt.ArrayLike,
-) -> FloatArray:
+def uniform(*name: npt.ArrayLike) -> FloatArray:
     """Uniform numbers in (0, 1), float32: (bits + 0.5) / 2**32; arguments as for `bits`."""
-    return to_uniform(bits(seed, stream, position, step, tokens))
+    return to_uniform(bits(*name))
 
 
-def gumbel(
-    seed: npt.ArrayLike,
-    stream: npt.ArrayLike,
-    position: npt.ArrayLike,
-    step: npt.ArrayLike,
-    tokens: npt.ArrayLike,
-) -> FloatArray:
+def gumbel(*name: npt.ArrayLike) -> FloatArray:
     """Standard Gumbel noise, float32, always finite; arguments as for `bits`."""
     # The uniform number w is read as the upper tail, u = 1 - w, so that large noise comes from
     # small w, where float32 is fine-grained.  With u itself the tail that decides rare tokens
     # would end at u = 1 - 2**-24 in coarse steps, or at +inf once u rounds to one.
-    w = uniform(seed, stream, position, step, tokens)
+    w = uniform(*name)
     noise: FloatArray = -np.log(-np.log1p(-w))
     return noise
 

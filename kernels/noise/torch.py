@@ -16,20 +16,12 @@ DEVICE_GROUPS = 1 << 18  # off the CPU, where launches cost more than caches sav
 
 def bits(keys: torch.Tensor, low: int, high: int) -> torch.Tensor:
     """32 random bits for token ids [low, high) of every row: (R, high - low) int64 < 2**32."""
-    out = torch.empty(len(keys), high - low, dtype=torch.int64, device=keys.device)
-    return _fill(out, keys, low, high, lambda words: words)
-
-
-def uniform(keys: torch.Tensor, low: int, high: int) -> torch.Tensor:
-    """Uniform numbers in (0, 1) for token ids [low, high) of every row, float32."""
-    out = torch.empty(len(keys), high - low, dtype=torch.float32, device=keys.device)
-    return _fill(out, keys, low, high, to_uniform)
+    return _filled(keys, low, high, torch.int64, lambda words: words)
 
 
 def gumbel(keys: torch.Tensor, low: int, high: int) -> torch.Tensor:
     """Standard Gumbel noise for token ids [low, high) of every row, float32, always finite."""
-    out = torch.empty(len(keys), high - low, dtype=torch.float32, device=keys.device)
-    return _fill(out, keys, low, high, to_gumbel)
+    return _filled(keys, low, high, torch.float32, to_gumbel)
 
 
 def gumbel_at(keys: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
@@ -50,13 +42,11 @@ def to_gumbel(words: torch.Tensor) -> torch.Tensor:
     return to_uniform(words).neg_().log1p_().neg_().log_().neg_()
 
 
-def _fill(
-    out: torch.Tensor,
-    keys: torch.Tensor,
-    low: int,
-    high: int,
+def _filled(
+    keys: torch.Tensor, low: int, high: int, dtype: torch.dtype,
     transform: Callable[[torch.Tensor], torch.Tensor],
-) -> torch.Tensor:
+) -> torch.Tensor:  # fmt: skip
+    out = torch.empty(len(keys), high - low, dtype=dtype, device=keys.device)
     most = GROUPS if keys.device.type == "cpu" else DEVICE_GROUPS
     width = min((high + 3) // 4 - low // 4, most)
     rows = max(1, most // max(width, 1))

@@ -31,19 +31,9 @@ from .heads import Biased, Head, Shaped, full_logits
 from .result import COLDEST, OPTIONAL, Inputs, Options, TokenStatistics, check_keys
 
 __all__ = [
-    "COLDEST",
-    "PLAIN",
-    "Biased",
-    "Filters",
-    "Head",
-    "Shaped",
-    "TokenClasses",
-    "TokenStatistics",
-    "full_logits",
-    "logits_statistics",
-    "logprobs_of",
-    "token_statistics",
-]
+    "COLDEST", "PLAIN", "Biased", "Filters", "Head", "Shaped", "TokenClasses", "TokenStatistics",
+    "full_logits", "logits_statistics", "logprobs_of", "token_statistics",
+]  # fmt: skip
 
 _BACKENDS: dict[str, ModuleType] = {"naive": _naive, "torch": _fast}
 _Function = _TypeVar("_Function", bound=_Callable[..., _Any])
@@ -145,14 +135,9 @@ def logits_statistics(logits: _torch.Tensor, **arguments: _Any) -> TokenStatisti
 
 @_lru_cache(maxsize=64)
 def _options(
-    filters: Filters,
-    tempered: bool,
-    top: int,
-    needs: frozenset[str],
-    classes: TokenClasses | None,
-    inverse: bool,
-    floor: float,
-) -> Options:
+    filters: Filters, tempered: bool, top: int, needs: frozenset[str], classes: TokenClasses | None,
+    inverse: bool, floor: float,
+) -> Options:  # fmt: skip
     """The same few options come back at every step."""
     if 0 < filters.temperature < COLDEST:
         filters = filters._replace(temperature=0.0)

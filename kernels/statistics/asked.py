@@ -6,11 +6,7 @@ from .heads import Head, Shaped, full_logits, plain_linear
 
 
 def logprobs_of(
-    hidden: torch.Tensor,
-    head: Head,
-    ids: torch.Tensor,
-    token: torch.Tensor,
-    logprob: torch.Tensor,
+    hidden: torch.Tensor, head: Head, ids: torch.Tensor, token: torch.Tensor, logprob: torch.Tensor
 ) -> torch.Tensor:
     """(R, m) float32 clean log-probabilities of ``ids`` (R, m) for hidden rows (R, d).
 

@@ -70,13 +70,9 @@ def dropped(logits: torch.Tensor, filters: Filters) -> torch.Tensor:
 
 
 def _border(
-    values: torch.Tensor,
-    best: torch.Tensor,
-    total: torch.Tensor,
-    scale: float,
-    top_p: float,
+    values: torch.Tensor, best: torch.Tensor, total: torch.Tensor, scale: float, top_p: float,
     limit: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """The smallest logit that stays, and how many tokens the nucleus has: both (R, 1).
 
     ``values`` (R, n) are the largest logits, descending; a nucleus of n + 1 tokens means that it

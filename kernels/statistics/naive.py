@@ -14,20 +14,13 @@ BoolArray = npt.NDArray[np.bool_]
 
 
 def token_statistics(
-    hidden: torch.Tensor,
-    head: Head,
-    options: Options,
-    inputs: Inputs,
+    hidden: torch.Tensor, head: Head, options: Options, inputs: Inputs
 ) -> TokenStatistics:
     """As `dllm.kernels.statistics.token_statistics`; materialises everything."""
     return logits_statistics(full_logits(hidden, head), options, inputs)
 
 
-def logits_statistics(
-    logits: torch.Tensor,
-    options: Options,
-    inputs: Inputs,
-) -> TokenStatistics:
+def logits_statistics(logits: torch.Tensor, options: Options, inputs: Inputs) -> TokenStatistics:
     """As `dllm.kernels.statistics.logits_statistics`; copies the logits to float64."""
     banned, where, keys = inputs.banned, inputs.banned_rows, inputs.noise_keys
     x = logits[:, : inputs.vocab_size].detach().to("cpu", torch.float64).numpy().copy()
@@ -63,21 +56,17 @@ def logits_statistics(
 
 
 def _row(
-    x: Float64Array,
-    options: Options,
-    key: list[int] | None,
-    select: int | None,
+    x: Float64Array, options: Options, key: list[int] | None, select: int | None,
     share: float | None = None,
-) -> dict[str, object]:
+) -> dict[str, object]:  # fmt: skip
     temperature = options.temperature
     warm = x / temperature if temperature > 0 else x
     keep = kept(warm, options.filters)
     filtered = np.where(keep, warm, -np.inf if options.classes is None else warm - FAR)
-    token = int(np.argmax(x))
+    token, drawn = int(np.argmax(x)), np.zeros(len(x))
     if temperature > 0 and key is not None:
-        ids = np.arange(len(x))
-        seed, stream, position, step = key
-        token = int(np.argmax(filtered + noise.gumbel(seed, stream, position, step, ids)))
+        drawn = noise.gumbel(*key, np.arange(len(x))).astype(np.float64)
+        token = int(np.argmax(filtered + drawn))
     if options.inverse and share is not None:
         p = np.exp(log_softmax(filtered))
         possible = filtered > -np.inf
@@ -99,13 +88,8 @@ def _row(
     if options.top:
         row |= {"top_token": order[: options.top], "top_logprob": logp[order[: options.top]]}
     if options.classes is not None:
-        noise_of = np.zeros(len(x))
-        if temperature > 0 and key is not None:
-            seed, stream, position, step = key
-            drawn = noise.gumbel(seed, stream, position, step, np.arange(len(x)))
-            noise_of = drawn.astype(np.float64)
         cut = filtered if options.filtered else warm
-        row |= _classes(options, logp, cut, cut + noise_of)
+        row |= _classes(options, logp, cut, cut + drawn)
     if select is not None:
         row["select_logprob"] = logp[select] if 0 <= select < len(x) else -np.inf
     return row

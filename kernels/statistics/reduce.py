@@ -62,13 +62,9 @@ FIELDS = fields(Partial)
 
 
 def reduce(
-    x: torch.Tensor,
-    low: int,
-    options: Options,
-    keys: torch.Tensor | None = None,
-    select: torch.Tensor | None = None,
-    room: torch.Tensor | None = None,
-) -> Partial:
+    x: torch.Tensor, low: int, options: Options, keys: torch.Tensor | None = None,
+    select: torch.Tensor | None = None, room: torch.Tensor | None = None,
+) -> Partial:  # fmt: skip
     """Statistics of ``x`` (R, n) float32, the logits of the ids from ``low`` on.
 
     Destroys ``x`` and what ``room``, of the same shape, holds.
@@ -157,13 +153,9 @@ def largest(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _draw(
-    part: Partial,
-    x: torch.Tensor,
-    low: int,
-    temperature: float,
-    keys: torch.Tensor,
+    part: Partial, x: torch.Tensor, low: int, temperature: float, keys: torch.Tensor,
     lost: torch.Tensor | None,
-) -> torch.Tensor:
+) -> torch.Tensor:  # fmt: skip
     """Draw a token per row; the perturbed logits."""
     noisy = row_gumbel(keys, low, low + x.shape[1]).add_(x / temperature)
     if lost is not None:

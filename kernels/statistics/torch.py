@@ -257,10 +257,7 @@ class Walk:
 
 
 def token_statistics(
-    hidden: torch.Tensor,
-    head: Head,
-    options: Options,
-    inputs: Inputs,
+    hidden: torch.Tensor, head: Head, options: Options, inputs: Inputs
 ) -> TokenStatistics:
     """As `dllm.kernels.statistics.token_statistics`."""
     call, vocab_size = Call(options, inputs), inputs.vocab_size
@@ -346,11 +343,7 @@ def _packed(hidden: torch.Tensor, parts: Sequence[Any], bias: torch.Tensor | Non
     return product
 
 
-def logits_statistics(
-    logits: torch.Tensor,
-    options: Options,
-    inputs: Inputs,
-) -> TokenStatistics:
+def logits_statistics(logits: torch.Tensor, options: Options, inputs: Inputs) -> TokenStatistics:
     """As `dllm.kernels.statistics.logits_statistics`."""
     call, logits = Call(options, inputs), logits[:, : inputs.vocab_size]
     size = logits.shape[1]

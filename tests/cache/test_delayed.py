@@ -10,8 +10,7 @@ import dllm
 from dllm.cache import Plan, Slots
 from dllm.cache import compose as compose_cache
 from dllm.cache.delayed import DelayedCache
-from dllm.core.canvas import Canvas
-from dllm.core.shared import Blocks
+from dllm.core.canvas import Blocks, Canvas
 
 from ..table import EOS, MASK
 

@@ -74,7 +74,8 @@ def test_tensor_bits_equal_numpy_bits(
     keys = noise.pack_keys(rows)
     assert np.array_equal(fast.bits(keys, low, low + size).numpy(), expected)
     uniform = naive.to_uniform(expected)
-    assert np.array_equal(noise.row_uniform(keys, low, low + size).numpy(), uniform)
+    drawn = fast.to_uniform(fast.bits(keys, low, low + size))
+    assert np.array_equal(drawn.numpy(), uniform)
     gumbel = np.stack([noise.gumbel(*row, tokens) for row in rows])
     np.testing.assert_allclose(
         noise.row_gumbel(keys, low, low + size).numpy(), gumbel, rtol=1e-5, atol=1e-6
@@ -127,7 +128,8 @@ def test_the_upper_tail_is_fine_grained() -> None:
 
 def test_uniform_moments_and_independence() -> None:
     n = 200_000
-    u = noise.row_uniform(noise.pack_keys([(11, 0, 0, 0), (11, 0, 1, 0)]), 0, n).double()
+    keys = noise.pack_keys([(11, 0, 0, 0), (11, 0, 1, 0)])
+    u = fast.to_uniform(noise.row_bits(keys, 0, n)).double()
     bound = 5 / math.sqrt(n)
     assert ((u.mean(1) - 0.5).abs() < bound * math.sqrt(1 / 12)).all()
     assert ((u.var(1) - 1 / 12).abs() < bound * math.sqrt(1 / 180)).all()

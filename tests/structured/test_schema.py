@@ -255,6 +255,16 @@ def test_what_cannot_be_kept_is_refused(schema: Any, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_properties_say_themselves_that_they_are_required() -> None:
+    """As before draft 4."""
+    inner = {"type": "object", "required": True, "properties": {"b": {"type": "null"}}}
+    schema = {"properties": {"a": inner, "c": {"enum": [1], "required": True}, "d": {"enum": [2]}}}
+    for text in texts(source.json_schema(schema), 8):
+        value = json.loads(text)
+        assert {"a", "c"} <= value.keys()
+        jsonschema.Draft3Validator(schema).validate(value)
+
+
 def test_extra_keys_stand_in_any_order() -> None:
     """What jsonschema takes of small objects, and nothing else; names that stand twice are left
     out, which a parser makes one of."""

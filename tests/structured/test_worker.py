@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+import dllm
 from dllm.core.errors import ConfigError
-from dllm.structured import source
+from dllm.structured import building, source
 from dllm.structured.compiling import Tables
 from dllm.structured.vocabulary import Vocabulary
 from dllm.structured.worker import Worker
@@ -26,17 +27,18 @@ def test_the_process_can_be_ended_at_any_moment() -> None:
     worker = Worker()
     try:
         assert compiled(worker, "ab*").start >= 0
-        first = worker._process
+        first = worker._child._process
         assert first is not None
         threading.Timer(0.05, first.kill).start()
         with pytest.raises(ConfigError, match="was given up: the process that compiles it ended"):
             compiled(worker, "|".join(f"(a|b)*a(a|b){{{n}}}" for n in range(11, 12)) + "|a{9000}")
         assert first.poll() is not None
         assert compiled(worker, "ab*").start >= 0
-        assert worker._process is not None and worker._process is not first
+        second = worker._child._process
+        assert second is not None and second is not first and second.poll() is None
     finally:
         worker.close()
-    assert worker._process is None
+    assert second.poll() is not None
 
 
 MUTUAL = {
@@ -69,13 +71,13 @@ def test_what_explodes_ends_within_its_steps(number: int) -> None:
     worker = Worker()
     try:
         compiled(worker, "a")
-        first = worker._process
+        first = worker._child._process
         try:
             worker.compile(EXPLODING[number], BYTES)
         except ConfigError as error:
             assert "allow less" in str(error) or "allows no value" in str(error)
             assert "\n" not in str(error)
-        assert worker._process is first and first is not None and first.poll() is None
+        assert worker._child._process is first and first is not None and first.poll() is None
     finally:
         worker.close()
 
@@ -84,15 +86,31 @@ def test_limits_and_errors_leave_the_process_alone() -> None:
     worker = Worker()
     try:
         compiled(worker, "a")
-        first = worker._process
+        first = worker._child._process
         with pytest.raises(ConfigError, match="states, at most 20,000 are taken"):
             compiled(worker, "(a|b)*a(a|b){14}")
         with pytest.raises(ConfigError, match="is not well formed"):
             compiled(worker, "a(")
         compiled(worker, "b")
-        assert worker._process is first, "one process for all of them"
+        assert worker._child._process is first, "one process for all of them"
     finally:
         worker.close()
+
+
+def test_what_was_refused_is_not_compiled_again(
+    tiny: dllm.DiffusionModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, compile = list[str](), building.WORKER.compile
+
+    def counted(wanted: source.Source, vocabulary: Vocabulary) -> Tables:
+        asked.append(wanted["regex"])
+        return compile(wanted, vocabulary)
+
+    monkeypatch.setattr(building.WORKER, "compile", counted)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="look-around"):
+            dllm.generate(tiny, [5, 9], regex="refused(?=twice)")
+    assert asked == ["refused(?=twice)"]
 
 
 def test_several_threads() -> None:
@@ -118,7 +136,7 @@ def test_a_process_that_computes_too_long_is_ended() -> None:
     try:
         with pytest.raises(ConfigError, match=r"more than 4 GB or 0\.2 s of processor time"):
             worker.compile(EXPLODING[2], BYTES)
-        assert worker._process is None
+        assert worker._child._process is None
     finally:
         worker.close()
 
