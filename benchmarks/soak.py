@@ -34,7 +34,6 @@ import numpy as np
 import dllm
 from dllm.serve.batch import Line, answer
 from dllm.serve.bodies import ScoreBody
-from dllm.serve.requests import question
 from dllm.serve.service import Service
 from dllm.serve.settings import Settings
 
@@ -164,7 +163,7 @@ class Library:
             asks = ScoreBody.read(body)
             given = asks.continuation
             texts = [given] if isinstance(given, str) else given
-            scores = await self.service.likelihoods.score(question(asks) or "", texts, asks.scoring)
+            scores = await self.service.likelihoods.score(asks.question or "", texts, asks.scoring)
             return [[one.logprob, one.tokens] for one in scores]
         if kind in ("whole", "stream", "drafts", "prefix") and not self.service.verifying:
             how = {k: v for k, v in body.items() if k not in ("messages", "max_tokens")}

@@ -1,7 +1,5 @@
 """What bounds a step of a model: memory, products or launches, by arithmetic."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass

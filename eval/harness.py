@@ -9,9 +9,11 @@ early; likelihoods are those of `dllm.score`.
 
 import inspect
 import logging
+import math
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -29,12 +31,42 @@ from ..likelihood.scoring import Score, ScoreRequest, Scoring, score_requests
 from ..models import load
 from ..request.prompts import chat_openings, encode_chat, encode_text
 from ..request.requests import occurrences
+from ..runtime.result import Result
 from ..samplers import compose as compose_sampler
-from .usage import Scored, Usage, whole
 
 LOG = logging.getLogger(__name__)
 LENGTH_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_length")
 SAMPLING = ("temperature", *FILTERS)
+
+
+@dataclass
+class Usage:
+    """What the answers of a `DLLM` cost, likelihoods apart from generations."""
+
+    requests: int = 0
+    tokens: int = 0
+    nfe: int = 0
+    computed: int = 0
+    seconds: float = 0.0
+    likelihoods: int = 0
+    likelihood_nfe: int = 0
+    largest_stderr: float = 0.0
+    shortened: int = 0  # requests whose prompt or canvas was cut to fit the context
+
+    def add(self, answer: Result) -> None:
+        """Count a generation."""
+        self.requests += 1
+        self.tokens += len(answer.tokens)
+        self.nfe += answer.nfe
+        self.computed += answer.computed
+
+
+@dataclass(frozen=True)
+class Scored(Score):
+    """The score of a request, and which document of which task it belongs to."""
+
+    task: str = ""
+    doc_id: int | None = None
 
 
 @register_model("dllm")
@@ -317,6 +349,17 @@ class DLLM(TemplateLM):  # type: ignore[misc]
             f"prompt and answer exceed the context of {self.max_length}: beginnings of prompts are "
             "cut or canvases shortened (counted in usage.shortened)"
         )
+
+
+def whole(parts: Sequence[Score]) -> Score:
+    """The score of a text from those of its windows, whose estimates are independent."""
+    return Score(
+        logprob=sum(part.logprob for part in parts),
+        stderr=math.hypot(*(part.stderr for part in parts)),
+        tokens=sum(part.tokens for part in parts),
+        nfe=sum(part.nfe for part in parts),
+        computed=sum(part.computed for part in parts),
+    )
 
 
 _warned: set[str] = set()

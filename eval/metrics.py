@@ -9,16 +9,16 @@ from scipy import optimize, stats
 
 from ..core.errors import ConfigError
 
-LEVEL = 0.95
+LEVEL = 0.95  # of all intervals
 Z95 = float(stats.norm.ppf((1 + LEVEL) / 2))
 DROP = 5.0  # points of accuracy below the slowest setting at which a setting no longer counts
 
 
-def wilson(right: int, n: int, level: float = LEVEL) -> tuple[float, float]:
+def wilson(right: int, n: int) -> tuple[float, float]:
     """Wilson score interval of a share (Wilson 1927): ``right`` of ``n``, as shares in [0, 1]."""
     if n < 1:
         raise ConfigError("an interval needs at least one example")
-    result = stats.binomtest(int(right), n).proportion_ci(level, method="wilson")
+    result = stats.binomtest(int(right), n).proportion_ci(LEVEL, method="wilson")
     return float(result.low), float(result.high)
 
 
@@ -35,21 +35,17 @@ class Paired:
     only_b: int
 
 
-def paired(a: Sequence[bool], b: Sequence[bool], z: float = Z95) -> Paired:
+def paired(a: Sequence[bool], b: Sequence[bool]) -> Paired:
     """Compare two methods example by example; the interval is Tango's score interval (1998),
     which stays honest where they never differ."""
     if len(a) != len(b) or not len(a):
         raise ConfigError(f"paired results have one length, not {len(a)} and {len(b)}")
     x, y = np.asarray(a, bool), np.asarray(b, bool)
     only_a, only_b, n = int((x & ~y).sum()), int((~x & y).sum()), len(x)
-    low, high = _tango(only_a, only_b, n, z)
-    return Paired((only_a - only_b) / n, low, high, _mcnemar(only_a, only_b), only_a, only_b)
-
-
-def _mcnemar(only_a: int, only_b: int) -> float:
-    """Chance of a split at least this uneven among the examples on which they differ."""
-    n = only_a + only_b
-    return float(stats.binomtest(only_a, n).pvalue) if n else 1.0
+    low, high = _tango(only_a, only_b, n)
+    differ = only_a + only_b
+    p_value = float(stats.binomtest(only_a, differ).pvalue) if differ else 1.0
+    return Paired((only_a - only_b) / n, low, high, p_value, only_a, only_b)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -66,8 +62,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def _tango(only_a: int, only_b: int, n: int, z: float) -> tuple[float, float]:
-    """All differences that a score test at ``z`` does not reject."""
+def _tango(only_a: int, only_b: int, n: int) -> tuple[float, float]:
+    """All differences that a score test does not reject."""
 
     def score(delta: float) -> float:
         b, c = only_a, only_b
@@ -82,6 +78,6 @@ def _tango(only_a: int, only_b: int, n: int, z: float) -> tuple[float, float]:
 
     seen = (only_a - only_b) / n
     # At the ends the score is infinite, or the interval ends there.
-    low = -1.0 if score(-1.0) <= z else optimize.bisect(lambda d: score(d) - z, -1.0, seen)
-    high = 1.0 if score(1.0) >= -z else optimize.bisect(lambda d: score(d) + z, seen, 1.0)
+    low = -1.0 if score(-1.0) <= Z95 else optimize.bisect(lambda d: score(d) - Z95, -1.0, seen)
+    high = 1.0 if score(1.0) >= -Z95 else optimize.bisect(lambda d: score(d) + Z95, seen, 1.0)
     return float(low), float(high)

@@ -12,13 +12,11 @@ from .measure import Record
 from .metrics import wilson
 from .report import BASE, REFERENCE, Pooled, by_task, curves, fastest, pooled
 
-AXES: dict[str, tuple[str, Callable[[Record], float]]] = {
-    "tokens per forward": ("log", lambda r: r.point[0]),
-    "positions computed per token": (
-        "log", lambda r: sum(r.computed) / max(1, sum(r.tokens)),
-    ),
-    "seconds per prompt": ("log", lambda r: r.mean("seconds")),
-}  # fmt: skip
+AXES: dict[str, Callable[[Record], float]] = {
+    "tokens per forward": lambda r: r.point[0],
+    "positions computed per token": lambda r: sum(r.computed) / max(1, sum(r.tokens)),
+    "seconds per prompt": lambda r: r.mean("seconds"),
+}
 MARKERS = "osD^vP*X<>"
 MOST = len(MARKERS)  # lines that can be told apart in one panel
 GREY = {"color": "0.75", "linewidth": 0.5, "zorder": 1}
@@ -49,10 +47,10 @@ def pareto(records: Sequence[Record], files: Sequence[Path]) -> None:
         panels = figure.subplots(len(AXES), len(tasks), squeeze=False, sharey="col")
         for column, (task, result) in enumerate(tasks.items()):
             least = 100 * min(record.interval[0] for record in result)
-            for row, (name, (scale, value)) in enumerate(AXES.items()):
+            for row, (name, value) in enumerate(AXES.items()):
                 axes = panels[row][column]
                 _panel(axes, result, value, style)
-                _dress(axes, scale, name, "" if column else "% right", "" if row else task, least)
+                _dress(axes, name, "" if column else "% right", "" if row else task, least)
         handles = {
             label: line
             for line, label in zip(*panels[0][0].get_legend_handles_labels(), strict=True)
@@ -88,7 +86,7 @@ def multiples(
             axes.fill_between(x, low, high, color="C0", alpha=0.25, linewidth=0)
             axes.plot(x, y, color="C0", marker="o", markersize=2.5, linewidth=1.2)
             last = i // across == down - 1 or i + across >= len(lines)
-            _dress(axes, "log", "tokens per forward" if last else "",
+            _dress(axes, "tokens per forward" if last else "",
                    "" if i % across else "% right", method, least)  # fmt: skip
             axes.tick_params(labelbottom=last)
         for axes in panels.flat[len(lines) :]:
@@ -157,14 +155,13 @@ def _panel(
         axes.plot(x, y, label=method, linewidth=1, markersize=3, **style[method])
 
 
-def _dress(axes: Any, scale: str, below: str, left: str, above: str, least: float) -> None:
+def _dress(axes: Any, below: str, left: str, above: str, least: float) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    axes.set_xscale(scale)
-    if scale == "log":
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 3), numticks=8))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 3), numticks=8))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_ylim(10 * math.floor(least / 10) - 2, 102)
     axes.grid(alpha=0.25, linewidth=0.5)
     axes.set_xlabel(below)

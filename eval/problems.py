@@ -10,7 +10,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ..core.errors import ConfigError, PromptError, UnknownNameError
 from ..core.json_lines import read_json_lines
@@ -20,16 +20,6 @@ from .tasks import TASKS, Example, Task
 
 MATCHES = ("equals", "contains")
 DRAWS = (1, 2, 4, 8, 16)  # per example wanted, before a task counts as exhausted
-
-
-class Problems(Protocol):
-    """What a sweep asks of a task; `dllm.eval.tasks.Task` is one."""
-
-    @property
-    def name(self) -> str: ...
-    def examples(self, n: int, seed: int = 0) -> list[Any]: ...
-    @property
-    def check(self) -> Any: ...  # (example, text) -> bool
 
 
 @dataclass(frozen=True)
@@ -70,6 +60,9 @@ class FileTask:
         if question.match == "contains":
             return question.answer.strip() in text
         return question.answer.strip() == text.strip()
+
+
+Problems = Task | FileTask
 
 
 def read_file(path: Path) -> FileTask:

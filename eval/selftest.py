@@ -6,8 +6,6 @@ against plain ones, rows in a batch against rows alone.  A difference names the 
 it.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -32,6 +30,7 @@ PROMPTS = (
 )  # fmt: skip
 CACHES = ("none", "dual", "dkv")
 CHOSEN: dict[str, Any] = {"sampler": "threshold(tau=0.8)", "max_new_tokens": 32, "block_length": 32}
+SWITCH = {"torch": "", "triton": "pip uninstall triton (plain kernels take over)"}
 WORDS = {True: "ok", False: "DIFFERS", None: "skipped"}
 
 
@@ -98,7 +97,7 @@ def statistics(device: str) -> Iterator[Check]:
                 f"token statistics, {backend}, {str(dtype)[6:]}",
                 worst <= bound and differing <= most,
                 f"log-probabilities within {worst:.1e}, {differing} of 96 tokens differ",
-                "pip uninstall triton (plain kernels take over)" if backend == "triton" else "",
+                SWITCH[backend],
             )
 
 
@@ -146,8 +145,7 @@ def rotation(device: str) -> Iterator[Check]:
             results.append(torch.cat([rotated.flatten(), keys.flatten(), values.flatten()]))
         worst = float((results[0] - results[1]).abs().max())
         yield Check(
-            f"rotation, {backend}", worst <= 1e-5, f"within {worst:.1e}",
-            "pip uninstall triton (plain kernels take over)" if backend == "triton" else "",
+            f"rotation, {backend}", worst <= 1e-5, f"within {worst:.1e}", SWITCH[backend]
         )  # fmt: skip
 
 

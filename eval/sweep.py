@@ -8,19 +8,27 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..cache import available as caches
 from ..cache import compose as compose_cache
-from ..core.errors import ConfigError
+from ..core.errors import ConfigError, UnknownNameError
 from ..core.json_lines import whole_lines
 from ..engine import check_pair
 from ..models import DiffusionModel
 from ..samplers import compose as compose_sampler
-from .curves import settings
+from .curves import samplers_with_curves, settings
 from .machine import machine
 from .measure import Cell, Record, RefusedError, Setting, fingerprint, measure
 from .problems import Problems, problems, stamp
 from .tasks import TASKS
 
 FIELDS = {field.name for field in fields(Record)}
+# One task with one answer, and two with several: there parallel decisions contradict each other.
+README_TASKS = ("sort", "remove_random", "insert_random")
+AT = "threshold(tau=0.9)"  # the sampler under which caches are compared
+BASELINE = "llada(steps=32)"  # one token per step
+RANDOM = "random+llada(steps=32)"  # for caches that must know commits beforehand
+FORESEEING = "dkv_greedy"
+CANVAS = (("max_new_tokens", 32), ("block_length", 16))
 
 
 @dataclass(frozen=True)
@@ -61,6 +69,36 @@ class Sweep:
         if not result:
             raise ConfigError("a sweep needs at least one sampler and one cache")
         return result
+
+
+def readme() -> list[Sweep]:
+    """Every sampler as a curve, every cache as a ratio; under half an hour on two cores."""
+    names = [cache.name for cache in caches()]
+    how: dict[str, Any] = {"examples": 96, "rows": 96, "arguments": CANVAS}
+    return [
+        Sweep(README_TASKS, curves=samplers_with_curves(), **how),
+        Sweep(README_TASKS, samplers=[BASELINE, AT], caches=names, **how),
+        Sweep(README_TASKS, samplers=[RANDOM], caches=["none", FORESEEING], **how),
+    ]
+
+
+def quick() -> list[Sweep]:
+    """One curve and one cache on two tasks: whether everything works, in seconds."""
+    tasks = ("reverse", "sort")
+    return [
+        Sweep(tasks, curves=["threshold"], examples=8, rows=8, arguments=CANVAS),
+        Sweep(tasks, samplers=[AT], caches=["none", "dual"], examples=8, rows=8, arguments=CANVAS),
+    ]
+
+
+PRESETS: dict[str, Callable[[], Sequence[Sweep]]] = {"readme": readme, "quick": quick}
+
+
+def preset(name: str) -> list[Sweep]:
+    """The sweeps of a preset.  Raises `UnknownNameError`."""
+    if name not in PRESETS:
+        raise UnknownNameError("preset", name, PRESETS)
+    return list(PRESETS[name]())
 
 
 def distinct(cells: Iterable[Cell]) -> list[Cell]:

@@ -9,9 +9,8 @@ import pytest
 import dllm
 from tests.cli.conftest import Run
 from tests.cli.conftest import cli as cli
-from tests.serve.conftest import Start
+from tests.serve.conftest import Start, sse
 from tests.serve.conftest import start as start
-from tests.serve.test_openai import sse
 
 PROMPTS = ["one two three", "four five"]
 HOW: dict[str, Any] = {"max_new_tokens": 24, "block_length": 8, "sampler": "threshold(tau=0.4)"}

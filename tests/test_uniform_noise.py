@@ -1,6 +1,5 @@
 """What a user does with any model, on one whose canvases hold random tokens in place of masks."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import dllm
 
 from .cli.conftest import Run
 from .cli.conftest import cli as cli
-from .serve.conftest import serve
+from .serve.conftest import deltas, serve
 from .thin import some
 
 UNIFORM = str(Path(__file__).parents[1] / "examples" / "nano-uniform")
@@ -218,14 +217,8 @@ def test_the_server_answers_chats_and_streams() -> None:
     try:
         whole = served.post("/v1/chat/completions", body).json()
         assert whole["choices"][0]["message"]["content"] == "Ben, Anna, Tom"
-        streamed = served.post("/v1/chat/completions", body | {"stream": True}).text
-        pieces = [json.loads(line[6:]) for line in streamed.split("\n\n") if line[6:7] == "{"]
-        text = "".join(
-            piece["choices"][0]["delta"].get("content") or ""
-            for piece in pieces
-            if piece["choices"]
-        )
-        assert text == "Ben, Anna, Tom"
+        parts = deltas(served.post("/v1/chat/completions", body | {"stream": True}))
+        assert "".join(part.get("content") or "" for part in parts) == "Ben, Anna, Tom"
         image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
         refused = served.post(
             "/v1/chat/completions",

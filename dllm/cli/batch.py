@@ -47,11 +47,10 @@ class Batched(Decoding):
     def settings(self) -> Settings:
         from ..serve.settings import Settings
 
-        arguments = self.arguments()
         return Settings(
             sampler=None if self.sampler == SAMPLER else self.sampler,
             caches=(self.cache,), max_batch_size=self.max_batch_size,
-            **{name: arguments[name] for name in SERVED if name in arguments},
+            **{name: self.how[name] for name in SERVED if name in self.how},
         )  # fmt: skip
 
 
@@ -59,7 +58,7 @@ def fields(options: Batched) -> dict[str, Any]:
     """What the options are called in a request."""
     declared = GenerationConfig.fields()
     given = {
-        about_of(declared[name]).wire or name: value for name, value in options.arguments().items()
+        about_of(declared[name]).wire or name: value for name, value in options.how.items()
         if name not in GenerationConfig.fields(MACHINE)
     }  # fmt: skip
     if "stop" in given:

@@ -98,8 +98,7 @@ def bench(*, options: Bench) -> None:
 
 def _sweeps(options: Bench) -> list[Sweep]:
     from ..eval.curves import samplers_with_curves
-    from ..eval.presets import preset
-    from ..eval.sweep import Sweep
+    from ..eval.sweep import Sweep, preset
 
     changes = options.given("examples", "rows", "seed")
     parts = (name.strip() for given in options.tasks or () for name in given.split(","))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -49,43 +50,35 @@ def chat(*, options: Talking) -> None:
     if model.tokenizer is None or not model.tokenizer.chat_template:
         raise PromptError(f"{model.name} has no chat template: use dllm generate")
     note(f"{model.name}: {HELP}")
-    _warn(model.name, is_bundled(model))
-    single = is_bundled(model)
-    if model.facts.mask_token_id is not None:
-        if options.drafter:
-            raise ConfigError(f"{model.name} is a diffusion model: it takes no --drafter")
-        engine = GenerationConfig.fields(MACHINE).keys() & options.how
-        if compose(str(options.cache)).exact and not options.watch and not engine:
-            with Session(model, cache=options.cache, max_batch_size=1) as session:
-                Conversation(model, options, single, session).run()
-            return
-        Conversation(model, options, single).run()
-        return
-    if options.watch:
+    if is_bundled(model):
+        note(
+            f"{model.name} was trained on single questions, so each is asked alone, without what "
+            f"was said before; it can {ABILITIES}"
+        )
+    diffuses = model.facts.mask_token_id is not None
+    if diffuses and options.drafter:
+        raise ConfigError(f"{model.name} is a diffusion model: it takes no --drafter")
+    if options.watch and not diffuses:
         raise ConfigError("--watch follows a canvas: leave it out with an autoregressive model")
     named = options.drafter or []
     drafter = named[0] if len(named) == 1 else named or None
-    with Session(model, drafter=drafter, max_batch_size=1) as session:  # keeps the turns before
-        Conversation(model, options, single, session).run()
-
-
-def _warn(name: str, single: bool) -> None:
-    """Say what a bundled model is made for."""
-    if single:
-        note(
-            f"{name} was trained on single questions, so each is asked alone, without what was "
-            f"said before; it can {ABILITIES}"
-        )
+    how: dict[str, Any] = {"cache": options.cache} if diffuses else {"drafter": drafter}
+    engine = GenerationConfig.fields(MACHINE).keys() & options.how
+    if diffuses and (options.watch or engine or not compose(options.cache).exact):
+        Conversation(model, options).run()
+    else:
+        with Session(model, max_batch_size=1, **how) as session:  # keeps the turns before
+            Conversation(model, options, session).run()
 
 
 class Conversation:
     """The messages so far, and the loop that adds to them; ``session`` answers where there is one.
-    ``single``: questions are asked without the messages before them."""
+    Bundled models are asked without the messages before a question."""
 
     def __init__(
-        self, model: DiffusionModel, options: Talking, single: bool, session: Session | None = None
+        self, model: DiffusionModel, options: Talking, session: Session | None = None
     ) -> None:
-        self.model, self.options, self.single, self.session = model, options, single, session
+        self.model, self.options, self.session = model, options, session
         self.messages: list[dict[str, str]] = []
         self.reset()
 
@@ -110,7 +103,7 @@ class Conversation:
 
     def turn(self, text: str) -> None:
         """One question; when it fails or is stopped, the conversation stays as it was."""
-        if self.single:
+        if is_bundled(self.model):
             self.reset()
         self.messages.append({"role": "user", "content": text})
         try:
@@ -137,14 +130,14 @@ class Conversation:
         if self.session is not None:
             diffuses = self.model.facts.mask_token_id is not None
             sampler: dict[str, Any] = {"sampler": options.sampler} if diffuses else {}
-            handle = self.session.submit(self.messages, **options.arguments(), **sampler)
+            handle = self.session.submit(self.messages, **options.how, **sampler)
             with waiting("writing"):
                 try:
                     return handle.result()
                 except KeyboardInterrupt:
                     handle.cancel()
                     raise
-        given: dict[str, Any] = options.arguments() | options.parts()
+        given: dict[str, Any] = {**options.how, **options.parts()}
         if options.watch:
             events = stream(self.model, self.messages, **given)
             return watch(events, self.model, 1)[0]
@@ -159,7 +152,8 @@ def read_line() -> str | None:
         return sys.stdin.readline() or None
     try:
         if sys.stdout.isatty():
-            _enable_editing()
+            with suppress(ImportError):  # arrow keys and history, where the platform has them
+                import readline  # noqa: F401
             return input("> ")
         if interactive():
             print("> ", end="", file=sys.stderr, flush=True)
@@ -167,11 +161,3 @@ def read_line() -> str | None:
     except EOFError:
         note("")
         return None
-
-
-def _enable_editing() -> None:
-    """Arrow keys and history, where the platform has them."""
-    try:
-        import readline  # noqa: F401
-    except ImportError:
-        return

@@ -151,14 +151,13 @@ def _numbers(text: str | None) -> tuple[int, ...] | None:
         ) from error
 
 
-def loaded(name: str, device: str, dtype: str = "auto") -> DiffusionModel:
-    """The model, by default in bfloat16 where the machine multiplies it fast."""
+def loaded(name: str, device: str) -> DiffusionModel:
+    """The model, in bfloat16 where the machine multiplies it fast."""
     from ..models import load
     from ..train.loop import machine_has_bf16
     from ..train.processes import own_device
 
-    if dtype == "auto":
-        dtype = "bfloat16" if machine_has_bf16(device) else "float32"
+    dtype = "bfloat16" if machine_has_bf16(device) else "float32"
     note(f"{name} in {dtype}")
     return load(name, dtype=dtype, device=own_device(device))
 

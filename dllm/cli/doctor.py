@@ -16,7 +16,10 @@ from ..core.errors import INSTALL_EXTRA, DllmError, requirements
 from .output import distribution_version, versions, waiting
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
     from ..models.checkpoint import Checkpoint
+    from ..models.family import Family
     from ..models.footprint import Footprint
 
 GOOD, BAD, PLAIN = "ok", "problem", ""
@@ -182,6 +185,7 @@ def examine(model: str, memory: tuple[str, int]) -> Iterator[Finding]:
     """What the files of ``model`` say.  Raises `CheckpointError` when there are none."""
     from ..models.checkpoint import open_checkpoint
     from ..models.footprint import footprint
+    from ..models.reading import family_of, native_config
 
     checkpoint = open_checkpoint(model)
     yield Finding("model", checkpoint.name)
@@ -192,17 +196,9 @@ def examine(model: str, memory: tuple[str, int]) -> Iterator[Finding]:
     except DllmError as error:
         yield Finding("architecture", str(error), BAD)
         return
-    yield from _sizes(checkpoint, needs)
-    yield from fit(needs, *memory)
-    yield from _steps(needs)
-    yield from _tokens(checkpoint)
-    yield from _weights(checkpoint)
-
-
-def _sizes(checkpoint: Checkpoint, needs: Footprint) -> Iterator[Finding]:
-    from ..models.reading import family_of
-
-    yield Finding("family", family_of(checkpoint).name, GOOD)
+    family = family_of(checkpoint)
+    config, official = native_config(checkpoint, family)
+    yield Finding("family", family.name, GOOD)
     yield Finding("parameters", count(needs.parameters))
     copies = f", and {size(needs.copies)} of copies to multiply with" if needs.copies else ""
     yield Finding("weights", f"{size(needs.weights)} in {needs.dtype}{copies}")
@@ -211,6 +207,10 @@ def _sizes(checkpoint: Checkpoint, needs: Footprint) -> Iterator[Finding]:
     yield Finding(
         "key/value cache", f"{size(needs.keys_values)} per row at its context of {needs.context}"
     )
+    yield from fit(needs, *memory)
+    yield from _steps(needs)
+    yield from _tokens(checkpoint, family, config)
+    yield from _weights(checkpoint, family, config, official)
 
 
 def _steps(needs: Footprint) -> Iterator[Finding]:
@@ -234,15 +234,12 @@ def _steps(needs: Footprint) -> Iterator[Finding]:
         yield Finding(f"step, rows: {rows}", f"bound by {most}; ms: {told}")
 
 
-def _tokens(checkpoint: Checkpoint) -> Iterator[Finding]:
+def _tokens(checkpoint: Checkpoint, family: Family, config: PreTrainedConfig) -> Iterator[Finding]:
     """Its tokenizer, and whether its special ids make sense."""
     from ..models.facts import read_facts
     from ..models.probe import probe
-    from ..models.reading import family_of, native_config
     from ..models.tokenizer import load_tokenizer, loader_of
 
-    family = family_of(checkpoint)
-    config, _ = native_config(checkpoint, family)
     try:
         if not checkpoint.bundled:
             probe(checkpoint.folder, loader_of(family))
@@ -267,16 +264,15 @@ def _tokens(checkpoint: Checkpoint) -> Iterator[Finding]:
         yield Finding("mask token", f"{name}, ends {facts.stop_token_ids}")
 
 
-def _weights(checkpoint: Checkpoint) -> Iterator[Finding]:
+def _weights(
+    checkpoint: Checkpoint, family: Family, config: PreTrainedConfig, official: bool
+) -> Iterator[Finding]:
     """Whether the files hold the network of config.json, and numbers only."""
     from ..models.headers import check_headers, not_finite
-    from ..models.reading import family_of, native_config
 
     if not any(checkpoint.folder.glob("*.safetensors")):
         yield Finding("files", "no weights here yet: they are not checked")
         return
-    family = family_of(checkpoint)
-    config, official = native_config(checkpoint, family)
     try:
         check_headers(checkpoint.folder, family, config, official)
         broken = list(not_finite(checkpoint.folder))

@@ -15,7 +15,7 @@ from .options import DECODING, OUTPUT, Decoding, option, takes
 from .output import check_output, note, versions, waiting
 
 if TYPE_CHECKING:
-    from ..eval.usage import Usage
+    from ..eval.harness import Usage
 
 # Options of the help page; --help-all has all.
 SHOWN = (
@@ -78,7 +78,7 @@ def evaluate(
     with waiting(f"loading {options.model}"):
         lm = DLLM(
             options.model, dtype=options.dtype, device=options.device, **options.parts(),
-            **{name: getattr(options, name) for name in HARNESS}, **options.arguments(),
+            **{name: getattr(options, name) for name in HARNESS}, **options.how,
         )  # fmt: skip
     try:
         result = lm_eval.simple_evaluate(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
+
+from ..runtime.spelling import Spelling
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -42,32 +43,22 @@ class Frame:
 
 
 class Speller:
-    """Text of token ids in the middle of a text.
-
-    Decoders treat the first token of a text specially (they drop its blank), so runs are decoded
-    behind an anchor that is cut off again.
-    """
+    """Text of token ids in the middle of a text, as a terminal may show it."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stop_ids: Sequence[int]) -> None:
-        self.stop_ids = frozenset(stop_ids)
-        anchor = tokenizer("x", add_special_tokens=False)["input_ids"][-1:]
-
-        def decode(ids: list[int]) -> str:
-            return str(tokenizer.decode(ids, clean_up_tokenization_spaces=False))
-
-        known = len(decode(anchor))
-        self._middle: Callable[[tuple[int, ...]], str] = lru_cache(4096)(
-            lambda ids: decode([*anchor, *ids])[known:].translate(CONTROLS)
-        )
-        self._first = lru_cache(512)(lambda ids: decode(list(ids)).translate(CONTROLS))
+        self.spelling, self.stop_ids = Spelling(tokenizer), frozenset(stop_ids)
 
     def __call__(self, ids: Sequence[int], first: bool = False) -> str:
         """Text of ``ids``; every run of stop ids is one end sign.  ``first``: a text begins."""
         parts: list[str] = []
         for stop, run in groupby(ids, key=self.stop_ids.__contains__):
-            spell = self._first if first and not parts else self._middle
-            parts.append(END if stop else spell(tuple(run)))
-        return "".join(parts)
+            if stop:
+                parts.append(END)
+            elif first and not parts:
+                parts.append(self.spelling.decode([*run], special=True))
+            else:
+                parts.append(self.spelling.middle(tuple(run)))
+        return "".join(parts).translate(CONTROLS)
 
 
 def frame(event: Event, speller: Speller) -> Frame:

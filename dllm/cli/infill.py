@@ -9,7 +9,7 @@ import typer
 from .bundled import warn_of_unknown_words
 from .inputs import read_text
 from .options import JSON, TRACE, Decoding, takes
-from .output import as_json, note, save_traces, trace_files, waiting
+from .output import as_json, note, save_trace, trace_files, waiting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,10 +53,10 @@ def infill(
 
     with waiting("filling in"):
         result = api_infill(
-            model, content, trace=options.trace is not None, **options.parts(),
-            **options.arguments(),
+            model, content, trace=options.trace is not None, **options.parts(), **options.how
         )  # fmt: skip
-    save_traces([result], files)
+    for trace in files:
+        save_trace(result, trace)
     print(as_json(result, model) if options.json else result.text, flush=True)
     if not options.json:
         note(result.footer())

@@ -1,6 +1,8 @@
 """Where prompts come from: the command line, a file, standard input."""
 
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from ..core.errors import PromptError
@@ -14,24 +16,20 @@ def read_text(prompt: str | None, file: Path | None) -> str:
 
     One line break at the end of a file or of standard input does not belong to the text.
     """
-    text = _read(prompt, file)
-    if not text.strip():
-        raise PromptError("the prompt is empty: give some text as an argument, a file or on stdin")
-    return text
-
-
-def _read(prompt: str | None, file: Path | None) -> str:
     if prompt is not None and file is not None:
         raise PromptError("a prompt and --file are given: keep one of them")
     source = prompt if file is None else str(file)
     if source is None and sys.stdin.isatty():
         raise PromptError("there is no prompt: pass it as an argument, with --file, or on stdin")
-    if source in (None, STDIN):
-        return _checked(_read_stdin(), "standard input").removesuffix("\n").removesuffix("\r")
-    if file is None:
-        assert prompt is not None
-        return _checked(prompt, "the prompt")
-    return _read_file(file).removesuffix("\n")
+    if source is None or source == STDIN:
+        text = _content(sys.stdin.read, "standard input").removesuffix("\n").removesuffix("\r")
+    elif file is not None:
+        text = _content(partial(file.read_text, encoding="utf-8"), str(file)).removesuffix("\n")
+    else:
+        text = _checked(source, "the prompt")
+    if not text.strip():
+        raise PromptError("the prompt is empty: give some text as an argument, a file or on stdin")
+    return text
 
 
 def read_prompts(prompt: str | None, file: Path | None) -> list[str]:
@@ -59,21 +57,14 @@ def read_lines(file: Path) -> list[str]:
     return [line for line in read_text(None, file).split("\n") if line.strip()]
 
 
-def _read_stdin() -> str:
+def _content(read: Callable[[], str], source: str) -> str:
     try:
-        return sys.stdin.read()
-    except UnicodeDecodeError as error:
-        raise PromptError(f"standard input is not valid UTF-8: {error}") from error
-
-
-def _read_file(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
+        return _checked(read(), source)
     except OSError as error:
         reason = error.strerror or type(error).__name__
-        raise PromptError(f"cannot read {file}: {reason}") from error
+        raise PromptError(f"cannot read {source}: {reason}") from error
     except UnicodeDecodeError as error:
-        raise PromptError(f"{file} is not valid UTF-8: {error}") from error
+        raise PromptError(f"{source} is not valid UTF-8: {error}") from error
 
 
 def _checked(text: str, source: str) -> str:

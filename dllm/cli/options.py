@@ -12,9 +12,11 @@ import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from functools import partial, wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args, get_origin, get_type_hints
 
 import typer
+from pydantic.fields import FieldInfo
 from typer.models import OptionInfo
 
 from ..core.config import GenerationConfig
@@ -23,8 +25,6 @@ from ..core.errors import ConfigError
 from .output import remember_debug, waiting
 
 if TYPE_CHECKING:
-    from pydantic.fields import FieldInfo
-
     from ..models import DiffusionModel
 
 MODEL, DECODING, DRAFTING, OUTPUT = "Model", "Decoding", "Drafting", "Output"
@@ -248,17 +248,13 @@ class Decoding(Loaded):
         SAMPLER, "Sampler (default threshold); 'dllm samplers' lists them.", DECODING
     )
     cache: str = option(CACHE, "Cache (default none); 'dllm caches' lists them.", DECODING)
-    how: Mapping[str, Any] = field(default_factory=dict)
+    how: Mapping[str, Any] = field(default_factory=dict)  # what is given of `GenerationConfig`
 
     PARAMETERS: ClassVar = EVERY - ANSWERS
 
     def parts(self) -> dict[str, Any]:
         """The sampler and the cache."""
         return {"sampler": self.sampler, "cache": self.cache}
-
-    def arguments(self) -> dict[str, Any]:
-        """What was given of the fields of `GenerationConfig`."""
-        return dict(self.how)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,6 +263,32 @@ class Generation(Decoding):
 
     PARAMETERS: ClassVar = EVERY
     watch: bool = option(False, "Show the canvas while it is decoded.", OUTPUT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers(Generation):
+    """Options of ``dllm generate``."""
+
+    PARAMETERS = Generation.PARAMETERS | {"top_candidates"}
+    verifier: str | None = option(None, "Autoregressive model whose text is written.", DRAFTING)
+    drafter: list[str] | None = option(
+        None,
+        "With --verifier: drafters, tried in order (a model, a folder, prompt_lookup, none); "
+        "repeatable; default --model.",
+        DRAFTING,
+    )
+    search: str | None = option(None, "Draft search, e.g. cps.", DRAFTING)
+    rule: str | None = option(None, "Acceptance rule, e.g. keyed.", DRAFTING)
+    controller: str | None = option(None, "Draft length, e.g. 'fixed(k=8)'.", DRAFTING)
+    raw: bool = RAW()
+    json: bool = JSON()
+    trace: Path | None = TRACE()
+
+    @property
+    def drafters(self) -> list[str]:
+        """Names of drafters; none for plain decoding."""
+        named = self.drafter or [self.model]
+        return [] if named == ["none"] else named
 
 
 def _constraint(text: str) -> tuple[int, str]:

@@ -145,16 +145,15 @@ def trace_files(file: Path | None, rows: int) -> list[Path]:
     return files
 
 
-def save_traces(results: list[Result], files: list[Path]) -> None:
-    """Write the traces that were asked for, as pages or JSON."""
+def save_trace(result: Result, file: Path) -> None:
+    """Write the trace that was asked for, as a page or JSON."""
     from ..eval.page import trace_page
 
-    for result, file in zip(results, files, strict=False):
-        assert result.trace is not None
-        try:
-            if file.suffix == ".html":
-                file.write_text(trace_page([result.trace.to_dict()], file.stem), encoding="utf-8")
-            else:
-                result.trace.save(file)
-        except OSError as error:
-            raise ConfigError(f"cannot write the trace to {file}: {error.strerror}") from error
+    assert result.trace is not None
+    try:
+        if file.suffix == ".html":
+            file.write_text(trace_page([result.trace.to_dict()], file.stem), encoding="utf-8")
+        else:
+            result.trace.save(file)
+    except OSError as error:
+        raise ConfigError(f"cannot write the trace to {file}: {error.strerror}") from error

@@ -1,10 +1,8 @@
 """``dllm serve``: a model behind an OpenAI API."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import typer
 
@@ -13,9 +11,6 @@ from ..core.errors import UnknownNameError
 from ..serve.settings import Settings
 from .options import MODEL, Loading, option, takes
 from .output import note
-
-if TYPE_CHECKING:
-    from ..serve.service import Service
 
 # Options of the help page; --help-all has all.
 SHOWN = (
@@ -27,27 +22,16 @@ NETWORK = "Network"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Networked(Loading):
-    """Where a server listens, and who may ask it."""
+class Served(Loading):
+    """Options of ``dllm serve``, and those that `Settings` declares."""
 
+    DECLARED: ClassVar = Settings
+    PARAMETERS: ClassVar = Settings.fields().keys() - {"api_key", "write_patience"}
     host: str = option("127.0.0.1", "Address to listen on, default 127.0.0.1.", NETWORK)
     port: int = option(
         8000, "Port to listen on, default 8000 (0: a free one).", NETWORK, min=0, max=65535
     )
     api_key: str | None = option(None, "API key that clients must send.", NETWORK, envvar=KEY)
-
-    def warn_open(self) -> None:
-        """Say so when other machines need no key."""
-        if self.api_key is None and self.host not in ("127.0.0.1", "localhost", "::1"):
-            note(f"anybody who reaches {self.host} may use this server: --api-key asks for a key")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Served(Networked):
-    """Options of ``dllm serve``, and those that `Settings` declares."""
-
-    DECLARED: ClassVar = Settings
-    PARAMETERS: ClassVar = Settings.fields().keys() - {"api_key", "write_patience"}
     log_level: str = option(
         "info", "Log level: debug, info (default: a line per request), warning or error.", NETWORK
     )
@@ -60,20 +44,6 @@ class Served(Networked):
     )  # fmt: skip
     how: Mapping[str, Any] = field(default_factory=dict)
 
-    def settings(self) -> Settings:
-        """As `Settings`; typos in names of parts are found before anything is loaded."""
-        settings = Settings(**self.how, api_key=self.api_key)
-        check_parts(settings)
-        return settings
-
-    def log(self) -> None:
-        """Begin to log."""
-        if self.log_level.lower() not in LEVELS:
-            raise UnknownNameError("log level", self.log_level, LEVELS)
-        from ..serve.run import log_to_stderr
-
-        log_to_stderr(self.log_level)
-
 
 @takes(Served)
 def serve(
@@ -82,9 +52,15 @@ def serve(
     options: Served,
 ) -> None:
     """Serve a model over HTTP, as OpenAI's clients expect it."""
-    settings = options.settings()
-    options.log()
-    options.warn_open()
+    settings = Settings(**options.how, api_key=options.api_key)
+    check_parts(settings)
+    if options.log_level.lower() not in LEVELS:
+        raise UnknownNameError("log level", options.log_level, LEVELS)
+    from ..serve.run import log_to_stderr
+
+    log_to_stderr(options.log_level)
+    if options.api_key is None and options.host not in ("127.0.0.1", "localhost", "::1"):
+        note(f"anybody who reaches {options.host} may use this server: --api-key asks for a key")
     try_tokenizer(model, options.tokenizer)
     if replicas := options.replicas:
         from ..serve.cluster import serve_replicas
@@ -94,9 +70,17 @@ def serve(
             options.ray_host, options.log_level,
         )  # fmt: skip
     else:
+        from ..serve.run import run
         from ..serve.service import Service
 
-        _here(Service(options.load_model(model), settings), options)
+        service = Service(options.load_model(model), settings)
+
+        def ready(url: str) -> None:
+            page = f", the page at {url}/" if settings.page else ""
+            note(f"{service.name} at {url}/v1{page}")
+
+        level = "info" if options.log_level.lower() == "debug" else "warning"  # of uvicorn
+        run(service, options.host, options.port, ready, level)
 
 
 def try_tokenizer(model: str, given: str | None) -> None:
@@ -129,15 +113,3 @@ def check_parts(settings: Settings) -> None:
     for name in settings.drafters:
         if is_drafter_spec(name):
             single(name, DRAFTERS, Drafter)
-
-
-def _here(service: Service, options: Served) -> None:
-    """Serve in this process."""
-    from ..serve.run import run
-
-    def ready(url: str) -> None:
-        page = f", the page at {url}/" if service.settings.page else ""
-        note(f"{service.name} at {url}/v1{page}")
-
-    level = "info" if options.log_level.lower() == "debug" else "warning"  # of uvicorn
-    run(service, options.host, options.port, ready, level)

@@ -1,21 +1,36 @@
-"""``dllm train``: drafters, distillation and conversion."""
+"""``dllm train``: drafters, and what a model learns from its own answers."""
 
-from dataclasses import dataclass
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from . import dflash, distill
+from ..core.errors import ConfigError, UnknownNameError
+from . import dflash
 from .dflash import DATA, OUTPUT, TRAINING, Reported, resumable, setting
 from .inputs import read_lines
 from .options import everywhere, takes
 from .output import note
+
+if TYPE_CHECKING:
+    from ..train.loop import Schedule
+    from ..train.recipes.distill import ObjectiveSettings
+    from ..train.trajectories import Question
 
 train_app = typer.Typer(
     help="Train drafters, and adapt diffusion models.",
     no_args_is_help=True,
     add_completion=False,
 )
+# Options of the help page; --help-all has all.
+SHOWN = (
+    "model prompts tasks answers steps rows rank "
+    "learning_rate evaluate_every rounds recipe device seed output"
+).split()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +73,160 @@ def deer(*, options: Deer) -> None:
     note(f"aligned drafter: {o.output / 'stage2'}")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Run(Reported):
+    """Options of ``dllm train parallel`` and ``convert``."""
+
+    model: str = setting(..., "Model: hub id, folder or bundled name.", DATA)
+    prompts: Path | None = setting(
+        None, "File of prompts, one per line (default: generated tasks).", DATA
+    )
+    tasks: str | None = setting(None, "Generated tasks, e.g. story2,shuffle (default: all).", DATA)
+    data: list[Path] | None = setting(None, "Files of answers from earlier runs; repeatable.", DATA)
+    answers: int = setting(2000, "Prompts to answer.", DATA, min=1)
+    held_out: int = setting(64, "Prompts held out for evaluation.", DATA, min=1)
+    steps: int = setting(1000, "Training steps (0: only write answers).", TRAINING, min=0)
+    rows: int = setting(8, "Answers per batch.", TRAINING, min=1)
+    rank: int | None = setting(
+        None, "Rank of the LoRA adapter, default 32 (0: train all weights).", TRAINING, min=0
+    )
+    learning_rate: float = setting(2e-5, "Peak learning rate.", TRAINING, min=0.0)
+    schedule: str = setting("cosine", "Learning-rate schedule of transformers.", TRAINING)
+    warmup: int = setting(20, "Warm-up steps.", TRAINING, min=0)
+    accumulate: int = setting(1, "Batches per step, of all processes.", TRAINING, min=1)
+    evaluate_every: int = setting(100, "Evaluate every N steps.", TRAINING, min=1)
+    checkpointing: bool = setting(
+        False,
+        "Recompute activations instead of keeping them.",
+        TRAINING,
+        "--checkpointing/--no-checkpointing",
+    )
+    device: str = setting("cpu", "Device: cpu, cuda, ...", TRAINING)
+    dtype: str = setting("auto", "Data type of the frozen weights.", TRAINING)
+    seed: int = setting(0, "Random seed.", TRAINING, min=0)
+    output: Path | None = setting(None, "Folder of the run.", OUTPUT)
+
+    def asked(self) -> tuple[Callable[[int], list[Question]], list[Question]]:
+        """The questions of a round, and those that are held out."""
+        from ..eval.tasks import TASKS
+        from ..train.trajectories import Question, task_questions
+
+        tasks = tuple(TASKS) if self.tasks is None else tuple(self.tasks.split(","))
+        for task in set(tasks) - set(TASKS):
+            raise UnknownNameError("task", task, TASKS)
+        if self.prompts is None:
+            held = task_questions(self.held_out, self.seed, tasks, "test")
+        else:
+            lines = [Question(line) for line in read_lines(self.prompts)]
+            own, held = lines[: -self.held_out], lines[-self.held_out :]
+            if not own:
+                raise ConfigError(
+                    f"{self.prompts} has {len(lines)} prompts, and {self.held_out} are held out to "
+                    "evaluate: give more, or hold out fewer with --held-out"
+                )
+
+        def questions(number: int) -> list[Question]:
+            if self.prompts is not None:
+                return own
+            return task_questions(self.answers, self.seed + number, tasks)
+
+        return questions, held
+
+    def scheduled(self) -> Schedule:
+        """Of a model that has been trained before."""
+        from ..train.loop import Schedule
+
+        return Schedule(
+            self.steps, self.learning_rate, self.warmup, self.schedule,
+            min(self.evaluate_every, self.steps), accumulate=self.accumulate, seed=self.seed,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parallel(Run):
+    """Options of ``dllm train parallel``."""
+
+    recipe: str = setting("tad", "Recipe: tad, dparallel or d3llm.", TRAINING)
+    sampler: str = setting(
+        "threshold(0.9)", "Sampler that decodes the trajectories and the evaluation.", DATA
+    )
+    rounds: int = setting(
+        1, "Rounds of decoding and training, each with the model of the last.", TRAINING, min=1
+    )
+    samples: int = setting(
+        1, "Answers per prompt; the correct one with the fewest forwards is learnt.", DATA, min=1
+    )
+    temperature: float = setting(0.0, "Sampling temperature of the answers.", DATA, min=0.0)
+
+
+@takes(Parallel)
+def parallel(*, options: Parallel) -> None:
+    """Teach a diffusion model to decide more tokens per forward (TAD, dParallel, d3LLM)."""
+    from ..train.objectives.parallel import PRESETS
+
+    o = options
+    if o.recipe not in PRESETS:
+        raise UnknownNameError("recipe", o.recipe, PRESETS)
+    _distill(o, PRESETS[o.recipe], "parallel", sampler=o.sampler, rounds=o.rounds,
+             samples=o.samples, temperature=o.temperature)  # fmt: skip
+
+
+def _distill(
+    run: Run, settings: ObjectiveSettings, name: str, block: int = 0,
+    mask_token_id: int | None = None, **how: Any,
+) -> None:  # fmt: skip
+    """One run of `train.recipes.distill`; ``block``: of an autoregressive model that learns to
+    decode in blocks from what it was."""
+    from ..models import load
+    from ..train.processes import own_device
+    from ..train.recipes.convert import in_blocks
+    from ..train.recipes.distill import Distillation, finish, train
+
+    report, rank = run.report(), 32 if run.rank is None else run.rank
+    folder = run.output or Path("runs") / name
+    model = load(run.model, device=own_device(run.device), dtype=run.dtype if rank else "float32")
+    teacher = model if block else None
+    if block:
+        model = in_blocks(model, block, mask_token_id)
+    elif model.facts.mask_token_id is None:
+        raise ConfigError(f"{model.name} is autoregressive: `dllm train convert` comes first")
+    questions, held = run.asked()
+    folder.mkdir(parents=True, exist_ok=True)
+    recipe = Distillation(settings, run.scheduled(), run.rows, rank, **how)
+    with resumable():
+        job = train(model, recipe, folder, questions, data=run.data or (), held_out=held,
+                    report=report, teacher=teacher,
+                    gradient_checkpointing=run.checkpointing)  # fmt: skip
+    if job is None:
+        return note(f"answers: {folder}")
+    made = folder / ("adapter" if rank else "model")
+    finish(job, model, recipe, made)
+    note(f"{name}: {made}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversion(Run):
+    """Options of ``dllm train convert``."""
+
+    mask_token_id: int | None = setting(
+        None, "Id of the mask token (default: an unused one).", TRAINING
+    )
+    block: int = setting(4, "Tokens per block.", TRAINING, min=1)
+    rounds: int = setting(4, "Rounds on its own answers.", TRAINING, min=1)
+
+
+@takes(Conversion)
+def convert(*, options: Conversion) -> None:
+    """Make a block-diffusion model of an autoregressive one (OPDLM)."""
+    from ..train.objectives.blocks import BlockSettings
+
+    if options.rank:
+        raise ConfigError("a conversion trains all weights: leave --rank out")
+    _distill(replace(options, rank=0), BlockSettings(), "convert", block=options.block,
+             mask_token_id=options.mask_token_id, rounds=options.rounds)  # fmt: skip
+
+
 for command, shown in (
-    (deer, ()), (dflash.dflash, dflash.SHOWN),
-    (distill.parallel, distill.SHOWN), (distill.convert, distill.SHOWN),
+    (deer, ()), (dflash.dflash, dflash.SHOWN), (parallel, SHOWN), (convert, SHOWN),
 ):  # fmt: skip
     train_app.command()(everywhere(command, shown))

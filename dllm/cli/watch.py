@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -21,8 +21,6 @@ from .frames import COMMITTED, DRAFT, FRESH, MASK, REST, Frame, Speller, frame
 from .output import interactive, stderr
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from ..models import DiffusionModel
     from ..runtime.events import Event
     from ..runtime.result import Result
@@ -34,30 +32,24 @@ BORDER = 2  # lines, and columns on each side
 MARGIN = 2  # columns, so that a terminal's ^C does not wrap and shift the picture
 
 
-class View(Protocol):
-    """Something that shows frames as they come."""
-
-    def show(self, frame: Frame) -> None: ...
-
-
 def watch(events: Iterable[Event], model: DiffusionModel, rows: int) -> list[Result]:
     """Show ``events`` until every row has its result."""
     assert model.tokenizer is not None
     speller = Speller(model.tokenizer, model.facts.stop_token_ids)
     results: dict[int, Result] = {}
-    with shown_live() as view:
+    with shown_live() as show:
         for event in events:
             if event.result is not None:
                 results[event.row] = event.result
-            view.show(frame(event, speller))
+            show(frame(event, speller))
     return [results[row] for row in range(rows)]
 
 
 @contextmanager
-def shown_live() -> Iterator[View]:
-    """Frames on stderr: redrawn on a terminal, else a line for each."""
+def shown_live() -> Iterator[Callable[[Frame], None]]:
+    """What shows a frame on stderr: redrawn on a terminal, else a line for each."""
     if not interactive():
-        yield Log()
+        yield lambda frame: print(line(frame), file=sys.stderr, flush=True)
         return
     console = stderr()
     # The answer follows on the same terminal: then the picture gives way to it.
@@ -67,16 +59,9 @@ def shown_live() -> Iterator[View]:
     ) as live:  # fmt: skip
         picture = Picture(live)
         try:
-            yield picture
+            yield picture.show
         finally:
             picture.draw()
-
-
-class Log:
-    """One line per step on stderr."""
-
-    def show(self, frame: Frame) -> None:
-        print(line(frame), file=sys.stderr, flush=True)
 
 
 def line(frame: Frame) -> str:

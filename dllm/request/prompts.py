@@ -78,7 +78,7 @@ def _encoded(
         tokenizer = tokenizer_of(model)
         if chat is None:
             chat = bool(tokenizer.chat_template)
-        if chat and prompt.startswith(_openings(tokenizer)):
+        if chat and prompt.startswith(chat_openings(tokenizer)):
             warnings.warn(
                 "this string went through the chat template already and is wrapped again: pass "
                 "the messages, or what apply_chat_template(..., tokenize=True) gives",
@@ -151,9 +151,12 @@ def _numbers(items: Sequence[Any], kinds: str) -> list[int]:
     return [int(item) for item in items]
 
 
-def tokenizer_of(model: DiffusionModel) -> PreTrainedTokenizerBase:
+def tokenizer_of(
+    model: DiffusionModel, instead: str = "pass token ids as the prompt"
+) -> PreTrainedTokenizerBase:
+    """Its tokenizer; where it has none, a `PromptError` says what to do ``instead``."""
     if model.tokenizer is None:
-        raise PromptError(f"{model.name} came without a tokenizer: pass token ids as the prompt")
+        raise PromptError(f"{model.name} came without a tokenizer: {instead}")
     return model.tokenizer
 
 
@@ -237,15 +240,14 @@ def without_forms(text: str) -> str:
 
 def _pieces(model: DiffusionModel, text: str, continued: bool = False) -> list[int]:
     """Ids of a text, -1 for each position of a hole."""
-    if model.tokenizer is None:
-        raise PromptError(f"{model.name} came without a tokenizer: pass ids with -1 for holes")
+    tokenizer = tokenizer_of(model, "pass ids with -1 for holes")
     limit = model.facts.context_length
     ids: list[int] = []
     behind = 0
     for hole in [*(hole for hole in holes_in(text) if hole.plain), None]:
         if piece := text[behind : None if hole is None else hole.first]:
             follows = bool(ids) or continued
-            ids += (encode_continuation if follows else encode_text)(model.tokenizer, piece)
+            ids += (encode_continuation if follows else encode_text)(tokenizer, piece)
         if hole is not None:
             if len(hole.size) > 9 or int(hole.size) > limit:
                 raise PromptError(
@@ -290,24 +292,20 @@ def encode_chat(
 
 
 def chat_openings(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
-    """What conversations begin with in the model's template, with and without a system prompt."""
+    """What conversations begin with in the model's template, with and without a system prompt;
+    remembered as long as the template stays."""
     if not tokenizer.chat_template:
         return ()
-    user = {"role": "user", "content": MARK}
-    result = []
+    template, known = str(tokenizer.chat_template), OPENINGS.get(tokenizer)
+    if known is not None and known[0] == template:
+        return known[1]
+    user, result = {"role": "user", "content": MARK}, []
     for messages in ([user], [{"role": "system", "content": MARK}, user]):
         with suppress(Exception):  # some templates refuse a system prompt, in their own way
             shown = str(tokenizer.apply_chat_template(messages, tokenize=False))
             result.append(shown.partition(MARK)[0])
-    return tuple(text for text in result if text.strip())
-
-
-def _openings(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
-    """`chat_openings`, remembered as long as the template stays."""
-    template, known = str(tokenizer.chat_template), OPENINGS.get(tokenizer)
-    if known is None or known[0] != template:
-        known = OPENINGS[tokenizer] = template, chat_openings(tokenizer)
-    return known[1]
+    OPENINGS[tokenizer] = template, tuple(text for text in result if text.strip())
+    return OPENINGS[tokenizer][1]
 
 
 def _template(

@@ -35,6 +35,7 @@ from .prompts import (
     encode_continuation,
     encode_open,
     is_batch,
+    tokenizer_of,
 )
 from .request import Request
 from .stopping import stop_strings
@@ -80,7 +81,7 @@ def recipe_for(
     return MaskedRecipe(
         composed, config=built, ban_stops=holes, stop_ids=model.facts.stop_token_ids,
         after_step=stop_strings(model, built) if built.stop_strings else None,
-        format=format_for(model, built, holes) if built.formatted else None,
+        format=format_for(model, built, holes),
     )  # fmt: skip
 
 
@@ -97,18 +98,11 @@ def format_for(
     model: DiffusionModel, config: GenerationConfig, holes: bool = False
 ) -> Format | Judged | None:
     """Which texts may be written; None where any may."""
-    if config.regex is not None:
-        wanted = source.regex(config.regex)
-    elif config.choice is not None:
-        wanted = source.choice(config.choice)
-    elif config.json_schema is not None:
-        wanted = source.json_schema(config.json_schema, config.extra_keys)
-    elif config.grammar is not None:
-        wanted = source.grammar(config.grammar)
-    elif config.structural_tag is not None:
-        wanted = source.structural_tag(config.structural_tag)
-    else:
+    name = config.formatted
+    if name is None:
         return None
+    more = (config.extra_keys,) if name == "json_schema" else ()
+    wanted = getattr(source, name)(getattr(config, name), *more)  # there is one for each
     return format_of(model, wanted, not holes, config.literals)
 
 
@@ -195,7 +189,11 @@ def answering(
     requests: list[Request] = []
     for ids, draft, cap, first in zip(encoded, drafts, caps, repetitions, strict=True):
         for offset, tokens in fixed:
-            _check_constraint(offset, tokens, cap)
+            if offset + len(tokens) > cap:
+                raise ConfigError(
+                    f"the constraint of {len(tokens)} tokens at offset {offset} does not fit an "
+                    f"answer of {cap} tokens: raise max_new_tokens"
+                )
         begun = len(draft)
         length = begun + recipe.first_length(facts, len(ids), begun, cap - begun)
         make = partial(_canvas, model, config, ids, draft, max(length, least), cap, fixed)
@@ -274,23 +272,13 @@ def _fixed_ids(model: DiffusionModel, wanted: int | str) -> IntArray:
     """The ids that a constraint fixes."""
     if isinstance(wanted, int):
         ids = [wanted]
-    elif model.tokenizer is None:
-        raise PromptError(f"{model.name} came without a tokenizer: constrain to token ids")
     else:
-        ids = encode_continuation(model.tokenizer, wanted)
+        ids = encode_continuation(tokenizer_of(model, "constrain to token ids"), wanted)
     if not all(0 <= token < model.facts.vocab_size for token in ids):
         raise ConfigError(
             f"the constraint {wanted!r} is no id of the vocabulary of {model.facts.vocab_size}"
         )
     return np.asarray(ids, np.int64)
-
-
-def _check_constraint(offset: int, tokens: IntArray, length: int) -> None:
-    if offset + len(tokens) > length:
-        raise ConfigError(
-            f"the constraint of {len(tokens)} tokens at offset {offset} does not fit an answer of "
-            f"{length} tokens: raise max_new_tokens"
-        )
 
 
 # -- texts with holes -----------------------------------------------------------------------------

@@ -1,10 +1,9 @@
 """What happened to a text in one step, as its readers see it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Self
 
 from ..core.canvas import Canvas, Edit, IntArray, moved
 from ..core.config import GenerationConfig
@@ -83,7 +82,7 @@ class Event:
                 cells.append(Cell(text, min(1.0, step / last), f"step {step + 1}"))
         return canvas_html(cells, f"step {self.step + 1} · forwards {canvas.nfe}")
 
-    def merged(self, newer: Event) -> Event:
+    def merged(self, newer: Self) -> Self:
         """This event and the one after it as one: nothing that was committed is lost."""
         committed = _moved(self.committed, newer.edits) if newer.edits else self.committed
         committed = {i: t for i, t in committed.items() if i not in newer.remasked}
@@ -102,7 +101,9 @@ class Reader:
 
     def __init__(self, model: DiffusionModel, config: GenerationConfig) -> None:
         tokenizer = model.tokenizer
-        self.decode = None if tokenizer is None else _decoder(model)
+        self.decode: Callable[[Sequence[int]], str] | None = None
+        if tokenizer is not None:
+            self.decode = lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True))
         self._config = config
         self._text: GrowingText | None = None
 
@@ -116,12 +117,6 @@ class Reader:
         if event.result is not None:
             text += self._text.end(event.result.text)
         return replace(event, text=text, decode=self.decode)
-
-
-def _decoder(model: DiffusionModel) -> Callable[[Sequence[int]], str]:
-    tokenizer = model.tokenizer
-    assert tokenizer is not None
-    return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True))
 
 
 def events(progress: Progress) -> Iterator[tuple[Request, Event]]:

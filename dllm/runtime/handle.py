@@ -1,7 +1,5 @@
 """What a session gives for a request: its events as they come, and its result."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import threading
@@ -25,7 +23,7 @@ class Handle:
 
     def __init__(
         self, model: DiffusionModel, request: Request, max_events: int,
-        cancel: Callable[[Handle], None],
+        cancel: Callable[["Handle"], None],
     ) -> None:  # fmt: skip
         self._request, self._cancel = request, cancel
         self._reader = Reader(model, request.recipe.config)

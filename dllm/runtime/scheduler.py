@@ -5,13 +5,11 @@ leaves when its text is finished, when it is cancelled or when it fails.  First 
 how long a row will take cannot be known when it is admitted.
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from typing import Any
+from typing import Any, Self
 
 from ..core.canvas import Canvas
 from ..core.errors import FAILURES, CancelledError, DeadlineError, failure
@@ -36,7 +34,7 @@ class Scheduler:
         self._deadlines: set[Request] = set()
 
     @classmethod
-    def of(cls, engine: Work[Any, Any], requests: Sequence[Request]) -> Scheduler:
+    def of(cls, engine: Work[Any, Any], requests: Sequence[Request]) -> Self:
         """With all the ``requests`` in its queue."""
         scheduler = cls(engine)
         for request in requests:
@@ -85,9 +83,8 @@ class Scheduler:
             request = self.running[step.row]
             if step.canvas.finished and step.row.error is None:
                 self._finish(request, step)
-            else:
-                if request.trace is not None:
-                    request.record(step)
+            elif request.trace is not None:
+                request.record(step)
             progress.append((request, step))
         for row, request in list(self.running.items()):
             if row.error is not None:

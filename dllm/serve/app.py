@@ -20,7 +20,7 @@ from .http import Path, as_json, client_of, named, origins, refusal
 from .openapi import document
 from .page import page
 from .problems import CLOSED, Problem
-from .routes import ModelRoutes, TextRoutes
+from .routes import ModelRoutes
 from .service import Service
 
 ACCESS = logging.getLogger("dllm.access")
@@ -66,7 +66,7 @@ def create_app(serving: Service) -> Starlette:
 
 def paths_of(serving: Service) -> list[Path]:
     """What is answered for ``serving``."""
-    paths = TextRoutes(serving).paths() + ModelRoutes(serving).paths()
+    paths = ModelRoutes(serving).paths()
     if serving.verifying is not None:
         paths += serving.verifying.paths()
     operation = Operation(serving)

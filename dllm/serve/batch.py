@@ -5,8 +5,6 @@ what has a result is not asked again.  Each result carries a digest of its reque
 of other requests are noticed.
 """
 
-from __future__ import annotations
-
 import asyncio
 import fcntl
 import hashlib
@@ -15,9 +13,10 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import IO, Any
 
 from ..core.config import MOST
@@ -27,8 +26,8 @@ from .body import is_unicode
 from .http import dumps
 from .problems import Problem
 from .requests import GenerateRequest, read_chat, read_infill, read_text
-from .responses import read_response, reply_to
-from .service import Service, Started
+from .responses import read_response
+from .service import Service, Started, cancel_all
 from .settings import Settings
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
@@ -51,29 +50,35 @@ class Line:
     problem: str = ""
 
 
-def read_lines(file: Path, defaults: Mapping[str, Any], chat: bool = True) -> Iterator[Line]:
-    """The requests of ``file``.
+@dataclass(frozen=True)
+class Lines:
+    """The requests of ``file``, as often as they are wanted.
 
     A ``.jsonl`` file holds OpenAI's batch requests, or objects with ``prompt`` or ``messages`` and
     any field of a request, or strings; of any other file every line that is not blank is a prompt.
     ``defaults`` are fields of a body that does not name them.  ``chat``: whether strings are what a
     user says, or plain text to be continued.
     """
-    structured = file.suffix in (".jsonl", ".json", ".ndjson")
-    try:
-        with file.open("rb") as stream:
-            for number, content in enumerate(stream, 1):
-                if not content.strip():
-                    continue
-                yield line_of(content, number, structured, defaults, chat)
-    except OSError as error:
-        raise PromptError(f"cannot read {file}: {error.strerror}") from error
+
+    file: Path
+    defaults: Mapping[str, Any]
+    chat: bool = True
+
+    def __iter__(self) -> Iterator[Line]:
+        structured = self.file.suffix in (".jsonl", ".json", ".ndjson")
+        try:
+            with self.file.open("rb") as stream:
+                for number, content in enumerate(stream, 1):
+                    if content.strip():
+                        yield line_of(content, number, structured, self.defaults, self.chat)
+        except OSError as error:
+            raise PromptError(f"cannot read {self.file}: {error.strerror}") from error
 
 
 def line_of(
     content: bytes, number: int, structured: bool, defaults: Mapping[str, Any], chat: bool = True
 ) -> Line:
-    """A request of a file, see `read_lines`."""
+    """A request of a file, see `Lines`."""
     name = f"line-{number}"
     try:
         text = content.decode().rstrip("\r\n")
@@ -117,7 +122,7 @@ def digest_of(url: str, body: Any) -> str:
     return hashlib.sha256(url.encode() + b"\0" + shown).hexdigest()[:16]
 
 
-class Results:
+class Results(AbstractContextManager["Results"]):
     """The file of results, which no other process writes to meanwhile.  ``settings`` stand beside
     each result: what an answer depends on besides its request."""
 
@@ -191,13 +196,7 @@ class Results:
         os.fsync(self._stream.fileno())
         self._synced = time.monotonic()
 
-    def __enter__(self) -> Results:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:  # fmt: skip
+    def __exit__(self, *_: object) -> None:
         self.sync()
         self._stream.close()
 
@@ -212,16 +211,6 @@ def open_requests(lines: Iterable[Line], results: Results) -> tuple[int, Iterato
         known.add(line.id)
         count += not results.is_done(line)
     return count, (line for line in lines if not results.is_done(line))
-
-
-class Lines:
-    """The lines of a file, as often as they are wanted."""
-
-    def __init__(self, file: Path, defaults: Mapping[str, Any], chat: bool) -> None:
-        self.how = (file, defaults, chat)
-
-    def __iter__(self) -> Iterator[Line]:
-        return read_lines(*self.how)
 
 
 async def answer(service: Service, line: Line) -> dict[str, Any]:
@@ -240,16 +229,16 @@ async def answer(service: Service, line: Line) -> dict[str, Any]:
         try:
             answers = [await handle for handle in started.handles]
         finally:
-            for handle in started.handles:
-                handle.cancel()
+            cancel_all(started.handles)
         service.answered(line.id, answers, arrived)
+        pairs = zip(answers, started.given, strict=True)
+        choices = [service.choice(ask, *pair) for pair in pairs]
+        return _response(200, service.reply(ask).body(choices))
     except Exception as error:
         problem = service.failed(error)
         if service.broken:  # no answer to this request, nor to those behind it
             raise DllmError(f"{problem}: the same command goes on") from error
         return _response(problem.status, problem.body())
-    choices = [service.choice(ask, one, started.of(i)) for i, one in enumerate(answers)]
-    return _response(200, reply_to(ask, service).body(choices))
 
 
 async def admitted(service: Service, ask: GenerateRequest) -> Started:

@@ -40,16 +40,15 @@ def _is_schema(value: Any) -> bool:
 
 
 def _is_response_format(value: Any) -> bool:
-    if value.get("type") not in ("json_object", "json_schema"):
-        return _is_tag(value) or value == {"type": "text"}
-    if value["type"] == "json_object":
-        return _is_schema(value.get("schema", {}))  # llama.cpp's clients send one
-    given = value.get("json_schema")
-    return isinstance(given, dict) and _is_schema(given.get("schema"))
-
-
-def _is_tag(value: Any) -> bool:
-    return value.get("type") == "structural_tag" and _is_schema(value)
+    match value.get("type"):
+        case "structural_tag":
+            return _is_schema(value)
+        case "json_object":
+            return _is_schema(value.get("schema", {}))  # llama.cpp's clients send one
+        case "json_schema":
+            given = value.get("json_schema")
+            return isinstance(given, dict) and _is_schema(given.get("schema"))
+    return bool(value == {"type": "text"})
 
 
 def _is_tool_choice(value: Any) -> bool:
@@ -73,7 +72,6 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 Alternatives = Annotated[int, Field(ge=0, le=20)]
 Ids = Annotated[list[int], Field(fail_fast=True)]
 Text = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
-Digits = Annotated[str, Field(pattern="^[0-9]{1,7}$")]
 Sampler = Annotated[str, Must(SPEC.kind, is_spec)]
 Several = Field(min_length=1, max_length=MOST_TEXTS, fail_fast=True)
 Given = Annotated[Ids, Field(min_length=1)]  # ids of a prompt
@@ -183,7 +181,27 @@ def parsed(text: str) -> Any:
         return text
 
 
+def conversation(messages: list[Message]) -> list[dict[str, Any]]:
+    """The messages as chat templates know them."""
+    return [message.shown(f"messages[{i}]") for i, message in enumerate(messages)]
+
+
 Messages = Annotated[list[Message], Field(min_length=1, fail_fast=True)]
+
+
+class Asking(Body):
+    """A prompt or messages, to the model that is served."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Messages | None = None
+
+    @property
+    def question(self) -> Any:
+        """The prompt or the messages, whichever is there; None for neither."""
+        if self.prompt is not None and self.messages is not None:
+            raise Problem(400, "prompt and messages are given: keep one of them", "prompt")
+        return self.prompt or None if self.messages is None else conversation(self.messages)
 
 
 class Function(Body):
@@ -354,21 +372,16 @@ class TextBody(Writing):
     REFUSED = REFUSED | {"tools": (CHATS, ([],)), "tool_choice": (CHATS, ("none", "auto"))}
 
 
-class InfillBody(Decoding):
+class InfillBody(Asking, Decoding):
     """``POST /v1/infill``: ``text`` with ``[[8]]`` for a hole of 8 tokens, ``[[*]]`` for one whose
     length is measured, by the rule ``length``."""
 
     text: Holed
-    prompt: str | None = None
-    messages: Messages | None = None
 
 
-class ScoreBody(Body):
+class ScoreBody(Asking):
     """``POST /v1/score``: how likely continuations are."""
 
-    model: str | None = None
-    prompt: str | None = None
-    messages: Messages | None = None
     continuation: Continuation
     estimator: str | None = None
     samples: Annotated[int, Field(ge=1, le=4096)] | None = None
@@ -384,25 +397,19 @@ class ScoreBody(Body):
         return {**{name: getattr(self, name) for name in names}, **self.how}
 
 
-class StepBody(Body):
+class StepBody(Asking):
     """``POST /v1/step``: ``text`` with ``[[8]]`` for 8 undecided positions, or ids with -1."""
 
-    model: str | None = None
     text: Holed | None = None
     tokens: Ids | None = None
-    prompt: str | None = None
-    messages: Messages | None = None
     top: Annotated[int, Field(ge=1, le=100)] = 5
 
     TAKES = ("cfg_scale",)
 
 
-class TokenizeBody(Body):
+class TokenizeBody(Asking):
     """``POST /tokenize``: a text as it is, or messages in the model's template."""
 
-    model: str | None = None
-    prompt: str | None = None
-    messages: Messages | None = None
     tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS, fail_fast=True)] | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True

@@ -4,29 +4,21 @@ A request whose replica is lost before its answer has begun is asked again.  A t
 seed and not on the replica, so that nothing is answered twice differently.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ray.exceptions import RayError, RayTaskError, TaskCancelledError
 from ray.serve.exceptions import RayServeException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Message
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .http import OPEN, Streaming, client_of, event, named, read_body, refusal, unless_gone
-from .problems import Problem, problem_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from starlette.types import ASGIApp, Receive, Scope, Send
-
-    from .settings import Settings
+from .problems import Problem, problem_of, stopping
+from .settings import Settings
 
 log = logging.getLogger("dllm.serve")
 TRIES = 3  # of a request whose replicas are lost: one that kills them must not kill all
@@ -84,14 +76,12 @@ class Events:
         if self.numbered:
             self.count += content.startswith(b"event: ") + content.count(b"\nevent: ")
 
-    def error(self, problem: Problem) -> dict[str, Any]:
+    def failure(self, problem: Problem) -> bytes:
         body = problem.body()
         if not self.numbered:
-            return body
-        return {**body["error"], **body, "type": "error", "sequence_number": self.count}
-
-    def encode(self, value: Mapping[str, Any]) -> bytes:
-        return b"event: error\n" * self.numbered + event(value)
+            return event(body)
+        told = {**body["error"], **body, "type": "error", "sequence_number": self.count}
+        return b"event: error\n" + event(told)
 
 
 class Front:
@@ -115,10 +105,10 @@ class Front:
     def failed(self, error: BaseException) -> Problem:
         """``error`` as an answer."""
         if isinstance(error, TaskCancelledError):  # by `close`
-            return Problem(503, "the server is stopping", code="stopping", retry_after=1)
+            return stopping()
         if isinstance(error, TimeoutError):
             return Problem(504, "no replica answered in time", code="deadline_exceeded")
-        if isinstance(error, RayError | RayServeException) and not isinstance(error, RayTaskError):
+        if _lost(error):
             return Problem(503, "the replica that wrote this answer is lost", code="replica_lost",
                            retry_after=1)  # fmt: skip
         if not isinstance(error, Problem | asyncio.CancelledError):
@@ -133,13 +123,13 @@ class Front:
     async def _answer(self, request: Request) -> Response:
         client_of(request, self.settings.api_key)
         if self.draining:
-            raise Problem(503, "the server is stopping", code="stopping", retry_after=1)
+            raise stopping()
         body = await read_body(request, self.settings.max_body)
         told = {name: request.scope[name] for name in TOLD if name in request.scope}
         events = Events(request.scope["path"])
         (status, headers, content), rest = await unless_gone(request, self._begun(told, body))
         if dict(headers).get(b"content-type", b"").startswith(b"text/event-stream"):
-            answer: Response = Streaming(self, events, content, self._rest(rest, events))
+            answer: Response = Streaming(self, events.failure, content, self._rest(rest, events))
             events.seen(content)
         else:
             async with aclosing(self._rest(rest, events)) as parts:

@@ -1,35 +1,29 @@
 """What all routes need: bodies, answers, and clients that leave.  No model is needed for it."""
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import json
 import logging
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
 
 from ..core.errors import CancelledError
 from .body import Body
 from .problems import Problem
-
-if TYPE_CHECKING:
-    from starlette.types import Message, Receive, Scope, Send
-
-    from .settings import Settings
+from .settings import Settings
 
 log = logging.getLogger("dllm.serve")
 
 T = TypeVar("T")
+Failure = Callable[[Problem], bytes]
 OPEN = ("/", "/health", "/ready", "/ping", "/version", "/metrics", "/favicon.ico")  # need no key
 BODY_PATIENCE = 30.0  # seconds in which a body must have arrived
-
-
 LOOPBACK = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
 SEPARATORS = tuple((each.encode(), f"\\u{ord(each):04x}".encode()) for each in "\x85\u2028\u2029")
 
@@ -45,14 +39,6 @@ class Serving(Protocol):
     def failed(self, error: BaseException) -> Problem: ...
 
     def close(self) -> None: ...
-
-
-class Events(Protocol):
-    """How an error is told inside a stream."""
-
-    def error(self, problem: Problem) -> dict[str, Any]: ...
-
-    def encode(self, value: Mapping[str, Any]) -> bytes: ...
 
 
 class Path(NamedTuple):
@@ -180,24 +166,23 @@ def origins(given: Sequence[str]) -> dict[str, Any]:
 
 
 class Streaming(Response):
-    """Server-sent events.  Ends when the stream does, or the client is gone, or does not read."""
+    """Server-sent events.  Ends when the stream does, or the client is gone, or does not read.
+    ``failure``: the event that tells an error inside the stream."""
 
     media_type = "text/event-stream"
 
     def __init__(
-        self, service: Serving, reply: Events, first: bytes, rest: AsyncIterator[bytes]
+        self, service: Serving, failure: Failure, first: bytes, rest: AsyncIterator[bytes]
     ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self.service, self.reply, self.first, self.rest = service, reply, first, rest
+        self.service, self.failure, self.first, self.rest = service, failure, first, rest
 
     @classmethod
-    async def begun(
-        cls, service: Serving, reply: Events, chunks: AsyncIterator[bytes]
-    ) -> Streaming:
+    async def begun(cls, service: Serving, failure: Failure, chunks: AsyncIterator[bytes]) -> Self:
         """A stream whose first chunk is there: until then an error is an HTTP status."""
         try:
-            return cls(service, reply, await anext(chunks), chunks)
+            return cls(service, failure, await anext(chunks), chunks)
         except BaseException:
             await chunks.aclose()  # type: ignore[attr-defined]
             raise
@@ -229,7 +214,7 @@ class Streaming(Response):
             async for chunk in self.rest:
                 yield chunk
         except Exception as error:
-            yield self.reply.encode(self.reply.error(self.service.failed(error)))
+            yield self.failure(self.service.failed(error))
 
     async def _send(self, send: Send, chunk: bytes) -> None:
         body: Message = {"type": "http.response.body", "body": chunk, "more_body": True}

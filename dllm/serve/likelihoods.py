@@ -1,12 +1,10 @@
 """What the model says of given texts, in a thread of its own: likelihoods, and single steps."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from ..core.errors import CancelledError, OutOfMemoryError, QueueFullError
 from ..engine.memory import is_out_of_memory
@@ -14,11 +12,9 @@ from ..likelihood.api import score
 from ..likelihood.scoring import Scoring
 from ..likelihood.step import Guesses, step
 from ..likelihood.tokens import TokenScores, token_scores
+from ..models import DiffusionModel
 from .encoding import Encoder, check, with_own_tokenizer
 from .http import outcome
-
-if TYPE_CHECKING:
-    from ..models import DiffusionModel
 
 T = TypeVar("T")
 MOST_WAITING = 8  # requests

@@ -1,17 +1,13 @@
 """Prometheus metrics: of the engine's steps, and of requests."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from ..drafting.result import SpeculativeResult
 from ..runtime.result import Result
-
-if TYPE_CHECKING:
-    from ..session import StepReport
+from ..session import StepReport
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 150, 600)
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -87,17 +83,17 @@ class Metrics:
         """An answer ended: "stop", "length", "cancelled", "deadline", "rejected" or "error"."""
         self._requests.labels(self._model, reason).inc()
 
-    def answered(self, result: Result, prompt: int, written: int) -> None:
-        """An answer of ``written`` tokens is complete."""
+    def answered(self, result: Result, given: int) -> None:
+        """An answer is complete, to a prompt of so many tokens and what was fixed in it."""
         self.finished(result.finish_reason)
-        self._counters["prompt_tokens"].inc(prompt)
+        self._counters["prompt_tokens"].inc(given)
         self._counters["cached_prompt_tokens"].inc(result.cached_tokens)
-        self._counters["generation_tokens"].inc(written)
+        self._counters["generation_tokens"].inc(result.decided)
         self.observe("queue_seconds", result.queue_seconds)
         self.observe("request_forwards", result.nfe)
-        self.observe("tokens_per_forward", written / max(1, result.nfe))
-        self.observe("request_prompt_tokens", prompt)
-        self.observe("request_generation_tokens", written)
+        self.observe("tokens_per_forward", result.tokens_per_forward)
+        self.observe("request_prompt_tokens", given)
+        self.observe("request_generation_tokens", result.decided)
         if isinstance(result, SpeculativeResult):
             self._counters["drafts"].inc(sum(1 for round_ in result.rounds if round_.drafted))
             self._counters["drafted_tokens"].inc(result.drafted)

@@ -1,7 +1,5 @@
 """What goes wrong, in the form that OpenAI's clients expect."""
 
-from __future__ import annotations
-
 import asyncio
 import reprlib
 from typing import Any
@@ -22,16 +20,12 @@ LONGEST = 2000  # characters of a message, names that would have been right incl
 LONGEST_QUOTE = 200  # characters of a value
 CLOSED = 499  # what nginx logs for a client that left; nobody receives it
 
-# The type of an error by its status; what is not here is the server's own fault.
+# The type of an error by its status; of others it is the request that is wrong, or the server.
 TYPES = {
-    400: "invalid_request_error",
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
-    405: "invalid_request_error",
     408: "timeout_error",
-    413: "invalid_request_error",
-    415: "invalid_request_error",
     429: "rate_limit_error",
     503: "service_unavailable_error",
     504: "timeout_error",
@@ -42,11 +36,6 @@ def shortened(value: Any) -> str:
     """A value in an error message: nobody is sent back megabytes."""
     text = reprlib.repr(value)
     return text if len(text) <= LONGEST_QUOTE else text[:LONGEST_QUOTE] + "..."
-
-
-def unsupported(field: str | None, message: str) -> Problem:
-    """The problem of a request for what this server does not do."""
-    return Problem(400, message, field, "unsupported_value")
 
 
 class Problem(Exception):
@@ -71,10 +60,11 @@ class Problem(Exception):
 
     def body(self) -> dict[str, Any]:
         """OpenAI's envelope."""
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
         return {
             "error": {
                 "message": self.message,
-                "type": TYPES.get(self.status, "server_error"),
+                "type": TYPES.get(self.status, kind),
                 "param": self.param,
                 "code": self.code,
             }
@@ -85,6 +75,16 @@ class Problem(Exception):
         if self.retry_after is not None:
             return {"Retry-After": str(max(1, round(self.retry_after)))}
         return {"x-should-retry": "false"}
+
+
+def unsupported(field: str | None, message: str) -> Problem:
+    """The problem of a request for what this server does not do."""
+    return Problem(400, message, field, "unsupported_value")
+
+
+def stopping() -> Problem:
+    """The problem of a request that came too late."""
+    return Problem(503, "the server is stopping", code="stopping", retry_after=1)
 
 
 def problem_of(error: BaseException, retry_after: float = 1.0, context: int = 0) -> Problem:

@@ -9,11 +9,13 @@ Ray brings routing, replicas, restarts and autoscaling; nothing here repeats tha
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import ray
 from ray import serve
 
@@ -103,10 +105,6 @@ class Worker:
         self.defaults = dict(defaults or {})
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        import asyncio
-
-        import numpy as np
-
         from .batch import answer_all
 
         entries: dict[str, dict[str, Any]] = {}
@@ -117,7 +115,9 @@ class Worker:
         ordered = [entries[line.id] for line in lines]
         columns = {
             "response": [json.dumps(_body(entry), ensure_ascii=False) for entry in ordered],
-            "status": [_status(entry) for entry in ordered],
+            "status": [
+                one["response"]["status_code"] if one["response"] else 400 for one in ordered
+            ],
             "text": [_text(entry) for entry in ordered],
             "entry": [json.dumps(entry, ensure_ascii=False) for entry in ordered],
         }
@@ -139,10 +139,6 @@ class Worker:
 
 def _body(entry: Mapping[str, Any]) -> Any:
     return entry["response"]["body"] if entry["response"] else {"error": entry["error"]}
-
-
-def _status(entry: Mapping[str, Any]) -> int:
-    return int(entry["response"]["status_code"]) if entry["response"] else 400
 
 
 def _text(entry: Mapping[str, Any]) -> str:
@@ -176,12 +172,9 @@ def answer_with_ray(
         return
     size = max(1, min(BLOCK * settings.max_batch_size, -(-len(rows) // workers)))
     given = {"model": model, "settings": settings, "loading": dict(loading)}
+    actors: Any = ray.data.ActorPoolStrategy  # has no types
     results = ray.data.from_items(rows, override_num_blocks=-(-len(rows) // size)).map_batches(
-        Worker, fn_constructor_kwargs=given, batch_size=size, compute=_actors(workers)
+        Worker, fn_constructor_kwargs=given, batch_size=size, compute=actors(size=workers)
     )
     for row in results.iter_rows():
         done(by_id[row["id"]], json.loads(row["entry"]))
-
-
-def _actors(count: int) -> Any:
-    return ray.data.ActorPoolStrategy(size=count)

@@ -4,20 +4,17 @@ Whoever parses a large body holds the interpreter, and with it the answers to ev
 thread.  So large ones are read in a process, which gives back no more than the model can take.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
+
+from starlette.requests import Request
 
 from ..core.child import Child
 from .encoding import Line, check
 from .http import outcome, read_body, unless_gone
 from .problems import Problem
-
-if TYPE_CHECKING:
-    from starlette.requests import Request
 
 T = TypeVar("T")
 LARGE = 2**16  # bytes from which on a body is read in the process: below, that takes milliseconds

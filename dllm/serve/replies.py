@@ -7,10 +7,11 @@ import json
 import math
 import secrets
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from ..runtime.spelling import Spelling
 from .http import event
 from .problems import Problem
 from .requests import GenerateRequest
@@ -27,16 +28,6 @@ DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
 
 Name = Callable[[int, str | None], str]  # what a token is called that has a text, or stands alone
-
-
-class Spelling(Protocol):
-    """How tokens are written: alone, in a row; ``special`` ones are no text."""
-
-    special: Collection[int]
-
-    def piece(self, token: int) -> str: ...
-
-    def pieces(self, ids: Sequence[int]) -> list[str]: ...
 
 
 @dataclass(frozen=True)
@@ -103,9 +94,9 @@ class Reply:
         """An event on the wire."""
         return event(value)
 
-    def error(self, problem: Problem) -> dict[str, Any]:
+    def failure(self, problem: Problem) -> bytes:
         """The event that ends a stream which failed."""
-        return problem.body()
+        return event(problem.body())
 
     def opening(self) -> list[dict[str, Any]]:
         """What comes before everything else."""
@@ -191,7 +182,7 @@ def message(choice: Choice) -> dict[str, Any]:
 def usage(ask: GenerateRequest, results: Sequence[Result]) -> dict[str, Any]:
     """Tokens as OpenAI counts them: a prompt once, whatever the number of its answers."""
     prompt = sum(given_tokens(result) for result in results[:: ask.n])
-    written = sum(written_tokens(result) for result in results)
+    written = sum(result.decided for result in results)
     cached = sum(result.cached_tokens for result in results[:: ask.n])
     return tokens_used(prompt, written) | {"prompt_tokens_details": {"cached_tokens": cached}}
 
@@ -202,19 +193,14 @@ def tokens_used(prompt: int, written: int) -> dict[str, int]:
     }  # fmt: skip
 
 
-def written_tokens(result: Result) -> int:
-    """Tokens of the answer that were not given."""
-    return sum(step >= 0 for step in result.order)
-
-
 def given_tokens(result: Result) -> int:
     """Tokens of the prompt, and of what was fixed in the answer."""
-    return result.prompt_length + len(result.tokens) - written_tokens(result)
+    return result.prompt_length + len(result.tokens) - result.decided
 
 
 def figures(results: Sequence[Result]) -> dict[str, Any]:
     """What decoding took, all answers together."""
-    forwards, written = sum(r.nfe for r in results), sum(map(written_tokens, results))
+    forwards, written = sum(r.nfe for r in results), sum(r.decided for r in results)
     return {
         "forwards": forwards,
         "probes": sum(r.probes for r in results),

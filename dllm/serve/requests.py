@@ -13,14 +13,11 @@ from .bodies import (
     ChatBody,
     Decoding,
     InfillBody,
-    Message,
-    ScoreBody,
     Spoken,
-    StepBody,
     StreamOptions,
     TextBody,
-    TokenizeBody,
     Writing,
+    conversation,
 )
 from .problems import Problem, shortened, unsupported
 
@@ -205,7 +202,7 @@ def read_text(data: Any) -> GenerateRequest:
 def read_infill(data: Any) -> GenerateRequest:
     """``POST /v1/infill``."""
     body = InfillBody.read(data)
-    return _request("infill", body, [question(body)], None, text=body.text)
+    return _request("infill", body, [body.question], None, text=body.text)
 
 
 def _request(
@@ -282,17 +279,3 @@ def _form(body: Writing) -> dict[str, Any]:
                           "structured_outputs", "invalid_value")  # fmt: skip
         forms = {name: value for name, value in named.items() if value is not None}
     return forms
-
-
-def conversation(messages: list[Message]) -> list[dict[str, Any]]:
-    """The messages as chat templates know them."""
-    return [message.shown(f"messages[{i}]") for i, message in enumerate(messages)]
-
-
-def question(body: InfillBody | ScoreBody | StepBody | TokenizeBody) -> Any:
-    """The prompt or the messages, whichever is there; None for neither."""
-    if body.prompt is not None and body.messages is not None:
-        raise Problem(400, "prompt and messages are given: keep one of them", "prompt")
-    if body.messages is not None:
-        return conversation(body.messages)
-    return body.prompt or None

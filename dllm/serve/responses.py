@@ -1,13 +1,11 @@
 """``/v1/responses``, OpenAI's second API for chats: a text or items in, items out, and a stream of
 named events.  Nothing is kept between requests."""
 
-from __future__ import annotations
-
 import itertools
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
@@ -32,13 +30,8 @@ from .problems import Problem, unsupported
 from .replies import Choice, Reply, chat_logprobs, entries, figures, message, usage
 from .requests import GenerateRequest, chat_request
 
-if TYPE_CHECKING:
-    from .service import Service
-
 CHAT = "use /v1/chat/completions"
 UNKEPT = "answers are not kept: send the whole conversation as input"
-
-
 ARGUMENTS = "response.function_call_arguments"
 LIKELY = "message.output_text.logprobs"
 Included = Literal["reasoning.encrypted_content", "message.output_text.logprobs"]
@@ -212,6 +205,7 @@ def read_response(data: Any) -> GenerateRequest:
 class ResponseReply(Reply):
     """As `Reply`, in items and events of ``/v1/responses``."""
 
+    id: str = field(default_factory=lambda: _name("resp"))
     items: list[dict[str, Any]] = field(default_factory=list)
     numbers: Iterator[int] = field(default_factory=itertools.count)
 
@@ -221,17 +215,16 @@ class ResponseReply(Reply):
     def encode(value: Mapping[str, Any]) -> bytes:
         return f"event: {value['type']}\n".encode() + event(value)
 
-    def error(self, problem: Problem) -> dict[str, Any]:
+    def failure(self, problem: Problem) -> bytes:
         told = problem.body()["error"]
-        return self._event(
-            "error", error=told, **{k: told[k] for k in ("code", "message", "param")}
-        )
+        about = {name: told[name] for name in ("code", "message", "param")}
+        return self.encode(self._event("error", error=told, **about))
 
     def body(self, choices: Sequence[Choice]) -> dict[str, Any]:
         (choice,) = choices
         if not self.items:  # not streamed
             self.chunk(0, message(choice), True)
-            self._close(_status(choice), choice)
+            self._close(choice)
         status = _status(choice)
         cut = {"incomplete_details": {"reason": "max_output_tokens"}}
         used = usage(self.ask, [choice.result])
@@ -275,7 +268,7 @@ class ResponseReply(Reply):
         return events
 
     def last(self, index: int, choice: Choice) -> list[dict[str, Any]]:
-        return self._close(_status(choice), choice)
+        return self._close(choice)
 
     def totals(self, choices: Sequence[Choice]) -> list[dict[str, Any]]:
         body = self.body(choices)
@@ -300,9 +293,7 @@ class ResponseReply(Reply):
         item["content"] = [{"type": part, "text": "", **ANNOTATIONS[part]}]
         return [*begun, self._inside("response.content_part.added", part=dict(item["content"][0]))]
 
-    def _close(
-        self, status: str = "completed", choice: Choice | None = None
-    ) -> list[dict[str, Any]]:
+    def _close(self, choice: Choice | None = None) -> list[dict[str, Any]]:
         """The item at the end, if it is open, has come to its end; ``choice``: so has the answer,
         whose log-probabilities come together."""
         if not self.items or self.items[-1]["status"] != "in_progress":
@@ -319,7 +310,7 @@ class ResponseReply(Reply):
         if "arguments" in item:
             told = {"arguments": item["arguments"], "name": item["name"]}
             events.append(self._inside(f"{ARGUMENTS}.done", **told))
-        item["status"] = status
+        item["status"] = "completed" if choice is None else _status(choice)
         place = {"output_index": len(self.items) - 1, "item": dict(item)}
         return [*events, self._event("response.output_item.done", **place)]
 
@@ -340,14 +331,6 @@ class ResponseReply(Reply):
 
 def _name(kind: str) -> str:
     return f"{kind}_{secrets.token_hex(16)}"
-
-
-def reply_to(ask: GenerateRequest, service: Service) -> Reply:
-    """The reply that ``ask`` wants."""
-    name, print_ = service.name, service.fingerprint(ask)
-    if ask.response is None:
-        return Reply(ask, name, print_, service)
-    return ResponseReply(ask, name, print_, service, id=_name("resp"))
 
 
 def _status(choice: Choice) -> str:

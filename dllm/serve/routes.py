@@ -1,17 +1,16 @@
 """What a model answers: completions, infills, likelihoods, and what is known of it."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ..core.errors import ConfigError, PromptError
+from ..models import DiffusionModel
 from ..models.checkpoint import BUNDLED
 from ..request.prompts import check_ids, encode_chat, encode_text, tokenizer_of
 from .bodies import (
@@ -25,20 +24,17 @@ from .bodies import (
 )
 from .http import Path, Streaming, as_json, unless_gone
 from .problems import Problem
-from .requests import GenerateRequest, question, read_chat, read_infill, read_text
-from .responses import ResponseBody, read_response, reply_to
-from .service import Service
+from .requests import GenerateRequest, read_chat, read_infill, read_text
+from .responses import ResponseBody, read_response
+from .service import Service, cancel_all
 from .settings import SAMPLER
 from .stream import Stream
-
-if TYPE_CHECKING:
-    from ..models import DiffusionModel
 
 INFORMATION = (str, int, float, bool, type(None))
 
 
-class TextRoutes:
-    """What the model of a `Service` writes and scores."""
+class ModelRoutes:
+    """What the model of a `Service` writes and scores, and what is known of it."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
@@ -52,6 +48,11 @@ class TextRoutes:
             Path("POST", "/v1/infill", self.infill, InfillBody),
             Path("POST", "/v1/score", self.score, ScoreBody),
             Path("POST", "/v1/step", self.step, StepBody),
+            Path("GET", "/v1/models", self.models),
+            Path("GET", "/v1/models/{name:path}", self.model),
+            Path("POST", "/tokenize", self.tokenize, TokenizeBody),
+            Path("POST", "/detokenize", self.detokenize, DetokenizeBody),
+            Path("GET", "/tokenizer_info", self.tokenizer_info),
         ]
 
     async def chat(self, request: Request) -> Response:
@@ -68,7 +69,8 @@ class TextRoutes:
             return await self._write(request, read_response)
         except (ConfigError, PromptError, Problem) as error:
             problem = self.service.problem(error)
-            problem.message = re.sub(r"\bmax_tokens\b", "max_output_tokens", problem.message)
+            if problem.param != "max_tokens":  # that is what was sent
+                problem.message = re.sub(r"\bmax_tokens\b", "max_output_tokens", problem.message)
             raise problem from error
 
     async def input_tokens(self, request: Request) -> Response:
@@ -77,9 +79,8 @@ class TextRoutes:
         ask = await service.reader.read(request, read_response)
         service.check(ask)
         (prompt,) = ask.prompts
-        ids = await unless_gone(
-            request, service.encoded([prompt], lambda model: service.prompt(ask, model, prompt))
-        )
+        counting = service.encoded([prompt], lambda model: service.chats.prompt(ask, model, prompt))
+        ids = await unless_gone(request, counting)
         return as_json({"object": "response.input_tokens", "input_tokens": len(ids)})
 
     async def infill(self, request: Request) -> Response:
@@ -91,17 +92,17 @@ class TextRoutes:
         ask = await service.reader.read(request, read)
         started = await unless_gone(request, service.start(ask, request.state.client))
         handles = started.handles
-        reply = reply_to(ask, service)
+        reply = service.reply(ask)
         if ask.stream:
-            stream = Stream(service, ask, reply, started, arrived)
-            return await unless_gone(request, Streaming.begun(service, reply, aiter(stream)))
+            chunks = aiter(Stream(service, ask, reply, started, arrived))
+            return await unless_gone(request, Streaming.begun(service, reply.failure, chunks))
         try:
             results = await unless_gone(request, asyncio.gather(*handles))
         finally:
-            for handle in handles:
-                handle.cancel()
+            cancel_all(handles)
         service.answered(reply.id, results, arrived)
-        choices = [service.choice(ask, one, started.of(i)) for i, one in enumerate(results)]
+        pairs = zip(results, started.given, strict=True)
+        choices = [service.choice(ask, *pair) for pair in pairs]
         return as_json(reply.body(choices))
 
     async def score(self, request: Request) -> Response:
@@ -110,7 +111,7 @@ class TextRoutes:
         body = await service.reader.read(request, ScoreBody.read)
         service.check_model(body.model)
         texts = [body.continuation] if isinstance(body.continuation, str) else body.continuation
-        asked = service.likelihoods.score(question(body) or "", texts, body.scoring)
+        asked = service.likelihoods.score(body.question or "", texts, body.scoring)
         scores = await unless_gone(request, asked)
         data = [
             {
@@ -132,11 +133,11 @@ class TextRoutes:
             raise Problem(400, "give text or tokens, one of them", "text", "invalid_value")
         text = body.tokens if body.text is None else body.text
         how = {"top": body.top, **body.how}
-        asked = service.likelihoods.step(question(body), text, how)
+        asked = service.likelihoods.step(body.question, text, how)
         guesses = await unless_gone(request, asked)
         data = [
             {"position": int(at), "top": [
-                {"token": service.piece(token), "id": token, "logprob": round(logprob, 6)}
+                {"token": service.spelling.piece(token), "id": token, "logprob": round(logprob, 6)}
                 for token, logprob in zip(tokens, logprobs, strict=True)
             ]}
             for at, tokens, logprobs in zip(
@@ -144,22 +145,6 @@ class TextRoutes:
             )
         ]  # fmt: skip
         return as_json({"object": "list", "model": service.name, "data": data})
-
-
-class ModelRoutes:
-    """What is known of the model, and its tokenizer."""
-
-    def __init__(self, service: Service) -> None:
-        self.service = service
-
-    def paths(self) -> list[Path]:
-        return [
-            Path("GET", "/v1/models", self.models),
-            Path("GET", "/v1/models/{name:path}", self.model),
-            Path("POST", "/tokenize", self.tokenize, TokenizeBody),
-            Path("POST", "/detokenize", self.detokenize, DetokenizeBody),
-            Path("GET", "/tokenizer_info", self.tokenizer_info),
-        ]
 
     async def models(self, request: Request) -> Response:
         """The model that is served."""
@@ -175,7 +160,7 @@ class ModelRoutes:
         service = self.service
         body = await service.reader.read(request, TokenizeBody.read)
         service.check_model(body.model)
-        prompt, template = question(body) or "", dict(body.chat_template_kwargs or {})
+        prompt, template = body.question or "", dict(body.chat_template_kwargs or {})
         if body.tools:
             template["tools"] = [tool.model_dump(exclude_unset=True) for tool in body.tools]
 
@@ -189,7 +174,7 @@ class ModelRoutes:
         answer = {"count": len(ids), "max_model_len": service.model.facts.context_length,
                   "tokens": ids}  # fmt: skip
         if body.return_token_strs:
-            answer["token_strs"] = [service.piece(token) for token in ids]
+            answer["token_strs"] = [service.spelling.piece(token) for token in ids]
         return as_json(answer)
 
     async def detokenize(self, request: Request) -> Response:
@@ -199,7 +184,8 @@ class ModelRoutes:
         service.check_model(body.model)
 
         def decoded(model: DiffusionModel) -> str:
-            return service.decode(check_ids(model, body.tokens).tolist(), special=True)
+            ids = check_ids(model, body.tokens).tolist()
+            return service.spelling.decode(ids, special=True)
 
         text = await unless_gone(request, service.encoded([body.tokens], decoded))
         return as_json({"prompt": text})

@@ -1,7 +1,5 @@
 """A model at work: its sessions, and what is known of the requests in them."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json
@@ -9,48 +7,40 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 
 from .. import __version__
-from ..core.canvas import IntArray
 from ..core.config import MAX_TEMPERATURE
 from ..core.errors import CancelledError, ConfigError, DeadlineError, PromptError, QueueFullError
 from ..core.text import hole_forms
 from ..drafting.verifiers.base import is_causal_model
 from ..likelihood.tokens import TokenScores
+from ..models import DiffusionModel
 from ..request.holes import measured, open_holes
-from ..request.prompts import (
-    encode,
-    encode_chat,
-    encode_continuation,
-    encode_markup,
-    encode_text,
-    tokenizer_of,
-)
+from ..request.prompts import encode_continuation, tokenizer_of
 from ..request.requests import occurrences
 from ..runtime.handle import Handle
+from ..runtime.result import Result
+from ..runtime.spelling import Spelling
 from ..session import Session
 from ..structured.building import WORKER
+from .chats import Chats
 from .encoding import Encoder
 from .http import NOBODY, Client
 from .likelihoods import Likelihoods
 from .metrics import Metrics
-from .problems import Problem, problem_of, shortened, unsupported
+from .problems import Problem, problem_of, shortened, stopping, unsupported
 from .reading import Reader
-from .replies import Choice, given_tokens, written_tokens
+from .replies import Choice, Reply, given_tokens
 from .requests import GenerateRequest
+from .responses import ResponseReply
 from .settings import SAMPLER, Settings
-from .tools import THINK, Forced, Parser, Syntax, shows_tools, syntax_of, thinks
 from .verify import VerifyRoutes
-
-if TYPE_CHECKING:
-    from ..models import DiffusionModel
-    from ..runtime.result import Result
 
 log, access = logging.getLogger("dllm.serve"), logging.getLogger("dllm.access")
 CANVAS = {"steps", "block_length", "length", "cfg_scale", "eos_policy", "constraints",
@@ -62,29 +52,22 @@ SAMPLE = 64  # values of a weight that identify it
 LONG_ENOUGH = 256  # tokens of an object, where the request does not say
 DEFAULT_HOLE = 128  # tokens of a hole before a suffix, where the request does not say
 MOST_CANDIDATES = 2**22
-TAIL = 16  # tokens at the end of a prompt, where thoughts may be opened
-LONGEST_CHARACTER = 8  # tokens
 T = TypeVar("T")
-ANCHOR = "x"  # some text before a token whose text is wanted
 
 
 class Started(NamedTuple):
-    """A request at work: a handle per choice, the ids of its prompts, and what is ``given`` of
-    these to each choice where their likelihoods are wanted."""
+    """A request at work: a handle per choice, the ids of its prompts, and how likely these are,
+    per choice, where that is wanted."""
 
     handles: list[Handle]
     prompts: list[Any]
-    given: list[TokenScores] | None = None
-
-    def of(self, index: int) -> TokenScores | None:
-        """What is given of the prompt of a choice."""
-        return None if self.given is None else self.given[index]
+    given: Sequence[TokenScores | None]
 
 
 class Service:
     """The sessions of ``model``, one per cache, and everything around them that is not HTTP.
 
-    Prompts are read by `Encoder`, texts scored by `Likelihoods`.
+    Prompts are written by `Chats`, read by `Encoder`, texts scored by `Likelihoods`.
     """
 
     def __init__(self, model: DiffusionModel, settings: Settings | None = None) -> None:
@@ -103,9 +86,9 @@ class Service:
         self.encoder = Encoder(model, self.settings.max_prompt_tokens, WORKER.close)
         self.reader = Reader(self.settings.max_body, self.encoder.limit)
         self.likelihoods = Likelihoods(self.encoder)
+        self.spelling = Spelling(model.tokenizer)
+        self.chats = Chats(self.spelling, self.settings.tool_parser)
         self._seconds = 1.0  # of a request, lately
-        self._pieces: dict[int, str] = {}
-        self.special: Collection[int] = frozenset(getattr(model.tokenizer, "all_special_ids", ()))
         self._weights = digest(model.hf)
         self._forms: deque[str] = deque(maxlen=MOST_FORMS)
         self.verifying = None
@@ -167,13 +150,18 @@ class Service:
         facts = [__version__, self.model.name, self._weights, sampler, cache]
         return "fp_" + hashlib.sha256("\0".join(facts).encode()).hexdigest()[:12]
 
+    def reply(self, ask: GenerateRequest) -> Reply:
+        """The reply that ``ask`` wants."""
+        kind = Reply if ask.response is None else ResponseReply
+        return kind(ask, self.name, self.fingerprint(ask), self.spelling)
+
     def cache_of(self, ask: GenerateRequest) -> str:
         return ask.cache or self.settings.caches[0]
 
     def check(self, ask: GenerateRequest) -> None:
         """Refuse what this server does not have, or cannot take any more."""
         self.check_model(ask.model)
-        called, template = self.model.name, self.template
+        called = self.model.name
         if is_causal_model(self.model):
             if ask.drafts or ask.logprobs:
                 raise unsupported(None, f"{called} is autoregressive: it has no drafts of a canvas "
@@ -194,7 +182,7 @@ class Service:
         room = self.settings.max_batch_size + self.settings.max_waiting
         if ask.choices > room:  # later there would be no more room
             raise unsupported("n", f"{ask.choices} answers: this server takes {room} at a time")
-        if ask.tool_choice == "auto" and ask.tools and not shows_tools(template):
+        if ask.tool_choice == "auto" and ask.tools and not self.chats.shown(ask):
             raise unsupported(
                 "tools", f"the chat template of {called} shows no tools to the model: with "
                 "tool_choice 'required' or a named one it is made to call one",
@@ -215,7 +203,7 @@ class Service:
         if self.broken:
             raise Problem(503, "the engine has failed: the server must be restarted", code="broken")
         if self.draining:
-            raise Problem(503, "the server is stopping", code="stopping", retry_after=1)
+            raise stopping()
         if name is not None and name != self.name:
             raise Problem(
                 404, f"the model {name[:80]!r} does not exist: this server has {self.name!r}",
@@ -227,8 +215,8 @@ class Service:
         self.check(ask)
         until = time.monotonic() + min(ask.deadline or math.inf, self.settings.deadline)
         texts = ask.texts
-        if ask.tools and shows_tools(self.template):
-            texts.append(json.dumps(ask.tools))
+        if shown := self.chats.shown(ask):
+            texts.append(json.dumps(shown))
         unknown = open_holes(ask.text)
         if unknown > MOST_UNKNOWN:
             raise unsupported(
@@ -242,7 +230,8 @@ class Service:
                 encoded.append(self._encoded(model, ask, prompt, go_on))
             go_on()
             salt = "\0".join((client.key, ask.user, ask.salt)).strip("\0")
-            return Started(self._submitted(ask, encoded, until, salt), [one[0] for one in encoded])
+            handles = self._submitted(ask, encoded, until, salt)
+            return Started(handles, [one[0] for one in encoded], [None] * len(handles))
 
         form = ask.form
         slow = unknown > 0 or (form is not None and form not in self._forms)
@@ -266,9 +255,9 @@ class Service:
     ) -> tuple[Any, Any]:
         """The ids of a prompt (None: there is none), and of a text with holes, -1 at these."""
         limit = self.settings.max_prompt_tokens
-        ids = None if prompt is None else self.prompt(ask, model, prompt)
+        ids = None if prompt is None else self.chats.prompt(ask, model, prompt)
         if ids is not None and ask.truncate:
-            ids = self._shortened(model, ask, prompt, ids, go_on)
+            ids = self.chats.shortened(model, ask, prompt, ids, go_on)
         if ids is not None and limit is not None and len(ids) > limit:
             raise PromptError(
                 f"the prompt has {len(ids)} tokens, this server takes {limit} of context"
@@ -295,39 +284,6 @@ class Service:
             return None, np.concatenate([ids, np.full(length, -1), np.asarray(behind, np.int64)])
         return ids, None
 
-    def prompt(self, ask: GenerateRequest, model: DiffusionModel, prompt: Any) -> IntArray:
-        """The ids of a prompt."""
-        template = dict(ask.template)
-        shown = ask.tools and shows_tools(self.template)
-        if shown:
-            template["tools"] = ask.tools
-        if ask.continued or not ask.ready:
-            ids = encode_chat(model, prompt, ask.continued, ask.ready, template)
-        else:
-            ids = encode(model, prompt, ask.chat, template)
-        if shown and ask.forced and self.syntax.opening:  # the call has begun
-            begun = encode_markup(tokenizer_of(model), f"{self.syntax.opening}\n")
-            ids = np.concatenate([ids, np.asarray(begun, np.int64)])
-        return ids
-
-    def _shortened(
-        self, model: DiffusionModel, ask: GenerateRequest, prompt: Any, ids: IntArray,
-        go_on: Callable[[], None],
-    ) -> IntArray:  # fmt: skip
-        """The prompt cut to what fits: its last tokens, or of a chat its last turns."""
-        length = ask.arguments.get("max_new_tokens", 1)
-        room = max(1, model.facts.context_length - length)
-        if ask.truncate != "auto":
-            return ids[-(room if ask.truncate == -1 else int(ask.truncate)) :]
-        lead = 1 if prompt[0]["role"] == "system" else 0
-        turns = [i for i in range(lead + 1, len(prompt)) if prompt[i]["role"] == "user"]
-        for begin in turns:
-            if len(ids) <= room:
-                break
-            go_on()
-            ids = self.prompt(ask, model, [*prompt[:lead], *prompt[begin:]])
-        return ids
-
     def _submitted(
         self, ask: GenerateRequest, encoded: Sequence[tuple[Any, Any]], until: float, salt: str
     ) -> list[Handle]:
@@ -339,11 +295,11 @@ class Service:
             arguments.pop("cfg_scale", None)  # 0: off
         if salt:
             arguments["cache_salt"] = salt
-        if ask.forced:
-            arguments["json_schema"] = self.syntax.schema(ask.tools, ask.tool_choice, ask.several)
-        elif ask.either:
-            instance = arguments["json_schema"]
-            arguments["json_schema"] = self.syntax.schema(ask.tools, "required", instance=instance)
+        if ask.forced or ask.either:
+            choice = ask.tool_choice if ask.forced else "required"
+            other = None if ask.forced else arguments["json_schema"]
+            schema = self.chats.syntax.schema(ask.tools, choice, ask.several, other)
+            arguments["json_schema"] = schema
         top = self.model.facts.vocab_size if ask.logprob_ids else ask.logprobs
         if top:
             arguments["top_candidates"] = top
@@ -383,42 +339,6 @@ class Service:
         until = time.monotonic() + self.settings.deadline
         return await self.encoder.run(lambda model, _: work(model), texts, until)
 
-    def decode(self, ids: Sequence[int], special: bool = False) -> str:
-        """Text of token ids; special tokens are none unless ``special``."""
-        tokenizer = self.model.tokenizer
-        if tokenizer is None:
-            return ""
-        return str(tokenizer.decode(list(ids), skip_special_tokens=not special))
-
-    def piece(self, token: int) -> str:
-        """Text of a token in the middle of a text."""
-        known = self._pieces.get(token)
-        if known is None:
-            known = self._pieces[token] = self._spell(token)
-        return known
-
-    def _spell(self, token: int) -> str:
-        tokenizer = self.model.tokenizer
-        if tokenizer is None:
-            return ""
-        before = encode_text(tokenizer, ANCHOR)[-1:]
-        alone, after = (str(tokenizer.decode(ids)) for ids in (before, [*before, token]))
-        return after[len(alone) :] if after.startswith(alone) else str(tokenizer.decode([token]))
-
-    def pieces(self, ids: Sequence[int]) -> list[str]:
-        """Texts of tokens in a row, which together are their text: where a character has several
-        tokens, the last one brings it."""
-        found, first, before = list[str](), 0, ""
-        for at in range(len(ids)):
-            text = self.decode(ids[first : at + 1], special=True)
-            whole = not text.endswith("\ufffd") or at - first > LONGEST_CHARACTER
-            found.append(text[len(before) :] if whole else "")
-            if whole:
-                first, before = at, self.decode(ids[at : at + 1], special=True)
-        if found and not whole:
-            found[-1] = text[len(before) :]
-        return found
-
     def choice(
         self, ask: GenerateRequest, result: Result, given: TokenScores | None = None
     ) -> Choice:
@@ -426,37 +346,16 @@ class Service:
         if ask.suffix is not None:
             return Choice(result, "".join(result.holes))
         prompt = result.sequences[: result.prompt_length].tolist()
-        parser = self.parser(ask, prompt)
+        parser = self.chats.parser(ask, prompt)
         if parser is not None:
             parser.feed(result.text)
             parser.end()
-        before = self.decode(prompt) if ask.echo else ""
+        before = self.spelling.decode(prompt) if ask.echo else ""
         if ask.only_prompt:
             result = replace(result, text="", tokens=[], order=[], logprobs=result.logprobs[:0],
                              finish_reason="length")  # fmt: skip
         said = None if parser is None else parser.said
         return Choice(result, before + result.text, said, given)
-
-    @property
-    def template(self) -> str:
-        """The model's chat template, "" without one."""
-        return str(getattr(self.model.tokenizer, "chat_template", None) or "")
-
-    @property
-    def syntax(self) -> Syntax:
-        """How the model writes calls of tools."""
-        return syntax_of(self.template, self.settings.tool_parser)
-
-    def parser(self, ask: GenerateRequest, prompt: Sequence[int]) -> Parser | None:
-        """Who reads calls and thoughts out of an answer behind ``prompt``; None: it has neither."""
-        names = [tool["function"]["name"] for tool in ask.tools]
-        if ask.forced or ask.either:
-            return Forced(names, ask.most_calls, ask.either)
-        thinking = thinks(self.template)
-        if ask.kind != "chat" or not (names or thinking):
-            return None
-        opened = thinking and self.decode(prompt[-TAIL:]).rstrip().endswith(THINK)
-        return self.syntax.parser(names, ask.most_calls, thinking, opened)
 
     def answered(self, name: str, results: Sequence[Result], arrived: float) -> None:
         """Count the answers to request ``name``, which came at ``arrived`` (of
@@ -464,11 +363,11 @@ class Service:
         seconds = time.monotonic() - arrived
         self._seconds += 0.1 * (seconds - self._seconds)
         for result in results:
-            self.metrics.answered(result, given_tokens(result), written_tokens(result))
+            self.metrics.answered(result, given_tokens(result))
             self.metrics.observe("e2e_seconds", seconds)
         access.info(
             "%s 200: %d answers, %d tokens, %d forwards, %.3f s, queued %.3f s", name,
-            len(results), sum(map(written_tokens, results)), sum(r.nfe for r in results), seconds,
+            len(results), sum(r.decided for r in results), sum(r.nfe for r in results), seconds,
             max(r.queue_seconds for r in results),
         )  # fmt: skip
 

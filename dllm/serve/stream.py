@@ -1,22 +1,18 @@
 """A streamed answer: events of the engine in, server-sent events out."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .replies import PING, Choice, Reply, tokens_used, written_tokens
+from ..runtime.events import Event
+from ..runtime.handle import Handle
+from .replies import PING, Choice, Reply, tokens_used
 from .requests import GenerateRequest
+from .service import Service, Started, cancel_all
 from .tools import Parser, Said
-
-if TYPE_CHECKING:
-    from ..runtime.events import Event
-    from ..runtime.handle import Handle
-    from .service import Service, Started
 
 HEARTBEAT = 15.0  # seconds without a chunk after which a comment keeps the connection open
 
@@ -29,7 +25,6 @@ class Shown:
     sent: int = 0  # characters of it
     began: bool = False  # a chunk with text went out
     steps: int = 0
-    frames: int = 0
     seen: int = 0  # positions whose text is final
     tokens: int = 0  # of these, written and not given
     length: int = 0  # positions of the answer, as the client knows it
@@ -52,12 +47,8 @@ class Stream:
     drafted: bool = False
     written: bool = False
 
-    @property
-    def handles(self) -> list[Handle]:
-        return self.started.handles
-
     def __post_init__(self) -> None:
-        self.shown = [Shown() for _ in self.handles]
+        self.shown = [Shown() for _ in self.started.handles]
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         """Chunks as they come.  Whatever happens, no handle is left at work."""
@@ -66,7 +57,7 @@ class Stream:
         queue: asyncio.Queue[tuple[int, Any]] = asyncio.Queue(1)
         readers = [
             asyncio.create_task(self._read(index, handle, queue))
-            for index, handle in enumerate(self.handles)
+            for index, handle in enumerate(self.started.handles)
         ]
         try:
             for chunk in self.reply.opening():
@@ -91,8 +82,7 @@ class Stream:
                     yield self.reply.encode(chunk)
             yield self.reply.end
         finally:
-            for handle in self.handles:
-                handle.cancel()
+            cancel_all(self.started.handles)
             for reader in readers:
                 reader.cancel()
             await asyncio.gather(*readers, return_exceptions=True)
@@ -112,12 +102,12 @@ class Stream:
             self.service.metrics.observe("first_draft_seconds", time.monotonic() - self.arrived)
         if not shown.steps:
             prompt = happened.canvas.tokens[: happened.canvas.prompt_length].tolist()
-            shown.parser = self.service.parser(ask, prompt)
-            shown.text = self.service.decode(prompt) if ask.echo else ""
+            shown.parser = self.service.chats.parser(ask, prompt)
+            shown.text = self.service.spelling.decode(prompt) if ask.echo else ""
         shown.steps += 1
         shown.text += happened.text
         if happened.result is not None:
-            shown.choice = self.service.choice(ask, happened.result, self.started.of(index))
+            shown.choice = self.service.choice(ask, happened.result, self.started.given[index])
         chunks: list[dict[str, Any]] = []
         if ask.drafts:
             chunks += self._frames(index, happened)
@@ -134,7 +124,7 @@ class Stream:
         if ask.usage_with_each:
             self._count(shown, happened)
             counted = tokens_used(
-                sum(handle.prompt_tokens for handle in self.handles[:: ask.n]),
+                sum(handle.prompt_tokens for handle in self.started.handles[:: ask.n]),
                 sum(shown.tokens for shown in self.shown),
             )
             chunks = [chunk | {"usage": counted} for chunk in chunks]
@@ -173,7 +163,7 @@ class Stream:
     def _count(self, shown: Shown, happened: Event) -> None:
         """Bring the number of tokens up to date."""
         if shown.choice is not None:
-            shown.tokens = written_tokens(shown.choice.result)
+            shown.tokens = shown.choice.result.decided
         else:
             first, news = happened.canvas.prompt_length + shown.seen, len(happened.tokens)
             shown.seen += news
@@ -188,7 +178,7 @@ class Stream:
             canvas = happened.canvas
             if not self.prefix:
                 given = canvas.tokens[canvas.prompt_length : canvas.start].tolist()
-                self.prefix = self.service.decode(given)
+                self.prefix = self.service.spelling.decode(given)
             full = not canvas.masked[canvas.start : canvas.end].any()
             # Once the hole is full the suffix stands behind it: the last event says where it ends.
             ready = "" if full else ready.removeprefix(self.prefix)
@@ -200,14 +190,14 @@ class Stream:
     def _frames(self, index: int, happened: Event) -> list[dict[str, Any]]:
         """The canvas, as positions from the start of the answer."""
         canvas, shown, ids = happened.canvas, self.shown[index], self.ask.token_ids
-        base, piece = canvas.prompt_length, self.service.piece
+        base, piece = canvas.prompt_length, self.service.spelling.piece
 
         def item(position: int, token: int, *more: float) -> list[Any]:
             return [position - base, piece(token), *more, *([token] if ids else [])]
 
         frames: list[dict[str, Any]] = []
         more = sum(edit.added - edit.removed for edit in happened.edits)
-        if not shown.frames:
+        if shown.steps == 1:
             begun = ~canvas.masked & (canvas.commit_step < 0)  # given, or left of a draft
             shown.length = len(canvas.tokens) - base - more
             opening: dict[str, Any] = {
@@ -219,13 +209,12 @@ class Stream:
                 ],
             }  # fmt: skip
             frames.append(opening)
-        shown.frames += 1
         probabilities = canvas.logprob
         frame: dict[str, Any] = {
             "type": "step", "index": index, "step": happened.step,
             "window": [at - base for at in happened.window],
             "commit": [
-                item(at, token, _probability(probabilities[at]))
+                item(at, token, round(math.exp(min(0.0, probabilities[at])), 4))
                 for at, token in sorted(happened.committed.items())
             ],
             "draft": [item(at, token) for at, token in sorted(happened.drafts.items())],
@@ -241,7 +230,3 @@ class Stream:
             result = happened.result
             frame["text"] = shown.text + happened.draft if result is None else result.text
         return [*map(self.reply.frame, [*frames, frame])]
-
-
-def _probability(logprob: float) -> float:
-    return round(math.exp(min(0.0, float(logprob))), 4)

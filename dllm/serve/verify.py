@@ -53,12 +53,9 @@ class DeviceText:
     drafts: Outside
     length: int
     limit: int
-    events: AsyncIterator[Event] = field(init=False)
+    events: AsyncIterator[Event]
     news: asyncio.Future[Event] | None = None
     seen: float = field(default_factory=time.monotonic)
-
-    def __post_init__(self) -> None:
-        self.events = aiter(self.handle)
 
 
 class VerifyRoutes:
@@ -106,8 +103,9 @@ class VerifyRoutes:
         )  # fmt: skip
         while len(self.texts) >= MOST_TEXTS:
             self._forget(self._dispensable(owner))
-        self.texts[sid] = DeviceText(owner, handle, drafts, len(prompt), handle.positions)
-        return {"sid": sid, "vocab_size": facts.vocab_size, "limit": handle.positions,
+        limit, events = handle.positions, aiter(handle)
+        self.texts[sid] = DeviceText(owner, handle, drafts, len(prompt), limit, events)
+        return {"sid": sid, "vocab_size": facts.vocab_size, "limit": limit,
                 "stop_ids": list(facts.stop_token_ids)}  # fmt: skip
 
     def _dispensable(self, owner: str) -> str:

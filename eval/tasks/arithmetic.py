@@ -134,8 +134,8 @@ def _check(example: Example, text: str) -> bool:
 
 
 TASKS = (
-    Task("fact", _draw_fact, _check, "arithmetic"),
-    Task("sum", _draw_sum, _check, "arithmetic"),
-    Task("story1", lambda rng: _draw_story(rng, 1), _check, "arithmetic"),
-    Task("story2", _draw_two_steps, _check, "arithmetic"),
+    Task("fact", _draw_fact, _check),
+    Task("sum", _draw_sum, _check),
+    Task("story1", lambda rng: _draw_story(rng, 1), _check),
+    Task("story2", _draw_two_steps, _check),
 )

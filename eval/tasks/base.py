@@ -34,7 +34,6 @@ class Task:
     name: str
     draw: Callable[[random.Random], Example]
     check: Callable[[Example, str], bool]
-    group: str
 
     def sample(self, rng: random.Random, split: str = "train") -> Example:
         """Draw one instance of ``split`` ("train" or "test")."""

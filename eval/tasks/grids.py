@@ -86,6 +86,6 @@ def _check_sudoku(example: Example, text: str) -> bool:
 
 
 TASKS = (
-    Task("latin", _draw_latin, _check_latin, "grids"),
-    Task("sudoku", _draw_sudoku, _check_sudoku, "grids"),
+    Task("latin", _draw_latin, _check_latin),
+    Task("sudoku", _draw_sudoku, _check_sudoku),
 )

@@ -47,7 +47,7 @@ def _plain(
         prompt = rng.choice(wordings).format(_show(items))
         return Example(name, prompt, _show(solve(items, rng)), tuple(items))
 
-    return Task(name, draw, check, "lists")
+    return Task(name, draw, check)
 
 
 def _indexed(name: str, wordings: Sequence[str], edit: Edit, new_slot: bool = False) -> Task:
@@ -59,7 +59,7 @@ def _indexed(name: str, wordings: Sequence[str], edit: Edit, new_slot: bool = Fa
         prompt = rng.choice(wordings).format(_show(items), index=index, word=word)
         return Example(name, prompt, _show(edit(items, index, word)), (*items, index, word))
 
-    return Task(name, draw, _same_list, "lists")
+    return Task(name, draw, _same_list)
 
 
 def _anywhere(
@@ -81,7 +81,7 @@ def _anywhere(
         *items, word = (str(fact) for fact in example.facts)
         return valid(items, word, parse_items(text))
 
-    return Task(name, draw, check, "lists")
+    return Task(name, draw, check)
 
 
 def _same_list(example: Example, text: str) -> bool:

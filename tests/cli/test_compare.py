@@ -53,14 +53,3 @@ def test_samplers_get_the_options_they_take(cli: Run, tiny_folder: object) -> No
     assert [json.loads(line)["sampler"] for line in result.stdout.splitlines()] == [
         "dream", "llada"
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [(["x", "-s", "treshold"], "did you mean 'threshold'"), ([""], "the prompt is empty"),
-     (["x", "-c", "duall"], "did you mean 'dual'")],
-)  # fmt: skip
-def test_bad_input(cli: Run, tiny_folder: object, arguments: list[str], message: str) -> None:
-    result = cli("compare", *arguments, "-m", str(tiny_folder), "--max-new-tokens", "8")
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert message in result.stderr

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import dllm
-from dllm.cli import batch, chat, dflash, distill, evaluate, generate, infill, serve
+from dllm.cli import batch, chat, dflash, evaluate, generate, infill, serve, train
 from dllm.cli.app import COMMANDS, command_of
 
 from ..thin import some
@@ -96,7 +96,7 @@ def test_what_help_shows_is_an_option() -> None:
     for module in (generate, chat, infill, batch, serve, evaluate):
         name = "eval" if module is evaluate else module.__name__.rpartition(".")[2]
         assert {*module.SHOWN} <= {option.name for option in command_of(name).params}, name
-    for name, module in (("dflash", dflash), ("parallel", distill), ("convert", distill)):
+    for name, module in (("dflash", dflash), ("parallel", train), ("convert", train)):
         known = {option.name for option in command_of("train").commands[name].params}
         assert {*module.SHOWN} - {"rounds", "recipe"} <= known, name
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import dllm
-from dllm.cli.generate_options import Answers
+from dllm.cli.options import Answers
 
 from ..thin import some
 from .conftest import Run

@@ -73,16 +73,8 @@ def test_every_training_says_how_often_and_to_whom(cli: Run, command: str, tmp_p
 def test_prompts_that_are_all_held_out_are_refused(cli: Run, tmp_path: Path) -> None:
     file = tmp_path / "prompts.txt"
     file.write_text("Copy: a\nCopy: b\n")
-    how = (
-        "train",
-        "parallel",
-        "--model",
-        "nano",
-        "--prompts",
-        str(file),
-        "-o",
-        str(tmp_path / "r"),
-    )
+    how = ("train", "parallel", "--model", "nano", "--prompts", str(file),
+           "-o", str(tmp_path / "r"))  # fmt: skip
     for held_out in ("2", "64"):
         result = cli(*how, "--held-out", held_out)
         assert result.exit_code == 2

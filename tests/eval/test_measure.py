@@ -63,22 +63,13 @@ def test_tokens_end_with_the_first_stop_and_leave_out_the_prompt() -> None:
     assert min(expected) < 8 == max(expected)
 
 
-def test_the_warm_up_is_not_counted(tiny: dllm.DiffusionModel, calls: list[list[str]]) -> None:
-    result = measure(tiny, problems("sort"), cell(rows=3), "tiny")
-    assert [len(prompts) for prompts in calls] == [1, 8]
-    assert result.seconds == 1.0 and result.peak_memory == 2
-
-
-def test_answers_are_counted_as_they_come(
+def test_the_warm_up_is_not_counted_and_figures_are_kept_apart(
     tiny: dllm.DiffusionModel, calls: list[list[str]]
 ) -> None:
     counts: list[int] = []
-    measure(tiny, problems("sort"), cell(rows=3), "tiny", counts.append)
-    assert counts == list(range(1, 9))
-
-
-def test_figures_are_kept_apart(tiny: dllm.DiffusionModel, calls: list[list[str]]) -> None:
-    result = measure(tiny, problems("sort"), cell(), "tiny")
+    result = measure(tiny, problems("sort"), cell(rows=3), "tiny", counts.append)
+    assert [len(prompts) for prompts in calls] == [1, 8] and counts == [*range(1, 9)]
+    assert result.seconds == 1.0 and result.peak_memory == 2
     assert [result.mean(name) for name in ("tokens", "nfe", "computed", "seconds")] == [
         5, 3, 40, 1 / 8
     ]  # fmt: skip

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +25,7 @@ from tests.cli.conftest import cli as cli
 if TYPE_CHECKING:
     import openai  # takes a second
 
+CHAT = "/v1/chat/completions"
 PATIENCE = 90.0  # seconds that anything in these tests may take, on a busy machine
 
 
@@ -130,10 +133,67 @@ def block_model() -> dllm.DiffusionModel:
                      mask_token_id=tokenizer.mask_token_id)  # fmt: skip
 
 
+def address(served: Served) -> tuple[str, int]:
+    """Where a server listens."""
+    host, port = served.url.removeprefix("http://").split(":")
+    return host, int(port)
+
+
+def posted(path: str, body: Any, length: int | None = None) -> bytes:
+    """A request as it is sent; ``length``: of which its head tells, where that is another one."""
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    return head.encode() + f"Content-Length: {length or len(data)}\r\n\r\n".encode() + data
+
+
+async def together(url: str, requests: Iterable[Any], path: str = CHAT) -> list[httpx.Response]:
+    """The answers to requests that are sent at once."""
+    async with httpx.AsyncClient(timeout=PATIENCE * 6) as client:
+        posts = (client.post(url + path, json=request) for request in requests)
+        return await asyncio.gather(*posts)
+
+
+def sse(text: str) -> list[Any]:
+    """Data of server-sent events, without the final mark."""
+    lines = [line[6:] for line in text.split("\n") if line.startswith("data: ")]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def deltas(answer: httpx.Response) -> list[dict[str, Any]]:
+    """What the chunks of a streamed chat add to the message of its one choice."""
+    return [chunk["choices"][0]["delta"] for chunk in sse(answer.text) if chunk["choices"]]
+
+
+@contextmanager
+def held(
+    patch: pytest.MonkeyPatch, place: Any, name: str, when: Callable[..., bool],
+    work: Callable[[], Any],
+) -> Iterator[None]:  # fmt: skip
+    """``work`` in a thread, which waits in a call of ``place.name`` as long as the block runs:
+    in those calls whose arguments are ``when``."""
+    real, begun, go_on = getattr(place, name), threading.Event(), threading.Event()
+
+    def slowly(*given: Any) -> Any:
+        if when(*given):
+            begun.set()
+            assert go_on.wait(PATIENCE)
+        return real(*given)
+
+    patch.setattr(place, name, slowly)
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        assert begun.wait(PATIENCE)
+        yield
+    finally:
+        go_on.set()
+        thread.join(PATIENCE)
+
+
 def raw(served: Served, data: bytes, seconds: float = 5.0) -> bytes:
     """What the server answers to ``data`` on a connection of its own."""
-    host, port = served.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=seconds) as sock:
+    with socket.create_connection(address(served), timeout=seconds) as sock:
         answer = b""
         with suppress(OSError):
             sock.sendall(data)

@@ -13,7 +13,7 @@ import dllm
 from dllm.request.prompts import encode
 from dllm.serve.service import Service
 
-from .conftest import Served, Start, idle, serve, until
+from .conftest import Served, Start, deltas, idle, serve, sse, until
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 HELLO: Any = [{"role": "user", "content": "hi"}]
@@ -99,13 +99,9 @@ def test_thoughts_have_a_field_of_their_own(
     body = {"messages": HELLO, "max_tokens": 16, "block_length": 8}
     message = talking.post(CHAT, body).json()["choices"][0]["message"]
     assert (message["content"], message["reasoning_content"]) == ("It is 2.", "1 and 1")
-    deltas = [
-        json.loads(line[6:])["choices"][0]["delta"]
-        for line in talking.post(CHAT, {**body, "stream": True}).text.splitlines()
-        if line.startswith("data: {")
-    ]
-    assert "".join(d.get("reasoning_content", "") for d in deltas) == "1 and 1"
-    assert "".join(d.get("content") or "" for d in deltas) == "It is 2."
+    parts = deltas(talking.post(CHAT, {**body, "stream": True}))
+    assert "".join(part.get("reasoning_content", "") for part in parts) == "1 and 1"
+    assert "".join(part.get("content") or "" for part in parts) == "It is 2."
 
 
 def test_tools_and_their_results_reach_the_template(talking: Served) -> None:
@@ -115,7 +111,7 @@ def test_tools_and_their_results_reach_the_template(talking: Served) -> None:
     body = {"messages": messages, "tools": [ADD], "max_tokens": 4, "return_token_ids": True,
             "block_length": 4, "chat_template_kwargs": {"enable_thinking": False}}  # fmt: skip
     ids = talking.post(CHAT, body).json()["choices"][0]["prompt_token_ids"]
-    text = talking.service.decode(ids)
+    text = talking.service.spelling.decode(ids)
     assert '"arguments": {"a": 1}' in text and text.endswith("<think></think>")
     assert text.startswith("add: a sum")
 
@@ -172,10 +168,8 @@ def test_echo_repeats_the_prompt(served: Served) -> None:
     assert served.post(TEXT, {**body, "echo": True}).json()["choices"][0]["text"] == (
         "one two" + plain
     )
-    streamed = served.post(TEXT, {**body, "echo": True, "stream": True}).text
-    pieces = [json.loads(line[6:])["choices"][0]["text"] for line in streamed.splitlines()
-              if line.startswith("data: {")]  # fmt: skip
-    assert "".join(pieces) == "one two" + plain
+    streamed = sse(served.post(TEXT, {**body, "echo": True, "stream": True}).text)
+    assert "".join(chunk["choices"][0]["text"] for chunk in streamed) == "one two" + plain
     whole = served.post(TEXT, {**body, "echo": True, "logprobs": 1}).json()["choices"][0]
     assert "".join(whole["logprobs"]["tokens"]) == whole["text"] == "one two" + plain
     scored = served.post(TEXT, {"prompt": "a b c", "max_tokens": 0, "echo": True, "logprobs": 1})
@@ -220,21 +214,11 @@ def test_what_is_not_here(served: Served, path: str, word: str) -> None:
     assert answer.status_code == 404 and word in answer.json()["error"]["message"]
 
 
-def test_small_things(start: Start, tiny: dllm.DiffusionModel) -> None:
-    served = start(tiny, api_key="sesame")
-    assert served.get("/ping").status_code == 200
-    assert served.get("/favicon.ico").headers["content-type"].startswith("image/svg")
-    assert served.get("/openapi.json").status_code == 401
-    key = {"Authorization": "Bearer sesame"}
-    assert served.get("/openapi.json", headers=key).status_code == 200
-
-
 def test_a_line_of_the_log_per_request(served: Served, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "dllm.access")
     body = {"messages": HELLO, "max_tokens": 8, "block_length": 8, "n": 2}
     names = [served.post(CHAT, body).json()["id"]]
-    streamed = served.post(CHAT, {**body, "stream": True}).text
-    names.append(json.loads(streamed.partition("data: ")[2].partition("\n")[0])["id"])
+    names.append(sse(served.post(CHAT, {**body, "stream": True}).text)[0]["id"])
     served.post(CHAT, {"messages": HELLO, "n": 99})
     lines = [record.getMessage() for record in caplog.records if record.name == "dllm.access"]
     assert len(lines) == 3

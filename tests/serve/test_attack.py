@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import httpx
@@ -20,19 +20,18 @@ import pytest
 import dllm
 from dllm.core.errors import DeadlineError, PromptError, QueueFullError
 from dllm.core.text import hole_forms
-from dllm.serve import reading
-from dllm.serve import service as serving
-from dllm.serve.batch import read_lines
+from dllm.serve import chats, reading
 from dllm.serve.bodies import ScoreBody
 from dllm.serve.connections import Connection
 from dllm.serve.encoding import CHARACTERS_PER_TOKEN, LONG, SHARE, THREADS, Encoder, Line, check
 from dllm.serve.problems import Problem
 from dllm.serve.requests import read_chat, read_text
 from dllm.serve.responses import read_response
+from dllm.serve.service import Service
 from dllm.structured import expressions
 
 from ..thin import some
-from .conftest import PATIENCE, Served, Start, block_model, idle, until
+from .conftest import PATIENCE, Served, Start, address, block_model, held, idle, posted, until
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 MARKS = "e" + "\u0301" * 50_000
@@ -70,7 +69,7 @@ def test_what_cannot_fit_is_not_read(
         raise AssertionError("the tokenizer was asked")
 
     monkeypatch.setattr("dllm.request.prompts._ids_of", never)
-    monkeypatch.setattr(serving, "shows_tools", lambda _: True)
+    monkeypatch.setattr(chats, "shows_tools", lambda _: True)
     answer = served.post(path, body)
     assert answer.status_code == 400 and len(answer.content) < ANSWERED, answer.text[:500]
 
@@ -213,26 +212,11 @@ def test_forms_of_holes_are_built_where_nobody_waits(
 ) -> None:
     """While one is, others are answered; a known one is at once."""
     body = {"text": "I have [[2:[1-9]{1,2}]] apples."}
-    building, go_on = threading.Event(), threading.Event()
-    submitted = serving.Service._submitted
-
-    def slowly(service: Any, ask: Any, *more: Any) -> Any:
-        if ask.text == body["text"]:
-            building.set()
-            assert go_on.wait(PATIENCE)
-        return submitted(service, ask, *more)
-
-    monkeypatch.setattr(serving.Service, "_submitted", slowly)
     answers: list[httpx.Response] = []
-    first = threading.Thread(target=lambda: answers.append(served.post("/v1/infill", body)))
-    first.start()
-    try:
-        assert building.wait(PATIENCE)
+    with held(monkeypatch, Service, "_submitted", lambda _, ask, *__: ask.text == body["text"],
+              lambda: answers.append(served.post("/v1/infill", body))):  # fmt: skip
         assert served.post(CHAT, hello()).status_code == 200
         assert served.post("/v1/infill", {"text": "I have [[2]] apples."}).status_code == 200
-    finally:
-        go_on.set()
-        first.join(PATIENCE)
     assert answers[0].status_code == 200, answers[0].text
     lines = []
     run = served.service.encoder.run
@@ -299,29 +283,18 @@ def test_a_long_prompt_holds_up_nobody(
     """While one is read, others are read and answered; who waits behind it and leaves is not."""
     most = CHARACTERS_PER_TOKEN * tiny.facts.context_length
     long = {"prompt": ["a" * most] * (1 + LONG // most), "max_tokens": 4}
-    reading, go_on, read = threading.Event(), threading.Event(), []
-    encode = serving.encode
+    read: list[Any] = []
 
-    def slowly(model: Any, prompt: Any, *how: Any) -> Any:
-        if len(prompt) == most:
-            read.append(prompt)
-            reading.set()
-            assert go_on.wait(PATIENCE)
-        return encode(model, prompt, *how)
+    def is_long(model: Any, prompt: Any, *how: Any) -> bool:
+        read.extend([prompt] * (len(prompt) == most))
+        return len(prompt) == most
 
-    monkeypatch.setattr(serving, "encode", slowly)
-    first = threading.Thread(target=lambda: served.post(TEXT, long))
-    first.start()
-    try:
-        assert reading.wait(PATIENCE)
+    with held(monkeypatch, chats, "encode", is_long, lambda: served.post(TEXT, long)):
         for _ in range(3):
             assert served.post(CHAT, hello()).status_code == 200
         with httpx.Client() as client, pytest.raises(httpx.ReadTimeout):
             client.post(served.url + TEXT, json=long, timeout=0.3)
         time.sleep(0.1)
-    finally:
-        go_on.set()
-        first.join(PATIENCE)
     until(lambda: idle(served))
     assert len(read) <= len(long["prompt"])  # the second one was never begun
 
@@ -332,37 +305,17 @@ def test_a_known_form_does_not_wait_behind_one_that_is_built(
     known = hello(structured_outputs={"regex": "[a-c]{1,3}"})
     new = hello(structured_outputs={"regex": "[d-f]{1,3}"})
     plain = served.post(CHAT, known).json()["choices"]
-    building, go_on = threading.Event(), threading.Event()
-    submitted = serving.Service._submitted
-
-    def slowly(service: Any, ask: Any, *more: Any) -> Any:
-        if "d-f" in ask.arguments["regex"]:
-            building.set()
-            assert go_on.wait(PATIENCE)
-        return submitted(service, ask, *more)
-
-    monkeypatch.setattr(serving.Service, "_submitted", slowly)
-    first = threading.Thread(target=lambda: served.post(CHAT, new))
-    first.start()
-    try:
-        assert building.wait(PATIENCE)
+    is_new = lambda _, ask, *__: "d-f" in ask.arguments["regex"]  # noqa: E731
+    with held(monkeypatch, Service, "_submitted", is_new, lambda: served.post(CHAT, new)):
         assert served.post(CHAT, known).json()["choices"] == plain
-    finally:
-        go_on.set()
-        first.join(PATIENCE)
     until(lambda: idle(served))
 
 
 def test_reading_counts_against_the_deadline(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    encode = serving.encode
-
-    def slowly(*arguments: Any) -> Any:
-        time.sleep(0.3)
-        return encode(*arguments)
-
-    monkeypatch.setattr(serving, "encode", slowly)
+    encode = chats.encode
+    monkeypatch.setattr(chats, "encode", lambda *given: time.sleep(0.3) or encode(*given))
     answer = served.post(TEXT, {"prompt": ["one", "two"], "deadline": 0.2, "max_tokens": 4})
     assert answer.status_code == 504
 
@@ -434,11 +387,6 @@ def test_errors_do_not_echo(
     assert sum(len(record.getMessage()) for record in caplog.records) < ANSWERED
 
 
-def address(served: Served) -> tuple[str, int]:
-    host, port = served.url.removeprefix("http://").split(":")
-    return host, int(port)
-
-
 @pytest.mark.parametrize(
     "drip", [b"", b"POST /v1/comple", b"GET /health HTTP/1.1\r\nHost: x\r\nA: "]
 )
@@ -448,7 +396,7 @@ def test_silent_and_dripping_connections_are_closed(
     monkeypatch.setattr(Connection, "patience", 0.4)
     with socket.create_connection(address(served), timeout=PATIENCE) as sock:
         began = time.monotonic()
-        try:
+        with suppress(OSError):
             sock.sendall(drip)
             for _ in range(100):
                 sock.settimeout(0.1)
@@ -458,8 +406,6 @@ def test_silent_and_dripping_connections_are_closed(
                 except TimeoutError:
                     if drip:
                         sock.sendall(b"x")
-        except OSError:
-            pass
         assert 0.2 < time.monotonic() - began < 8
 
 
@@ -483,11 +429,10 @@ def test_half_sent_bodies_do_not_hold_up_the_end(
     start: Start, tiny: dllm.DiffusionModel, caplog: pytest.LogCaptureFixture
 ) -> None:
     served = start(tiny, drain=20.0)
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
     with ExitStack() as stack:
         for _ in range(5):
             sock = stack.enter_context(socket.create_connection(address(served), timeout=PATIENCE))
-            sock.sendall(head.encode() + b"Content-Length: 1000\r\n\r\n{")
+            sock.sendall(posted(CHAT, {}, 1000))
         until(lambda: len(served.server.server_state.tasks) == 5)
         loop = served.server.servers[0].get_loop()
         began = time.monotonic()
@@ -495,22 +440,3 @@ def test_half_sent_bodies_do_not_hold_up_the_end(
         served.thread.join(PATIENCE)
         assert not served.thread.is_alive() and time.monotonic() - began < 15
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
-
-
-def test_a_line_with_half_a_surrogate_is_an_error_of_that_line(
-    tmp_path: Any, tiny_folder: Any, cli: Any
-) -> None:
-    file = tmp_path / "requests.jsonl"
-    file.write_text(
-        json.dumps({"custom_id": "a\ud800", "prompt": "x"}) + "\n"
-        + json.dumps({"custom_id": "b", "url": "\ud800", "body": {}}) + "\n"
-        + json.dumps({"custom_id": "c", "prompt": "hi \ud800"}) + "\n"
-        + json.dumps({"custom_id": "d", "prompt": "hi"}) + "\n"
-    )  # fmt: skip
-    assert ["surrogate" in line.problem for line in read_lines(file, {})] == [
-        True, True, False, False
-    ]  # fmt: skip
-    command = ("batch", str(file), "--model", str(tiny_folder), "--max-new-tokens", "8")
-    done = cli(*command)
-    assert "4 answered, 3 of them with an error" in done.stderr, done.stderr
-    assert "0 requests are open" in cli(*command).stderr

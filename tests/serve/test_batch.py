@@ -13,7 +13,7 @@ import pytest
 
 import dllm
 from dllm.core.errors import ConfigError, PromptError
-from dllm.serve.batch import Line, Lines, Results, digest_of, open_requests, read_lines
+from dllm.serve.batch import Line, Lines, Results, digest_of, open_requests
 from dllm.serve.service import Service
 from tests.cli.conftest import Run
 
@@ -31,7 +31,7 @@ def openai_line(name: str, **body: Any) -> str:
 
 
 def lines_of(file: Path, **defaults: Any) -> list[Line]:
-    return list(read_lines(file, defaults))
+    return list(Lines(file, defaults))
 
 
 def results_of(file: Path) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def test_formats(tmp_path: Path) -> None:
     }  # fmt: skip
     assert lines[2].url == "/v1/chat/completions"
     assert "not JSON" in lines[4].problem and "no request" in lines[5].problem
-    plain = list(read_lines(file, {}, chat=False))
+    plain = list(Lines(file, {}, chat=False))
     assert plain[2].body == {"prompt": "just text"} and plain[2].url == "/v1/completions"
     text = tmp_path / "prompts.txt"
     text.write_text('{"not": "parsed"}\n\nsecond\n')
@@ -138,13 +138,18 @@ def test_the_command(
 ) -> None:
     file, out = tmp_path / "requests.jsonl", tmp_path / "out.jsonl"
     wrong = [openai_line("bad", temperature=-1), "{", openai_line("s", stream=True),
-             json.dumps({"custom_id": "u", "url": "/v1/none", "body": {}})]  # fmt: skip
+             json.dumps({"custom_id": "u", "url": "/v1/none", "body": {}}),
+             json.dumps({"custom_id": "half \ud800", "prompt": "x"}),
+             json.dumps({"custom_id": "v", "url": "\ud800", "body": {}}),
+             json.dumps({"custom_id": "w", "prompt": "hi \ud800"})]  # fmt: skip
     right = [json.dumps({"custom_id": p, "prompt": p}) for p in PROMPTS]
+    form = {"structured_outputs": {"choice": ["yes", "no"]}}
+    wrong += [json.dumps({"custom_id": "formed", "prompt": "one", **form})]  # which is right
     file.write_text("\n".join([*right, *wrong]))
     how = ("--model", str(tiny_folder), "--max-new-tokens", "16", "--block-length", "8")
     done = cli("batch", str(file), "-o", str(out), *how, "--max-batch-size", "2")
     assert done.exit_code == 1, done.stderr  # some lines failed
-    assert "7 answered, 4 of them with an error" in done.stderr
+    assert "11 answered, 7 of them with an error" in done.stderr
     assert "line-5: line 5 is not JSON" in done.stderr and "bad: temperature must" in done.stderr
     assert done.stderr.count("further errors stand in the results") == 1
     entries = results_of(out)
@@ -153,12 +158,17 @@ def test_the_command(
         body = entries[prompt]["response"]["body"]
         assert entries[prompt]["response"]["status_code"] == 200
         assert body["choices"][0]["message"]["content"] == result.text
+    formed = entries["formed"]["response"]["body"]["choices"][0]["message"]
+    assert formed["content"] in ("yes", "no")
     assert entries["bad"]["response"]["body"]["error"]["param"] == "temperature"
     assert entries["line-5"]["error"]["code"] == "invalid_line"
     assert entries["s"]["response"]["status_code"] == 400
     assert entries["u"]["response"]["status_code"] == 404
+    assert entries["w"]["response"]["status_code"] == 400
+    for name in ("half \\ud800", "v"):
+        assert "half a surrogate" in entries[name]["error"]["message"]
     again = cli("batch", str(file), "-o", str(out), *how)
-    assert "7 results are there already (4 errors), 0 requests are open" in again.stderr
+    assert "11 results are there already (7 errors), 0 requests are open" in again.stderr
     assert again.exit_code == 1
     assert results_of(out) == entries
     assert cli("batch", str(file), "-o", str(file)).exit_code == 2
@@ -195,6 +205,23 @@ def test_an_engine_that_fails_ends_the_run_and_stores_nothing(
     assert done.exit_code == 2 and "the same command goes on" in done.stderr
     assert out.read_bytes() == b""
     assert cli(*how).exit_code == 0 and len(results_of(out)) == 3
+
+
+def test_an_answer_that_cannot_be_told_is_an_error_of_its_line(
+    cli: Run, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choice = Service.choice
+
+    def refusing(self: Service, ask: Any, *given: Any) -> Any:
+        return 1 / 0 if "two" in str(ask.prompts) else choice(self, ask, *given)
+
+    monkeypatch.setattr(Service, "choice", refusing)
+    file, out = tmp_path / "prompts.txt", tmp_path / "out.jsonl"
+    file.write_text("one\ntwo\nthree\n")
+    how = ("batch", str(file), "-o", str(out), "--model", str(tiny_folder), "--max-new-tokens", "8")
+    assert cli(*how).exit_code == 1
+    codes = {name: entry["response"]["status_code"] for name, entry in results_of(out).items()}
+    assert codes == {"line-1": 200, "line-2": 500, "line-3": 200}
 
 
 def test_settings_are_not_mixed(cli: Run, tiny_folder: Path, tmp_path: Path) -> None:

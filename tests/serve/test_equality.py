@@ -9,8 +9,7 @@ import pytest
 
 import dllm
 
-from .conftest import PATIENCE, Served, idle, until
-from .test_openai import sse
+from .conftest import Served, idle, sse, together, until
 
 SAMPLERS = ["threshold", "llada(steps=12)", "localleap", "eb", "remdm", "dream(steps=8)",
             "lopa(threshold)", "random+llada(steps=8)", "threshold(tau=0.5)"]  # fmt: skip
@@ -49,14 +48,6 @@ def alone(model: dllm.DiffusionModel, request: dict[str, Any]) -> list[list[int]
         ).tokens
         for repetition in range(request["n"])
     ]  # fmt: skip
-
-
-async def together(
-    url: str, requests: list[dict[str, Any]], path: str = "/v1/chat/completions"
-) -> list[httpx.Response]:
-    async with httpx.AsyncClient(timeout=PATIENCE * 6) as client:
-        posts = (client.post(url + path, json=request) for request in requests)
-        return await asyncio.gather(*posts)
 
 
 def tokens_of(request: dict[str, Any], answer: httpx.Response) -> list[list[int]]:

@@ -16,9 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -32,63 +30,11 @@ from dllm.serve.replies import Reply
 from dllm.serve.requests import read_chat
 from dllm.structured.building import WORKER
 
-from .conftest import PATIENCE, Served, Start, idle, raw, until
+from .conftest import PATIENCE, Served, Start, address, idle, posted, raw, together, until
+from .leftovers import SLOWLY, Resources, at_rest, body, nothing_left, tasks
 
-CHAT = "/v1/chat/completions"
-SLOWLY = {"sampler": "fixed(n=1)", "max_tokens": 64, "block_length": 64, "ignore_eos": True}
-
-
-def body(text: str = "one two", **more: Any) -> dict[str, Any]:
-    return {"messages": [{"role": "user", "content": text}], **SLOWLY, **more}
-
-
-def tasks(served: Served) -> int:
-    """Tasks in the server's event loop, without the one that counts."""
-
-    async def count() -> int:
-        return len(asyncio.all_tasks()) - 1
-
-    loop = served.server.servers[0].get_loop()
-    return asyncio.run_coroutine_threadsafe(count(), loop).result(PATIENCE)
-
-
-@dataclass(frozen=True)
-class Resources:
-    """What this process holds: threads and open files."""
-
-    threads: int
-    files: int
-
-    @classmethod
-    def now(cls) -> Resources:
-        listed = Path("/proc/self/fd")
-        files = len(list(listed.iterdir())) if listed.exists() else 0
-        return cls(threading.active_count(), files)
-
-
-def at_rest(served: Served) -> Resources:
-    """Once everything that the server needs has run: its threads start when they are needed."""
-    served.post(CHAT, body(max_tokens=4, block_length=4))
-    served.post("/v1/score", {"prompt": "one", "continuation": "two", "samples": 1})
-    until(lambda: idle(served))
-    until(lambda: not served.server.server_state.connections)
-    return Resources.now()
-
-
-def nothing_left(served: Served, model: dllm.DiffusionModel, before: Resources) -> None:
-    """No row, slot, task, connection, thread or file is left over, and the next request works."""
-    until(lambda: idle(served))
-    until(lambda: tasks(served) <= 3)  # uvicorn's own loop and the lifespan
-    until(lambda: not served.server.server_state.connections)
-    until(lambda: Resources.now().files <= before.files)
-    assert threading.active_count() <= before.threads
-    for session in served.service.sessions.values():
-        engine = session._scheduler.engine
-        assert not engine.live and not session._handles
-    answer = served.post(CHAT, {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8})
-    assert answer.status_code == 200
-    text = dllm.generate(model, "hi", max_new_tokens=8).text
-    assert answer.json()["choices"][0]["message"]["content"] == text
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+DRAFTS: dict[str, Any] = {"stream_options": {"include_drafts": "text"}}
 
 
 @pytest.fixture
@@ -140,11 +86,8 @@ def test_clients_that_leave_and_deadlines_that_pass(caught: Served, count: int) 
 
 def test_a_client_that_is_killed(caught: Served) -> None:
     """Its kernel resets the connection in the middle of a stream."""
-    host, port = caught.url.removeprefix("http://").split(":")
-    data = json.dumps(body(stream=True, stream_options={"include_drafts": "text"})).encode()
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-    with socket.create_connection((host, int(port)), timeout=PATIENCE) as sock:
-        sock.sendall(head.encode() + f"Content-Length: {len(data)}\r\n\r\n".encode() + data)
+    with socket.create_connection(address(caught), timeout=PATIENCE) as sock:
+        sock.sendall(posted(CHAT, body(stream=True, **DRAFTS)))
         assert b"200 OK" in sock.recv(4096)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
@@ -163,15 +106,11 @@ def test_a_reader_that_stops_reading(
     monkeypatch.setattr("dllm.serve.run.socket.socket", small)
     served = start(tiny, write_patience=0.3)
     monkeypatch.undo()
-    host, port = served.url.removeprefix("http://").split(":")
-    request = body(stream=True, stream_options={"include_drafts": "text"}, n=8)
-    data = json.dumps(request).encode()
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
     before = at_rest(served)
     with made(socket.AF_INET, socket.SOCK_STREAM) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
-        sock.connect((host, int(port)))
-        sock.sendall(head.encode() + f"Content-Length: {len(data)}\r\n\r\n".encode() + data)
+        sock.connect(address(served))
+        sock.sendall(posted(CHAT, body(stream=True, n=8, **DRAFTS)))
         until(lambda: served.service.running)
         assert served.post(CHAT, body(max_tokens=8, block_length=8)).status_code == 200
         until(lambda: idle(served))
@@ -202,23 +141,11 @@ def test_a_model_that_raises(
         return launch(jobs)
 
     monkeypatch.setattr(forward, "launch", failing)
-    prompts = [[5, 6, 7], marked, [8, 9, 10]]
-    with_ids = {**SLOWLY, "n": 1}
-
-    async def ask() -> list[httpx.Response]:
-        async with httpx.AsyncClient(timeout=PATIENCE) as client:
-            return await asyncio.gather(
-                *(
-                    client.post(served.url + "/v1/completions", json={"prompt": p, **with_ids})
-                    for p in prompts
-                )
-            )
-
-    answers = asyncio.run(ask())
+    requests = [{"prompt": prompt, **SLOWLY} for prompt in ([5, 6, 7], marked, [8, 9, 10])]
+    answers = asyncio.run(together(served.url, requests, TEXT))
     assert [answer.status_code for answer in answers] == [200, 500, 200]
     assert "secret" not in answers[1].text and answers[1].json()["error"]["type"] == "server_error"
-    stream = served.post("/v1/completions", {"prompt": marked, "stream": True, **with_ids})
-    assert stream.status_code == 500
+    assert served.post(TEXT, requests[1] | {"stream": True}).status_code == 500
     monkeypatch.undo()
     nothing_left(served, tiny, before)
 
@@ -238,7 +165,7 @@ def test_memory_that_runs_out(
         return launch(jobs)
 
     monkeypatch.setattr(forward, "launch", tight)
-    answer = served.post("/v1/completions", {"prompt": "one two", **SLOWLY, "n": 3})
+    answer = served.post(TEXT, {"prompt": "one two", **SLOWLY, "n": 3})
     assert answer.status_code == 200 and len(answer.json()["choices"]) == 3
     most[0] = 0
     answer = served.post(CHAT, body())
@@ -262,15 +189,9 @@ def test_a_queue_that_is_full(start: Start, tiny: dllm.DiffusionModel) -> None:
     served = start(tiny, max_batch_size=1, max_waiting=2)
     before = at_rest(served)
 
-    async def flood() -> list[httpx.Response]:
-        async with httpx.AsyncClient(timeout=PATIENCE) as client:
-            bodies = (body(f"r {i}", n=1 + i % 3) for i in range(12))  # all answers or none
-            posts = (client.post(served.url + CHAT, json=one) for one in bodies)
-            return await asyncio.gather(*posts)
-
-    answers = asyncio.run(flood())
-    codes = {answer.status_code for answer in answers}
-    assert codes == {200, 429}
+    bodies = [body(f"r {i}", n=1 + i % 3) for i in range(12)]  # all answers or none
+    answers = asyncio.run(together(served.url, bodies))
+    assert {answer.status_code for answer in answers} == {200, 429}
     refused = next(answer for answer in answers if answer.status_code == 429)
     assert int(refused.headers["retry-after"]) >= 1
     assert refused.json()["error"]["type"] == "rate_limit_error"
@@ -280,21 +201,16 @@ def test_a_queue_that_is_full(start: Start, tiny: dllm.DiffusionModel) -> None:
 
 
 def test_requests_that_are_not_http(caught: Served) -> None:
-    length = (
-        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
-        b"Content-Type: application/json\r\n"
-    )
     assert b"400" in raw(caught, b"nonsense\r\n\r\n")
-    assert raw(caught, length + b"Content-Length: nan\r\n\r\n").startswith(b"HTTP/1.1 400")
-    assert b" 413 " in raw(caught, length + b"Content-Length: 99999999999\r\n\r\n")[:40]
-    assert raw(caught, length + b"Content-Length: -5\r\n\r\n").startswith(b"HTTP/1.1 400")
-    answer = httpx.post(caught.url + CHAT, content=b"{}", timeout=PATIENCE)
-    assert answer.status_code == 415 and "Content-Type" in answer.json()["error"]["message"]
+    for length, status in (("nan", 400), ("-5", 400), ("99999999999", 413)):
+        head = posted(TEXT, {}).partition(b"Content-Length")[0] + b"Connection: close\r\n"
+        sent = head + f"Content-Length: {length}\r\n\r\n".encode()
+        assert raw(caught, sent).startswith(f"HTTP/1.1 {status}".encode())
     packed = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
-    answer = httpx.post(
-        caught.url + CHAT, content=gzip.compress(b"{}"), headers=packed, timeout=PATIENCE
-    )
-    assert answer.status_code == 415 and "Content-Encoding" in answer.json()["error"]["message"]
+    for headers, word in (({}, "Content-Type"), (packed, "Content-Encoding")):
+        answer = httpx.post(caught.url + CHAT, content=gzip.compress(b"{}"), headers=headers,
+                            timeout=PATIENCE)  # fmt: skip
+        assert answer.status_code == 415 and word in answer.json()["error"]["message"]
     assert caught.get(CHAT).status_code == 405
     assert caught.get("/none").json()["error"]["type"] == "not_found_error"
 
@@ -312,7 +228,7 @@ def test_a_body_that_is_too_large(start: Start, tiny: dllm.DiffusionModel) -> No
     headers = {"Content-Type": "application/json"}
     chunked = httpx.post(served.url + CHAT, content=parts(), headers=headers, timeout=PATIENCE)
     assert chunked.status_code == 413
-    long = served.post("/v1/completions", {"prompt": "a b " * 20, "max_tokens": 4})
+    long = served.post(TEXT, {"prompt": "a b " * 20, "max_tokens": 4})
     assert long.status_code == 400 and "takes 20" in long.json()["error"]["message"]
     nothing_left(served, tiny, before)
 
@@ -363,7 +279,6 @@ def test_a_drain_that_runs_out(start: Start, tiny: dllm.DiffusionModel, signals:
 
     async def ask() -> list[httpx.Response]:
         async with httpx.AsyncClient(timeout=PATIENCE) as client:
-            drafts = {"stream": True, "stream_options": {"include_drafts": "text"}}
             begun = partial(registry.get_sample_value, "dllm_first_draft_seconds_count", labels)
             posts = []
 
@@ -373,7 +288,7 @@ def test_a_drain_that_runs_out(start: Start, tiny: dllm.DiffusionModel, signals:
                     assert not any(post.done() for post in posts), "answered before all had asked"
                     await asyncio.sleep(0.005)
 
-            await asked(CHAT, slow | drafts, begun)
+            await asked(CHAT, slow | {"stream": True, **DRAFTS}, begun)
             for _ in range(2):
                 await asked("/v1/score", score, lambda: True)
             await asked(CHAT, slow, lambda: served.service.running + served.service.waiting > 8)
@@ -493,8 +408,8 @@ def test_an_error_in_the_middle_of_a_stream_is_told(
         sent.append(message.get("body", b""))
 
     async def write() -> None:
-        reply = Reply(ask, "tiny", "", served.service.piece)
-        await Streaming(served.service, reply, b"first", late())._write(send)
+        reply = Reply(ask, "tiny", "", served.service.spelling)
+        await Streaming(served.service, reply.failure, b"first", late())._write(send)
 
     asyncio.run(write())
     assert sent[1:3] == [b"first", b"second"] and code in sent[3]

@@ -12,8 +12,7 @@ import dllm
 from dllm.core.canvas import Edit
 from dllm.serve import service as serving
 
-from .conftest import Served, Start
-from .test_openai import sse
+from .conftest import Served, Start, sse
 
 HELLO = [{"role": "user", "content": "one two three"}]
 CHAT = "/v1/chat/completions"
@@ -58,7 +57,7 @@ def test_streamed_text_stays_and_frames_carry_edits(
     pieces = [c["delta"].get("content") or "" for chunk in chunks for c in chunk["choices"]]
     assert "".join(pieces) == plain.text
     frames = [chunk["dllm"] for chunk in chunks if chunk.get("dllm", {}).get("type")]
-    piece = served.service.piece
+    piece = served.service.spelling.piece
     assert written(frames, piece)[: len(plain.tokens)] == [piece(t) for t in plain.tokens]
     assert any(frame.get("edits") for frame in frames[1:])
     last = chunks[-1]

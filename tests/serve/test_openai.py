@@ -1,7 +1,6 @@
 """The real OpenAI client, and payloads as other clients send them."""
 
 import copy
-import json
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 import dllm
 from dllm.serve.service import digest
 
-from .conftest import Served, Start, block_model
+from .conftest import Served, Start, block_model, sse
 
 pytestmark = pytest.mark.xdist_group("openai")  # one worker imports the client
 HELLO: Any = [{"role": "user", "content": "Reverse this list: Tom, Anna, Ben"}]
@@ -77,12 +76,6 @@ def test_a_stream_is_the_same_text(served: Served, tiny: dllm.DiffusionModel) ->
     assert chunks[-1].usage is not None and not chunks[-1].choices
     assert chunks[-1].usage.completion_tokens == len(plain.tokens)
     assert len({chunk.id for chunk in chunks}) == 1
-
-
-def test_nothing_but_text_without_asking(served: Served) -> None:
-    """A loop over ``chunk.choices[0]`` must not meet a chunk without choices."""
-    for chunk in served.client().chat.completions.create(messages=HELLO, stream=True, **HOW):
-        assert len(chunk.choices) == 1
 
 
 def test_the_stream_helper_with_drafts(served: Served, tiny: dllm.DiffusionModel) -> None:
@@ -265,13 +258,6 @@ def test_infill_and_score(served: Served, tiny: dllm.DiffusionModel) -> None:
     scores = served.post("/v1/score", request).json()["data"]
     wanted = dllm.score(tiny, "one", ["two", "three"], samples=8, seed=3)
     assert [s["logprob"] for s in scores] == [s.logprob for s in wanted]
-
-
-def sse(text: str) -> list[Any]:
-    """Data of server-sent events, without the final mark."""
-    lines = [line[6:] for line in text.split("\n") if line.startswith("data: ")]
-    assert lines[-1] == "[DONE]"
-    return [json.loads(line) for line in lines[:-1]]
 
 
 def test_a_second_turn_says_what_it_did_not_compute_again(start: Start) -> None:

@@ -13,7 +13,7 @@ import dllm
 from dllm.request.prompts import encode
 
 from ..thin import some
-from .conftest import Served, Start
+from .conftest import Served, Start, deltas
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 HELLO: Any = [{"role": "user", "content": "Reverse this list: Tom, Anna, Ben"}]
@@ -52,11 +52,6 @@ def first(answer: httpx.Response) -> Any:
     return answer.json()["choices"][0]
 
 
-def chunks(answer: httpx.Response) -> list[Any]:
-    lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: {")]
-    return [json.loads(line) for line in lines]
-
-
 # -- tools ---------------------------------------------------------------------------------------
 
 
@@ -68,8 +63,8 @@ def test_a_call_beside_stop_strings_and_forms(nano: Served, choice: Any, more: A
     body = {**HOW, "max_tokens": 64, "tools": [ADD], "tool_choice": choice, **more}
     (call,) = first(nano.post(CHAT, body))["message"]["tool_calls"]
     assert json.loads(call["function"]["arguments"])["a"] in (1, 2)
-    deltas = [c["choices"][0]["delta"] for c in chunks(nano.post(CHAT, body | {"stream": True}))]
-    streamed = [one["function"] for delta in deltas for one in delta.get("tool_calls", ())]
+    parts = deltas(nano.post(CHAT, body | {"stream": True}))
+    streamed = [one["function"] for part in parts for one in part.get("tool_calls", ())]
     assert streamed[0]["name"] == call["function"]["name"]
     assert "".join(one.get("arguments", "") for one in streamed) == call["function"]["arguments"]
 
@@ -82,13 +77,11 @@ def test_a_call_or_an_instance(nano: Served) -> None:
         body = {**HOW, "max_tokens": 64, "tools": [ADD], "response_format": SURE,
                 "temperature": 2.0, "seed": seed}  # fmt: skip
         whole = first(nano.post(CHAT, body))["message"]
-        deltas = [
-            c["choices"][0]["delta"] for c in chunks(nano.post(CHAT, body | {"stream": 1 > 0}))
-        ]
-        assert "".join(d.get("content") or "" for d in deltas) == (whole["content"] or "")
+        parts = deltas(nano.post(CHAT, body | {"stream": True}))
+        assert "".join(part.get("content") or "" for part in parts) == (whole["content"] or "")
         if whole.get("tool_calls"):
             (call,) = whole["tool_calls"]
-            streamed = [one["function"] for d in deltas for one in d.get("tool_calls", ())]
+            streamed = [one["function"] for part in parts for one in part.get("tool_calls", ())]
             arguments = [one.get("arguments", "") for one in streamed]
             assert call["function"]["name"] == streamed[0]["name"] == "add"
             assert "".join(arguments) == call["function"]["arguments"]
@@ -260,7 +253,10 @@ def test_keys(start: Start, tiny: dllm.DiffusionModel) -> None:
         ({"x-api-key": "one,two"}, 401), ({"authorization": "Basic one"}, 401), ({}, 401),
         ({"authorization": "Bearer"}, 401),
     ):  # fmt: skip
-        assert served.get("/v1/models", headers=headers).status_code == status
+        for path in ("/v1/models", "/openapi.json"):
+            assert served.get(path, headers=headers).status_code == status
+    assert served.get("/ping").status_code == 200
+    assert served.get("/favicon.ico").headers["content-type"].startswith("image/svg")
     assert served.post("/v1/completions/", {}).status_code in (401, 404)  # and no 307
 
 
@@ -311,6 +307,8 @@ def test_what_a_response_says_of_itself(nano: Served) -> None:
     assert [item["type"] for item in answer["output"]] == ["function_call"]
     wrong = nano.post(RESPONSES, {"input": "one", "max_output_tokens": 9, "min_tokens": 10})
     assert "max_output_tokens" in wrong.json()["error"]["message"]
+    wrong = nano.post(RESPONSES, {"input": "one", "max_tokens": 9})
+    assert wrong.json()["error"]["message"].startswith("max_tokens=9 is not supported: here it is")
 
 
 def test_a_seed_of_minus_one_draws_one(served: Served) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from dllm.serve.bodies import REFUSED, ScoreBody
 from dllm.serve.problems import Problem
-from dllm.serve.requests import GenerateRequest, question, read_chat, read_infill, read_text
+from dllm.serve.requests import GenerateRequest, read_chat, read_infill, read_text
 from dllm.serve.words import in_http
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -342,7 +342,7 @@ def test_errors_use_the_words_of_a_body() -> None:
 
 def test_scores() -> None:
     body = ScoreBody.read({"messages": HELLO, "continuation": ["x"], "samples": 8, "seed": 3})
-    assert question(body) == HELLO and body.scoring == {"samples": 8, "seed": 3}
+    assert body.question == HELLO and body.scoring == {"samples": 8, "seed": 3}
     body = ScoreBody.read({"continuation": "x", "prompt": "a", "messages": HELLO})
     with pytest.raises(Problem, match="keep one"):
-        question(body)
+        _ = body.question

@@ -7,7 +7,6 @@ import pydantic
 import pytest
 
 import dllm
-from dllm.core.errors import PromptError
 from dllm.serve.problems import Problem
 from dllm.serve.requests import GenerateRequest
 from dllm.serve.responses import ResponseReply, read_response
@@ -159,10 +158,13 @@ def test_refusals(more: Any, param: str, word: str) -> None:
 def test_an_error_in_a_stream_is_an_event() -> None:
     ask = GenerateRequest(kind="chat", prompts=["x"], response={})
     reply = ResponseReply(ask, "m", "fp", str, id="resp_1")
-    kinds = [one["type"] for one in [*reply.opening(), reply.error(Problem(504, "too late"))]]
-    assert kinds == ["response.created", "response.in_progress", "error"]
-    begun = reply.encode({"type": "error", "message": str(PromptError("x"))})
-    assert begun.startswith(b"event: error\ndata: {")
+    kinds = [one["type"] for one in reply.opening()]
+    assert kinds == ["response.created", "response.in_progress"]
+    name, told = reply.failure(Problem(504, "too late")).decode().strip().split("\n")
+    assert name == "event: error" and json.loads(told.removeprefix("data: ")) == {
+        "type": "error", "sequence_number": 2, "code": None, "message": "too late", "param": None,
+        "error": {"message": "too late", "type": "timeout_error", "param": None, "code": None},
+    }  # fmt: skip
     thought = reply.chunk(0, {"reasoning_content": "hm"}, True)
     text = reply.chunk(0, {"content": "yes"}, False)
     assert thought[-1]["type"] == "response.reasoning_text.delta"

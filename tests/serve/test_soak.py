@@ -15,7 +15,7 @@ import pytest
 import dllm
 
 from .conftest import Start, idle, until
-from .test_faults import tasks
+from .leftovers import tasks
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "soak.py"
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
@@ -88,13 +88,8 @@ def test_a_wrong_answer_is_counted(script: Any) -> None:
 
 def test_what_is_complained_of(script: Any) -> None:
     """Growth of memory and of time, wrong ends, and what is left over."""
-    window = {
-        "requests": 10,
-        "cpu_ms_per_request": 20.0,
-        "memory_mib": 100,
-        "threads": 7,
-        "files": 9,
-    }
+    window = {"requests": 10, "cpu_ms_per_request": 20.0, "memory_mib": 100, "threads": 7,
+              "files": 9}  # fmt: skip
     left = {"running": 0, "waiting": 0, "cache_positions_used_ratio": 0, "threads": 7, "files": 9}
     seen: dict[str, Any] = {"ends": {"whole": 5}, "windows": [dict(window) for _ in range(20)],
                             "left": left}  # fmt: skip

@@ -5,7 +5,6 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 import torch
@@ -21,8 +20,7 @@ from dllm.serve.verify import VerifyRoutes
 from tests.drafting.conftest import Scripted, make_verifier
 
 from ..thin import some
-from .conftest import PATIENCE, Served, idle, serve, until
-from .test_openai import sse
+from .conftest import PATIENCE, Served, idle, serve, sse, until
 
 NEW = 20
 
@@ -39,6 +37,12 @@ def verifying(verifier: dllm.DiffusionModel) -> Iterator[Served]:
     until(lambda: idle(result))
     assert not result.service.verifying.texts
     result.stop()
+
+
+def opening(model: dllm.DiffusionModel) -> dict[str, Any]:
+    """What a device says first."""
+    vocabulary = fingerprint(model.tokenizer, model.facts.vocab_size)
+    return {"vocabulary": vocabulary, "prompt": [5, 6, 7], "max_new_tokens": 8}
 
 
 def plain(model: dllm.DiffusionModel, prompt: list[int], **how: Any) -> list[int]:
@@ -192,11 +196,8 @@ def test_many_devices_share_forwards(verifier: dllm.DiffusionModel) -> None:
         gate.wait(PATIENCE)
         return score(work)
 
-    vocabulary = fingerprint(verifier.tokenizer, verifier.facts.vocab_size)
-    opening = {"vocabulary": vocabulary, "prompt": [5, 6, 7], "max_new_tokens": 8}
-
     def opened() -> str:
-        sid: str = served.post("/v1/verify/open", opening).json()["sid"]
+        sid: str = served.post("/v1/verify/open", opening(verifier)).json()["sid"]
         return sid
 
     def one(sid: str) -> None:
@@ -236,16 +237,14 @@ def test_an_answer_that_comes_too_late_stops_nobody(
         gate.wait(PATIENCE)
         return score(work)
 
-    vocabulary = fingerprint(verifier.tokenizer, verifier.facts.vocab_size)
-    opening = {"vocabulary": vocabulary, "prompt": [5, 6, 7], "max_new_tokens": 8}
     late, other = (
-        {"sid": served.post("/v1/verify/open", opening).json()["sid"], "base_len": 3,
+        {"sid": served.post("/v1/verify/open", opening(verifier)).json()["sid"], "base_len": 3,
          "tokens": [4, 5]} for _ in range(2)
     )  # fmt: skip
     verifier_at_work.score = slowly
     assert served.post("/v1/verify/step", late).status_code == 504
     assert begun.is_set()
-    assert served.post("/v1/verify/open", opening).status_code == 200  # no forward is needed
+    assert served.post("/v1/verify/open", opening(verifier)).status_code == 200  # no forward
     again = served.post("/v1/verify/step", late)
     assert again.status_code == 400 and "being verified" in again.text
     monkeypatch.setattr("dllm.serve.verify.PATIENCE", PATIENCE)
@@ -270,8 +269,7 @@ def test_wrong_messages(
     verifying: Served, verifier: dllm.DiffusionModel, action: str, message: Any, status: int
 ) -> None:
     if isinstance(message, dict) and "prompt" in message:
-        right = fingerprint(verifier.tokenizer, verifier.facts.vocab_size)
-        message = {"vocabulary": right, **message}
+        message = opening(verifier) | message
     answer = verifying.post(f"/v1/verify/{action}", message)
     assert answer.status_code == status, answer.text
     assert answer.json()["error"]["message"]
@@ -280,16 +278,13 @@ def test_wrong_messages(
 def test_a_step_that_will_not_do_leaves_the_text(
     verifying: Served, verifier: dllm.DiffusionModel
 ) -> None:
-    right = fingerprint(verifier.tokenizer, verifier.facts.vocab_size)
-    with httpx.Client(base_url=verifying.url, timeout=PATIENCE) as client:
-        opened = client.post("/v1/verify/open", json={"vocabulary": right, "prompt": [5, 6],
-                                                      "max_new_tokens": 4}).json()  # fmt: skip
-        step = {"sid": opened["sid"], "base_len": 2, "tokens": [3]}
-        for wrong in ({"base_len": 7}, {"tokens": [10**9]}, {"tokens": "x"}, {"parents": [5]}):
-            assert client.post("/v1/verify/step", json={**step, **wrong}).status_code == 400
-        reply = client.post("/v1/verify/step", json=step).json()
-        assert reply["base_len"] == 2 + len(reply["tokens"])
-        client.post("/v1/verify/close", json={"sid": opened["sid"]})
+    opened = verifying.post("/v1/verify/open", opening(verifier)).json()
+    step = {"sid": opened["sid"], "base_len": 3, "tokens": [3]}
+    for wrong in ({"base_len": 7}, {"tokens": [10**9]}, {"tokens": "x"}, {"parents": [5]}):
+        assert verifying.post("/v1/verify/step", {**step, **wrong}).status_code == 400
+    reply = verifying.post("/v1/verify/step", step).json()
+    assert reply["base_len"] == 3 + len(reply["tokens"])
+    verifying.post("/v1/verify/close", {"sid": opened["sid"]})
 
 
 def test_one_client_does_not_take_the_texts_of_another(
@@ -297,18 +292,17 @@ def test_one_client_does_not_take_the_texts_of_another(
 ) -> None:
     """Whoever has most texts gives one up, the one that was silent longest."""
     monkeypatch.setattr("dllm.serve.verify.MOST_TEXTS", 8)
-    right = fingerprint(verifier.tokenizer, verifier.facts.vocab_size)
-    opening = DeviceBody(vocabulary=right, prompt=[5, 6], max_new_tokens=4)
+    asked = DeviceBody(**opening(verifier))
 
     async def work(session: dllm.Session) -> None:
         routes = VerifyRoutes(session, Reader(1 << 20, 100))
-        few = [routes._open(opening, "b")["sid"] for _ in range(3)]
-        many = [routes._open(opening, "a")["sid"] for _ in range(300)]
+        few = [routes._open(asked, "b")["sid"] for _ in range(3)]
+        many = [routes._open(asked, "a")["sid"] for _ in range(300)]
         assert list(routes.texts) == [*few, *many[-5:]]
-        routes._open(opening, "b")
+        routes._open(asked, "b")
         assert list(routes.texts)[:7] == [*few, *many[-4:]]
-        reply = await routes._step(DraftBody(sid=few[0], base_len=2, tokens=[3]))
-        assert reply["base_len"] == 2 + len(reply["tokens"])
+        reply = await routes._step(DraftBody(sid=few[0], base_len=3, tokens=[3]))
+        assert reply["base_len"] == 3 + len(reply["tokens"])
 
     with dllm.Session(verifier, max_batch_size=1) as session:
         asyncio.run(work(session))
