@@ -18,6 +18,17 @@ from dllm.request.prompts import encode, encode_holes, is_batch
 
 HUGE = 10**5000  # Python refuses to print it
 
+
+class Shown:
+    """An object of another library, with a text of several lines or with none."""
+
+    def __init__(self, text: Any) -> None:
+        self.text = text
+
+    def __repr__(self) -> str:
+        return str.strip(self.text)
+
+
 WRONG: list[tuple[str, Any, str]] = [
     ("temperature", 1e39, "at most 1e+06"),
     ("temperature", float("nan"), "finite"),
@@ -73,6 +84,8 @@ WRONG: list[tuple[str, Any, str]] = [
     ("json_schema", int, "a pydantic class, a dictionary, or a file"),
     ("json_schema", "\ud800", "not valid Unicode"),
     ("confidence", "mar", "'model' or left out"),
+    ("regex", Shown("two\nlines"), "not two lines"),
+    ("regex", Shown(None), "not such a Shown"),
     ("constraints", {0: "a", 7: "\ud800"}, "constraints[7] is not valid Unicode"),
 ]
 

@@ -113,9 +113,9 @@ def check_switch(name: str, value: object) -> None:
 def short(value: object) -> str:
     """``value`` as it is written, cut where it is long."""
     try:
-        text = repr(value)
-    except ValueError:  # a number of thousands of digits
-        text = "a number of that size"
+        text = " ".join(repr(value).split("\n"))
+    except Exception:  # a number of thousands of digits, or an object that fails at it
+        text = f"such a {type(value).__name__}"
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

@@ -69,7 +69,8 @@ class ModelRoutes:
             return await self._write(request, read_response)
         except (ConfigError, PromptError, Problem) as error:
             problem = self.service.problem(error)
-            problem.message = re.sub(r"\bmax_tokens\b", "max_output_tokens", problem.message)
+            if problem.param != "max_tokens":  # that is what was sent
+                problem.message = re.sub(r"\bmax_tokens\b", "max_output_tokens", problem.message)
             raise problem from error
 
     async def input_tokens(self, request: Request) -> Response:

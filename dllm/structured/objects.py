@@ -7,7 +7,7 @@ from typing import Any
 
 from ..core.errors import ConfigError
 from .byte_automaton import ByteAutomaton, Empty
-from .keywords import Nothing, Schema, counts_of
+from .keywords import Nothing, Schema, constants_of, counts_of
 from .merging import merged
 from .parts import Bytes, Either, Leaf, Members, Mixed, Part, Row, automaton_of
 from .values import COLON, COMMA, QUOTE, Base, listed, pattern_of, quoted
@@ -62,6 +62,9 @@ def record(reader: Base, schema: Schema, path: str) -> Part:
         low = least if least > sum(need for _, need in members) else 0
         top = None if most is None or most >= len(members) else most
         return Row((Bytes(b"{"), Members(tuple(members), COMMA, low, top), Bytes(b"}")))
+    if least > 1 and (names := constants_of(reader.target(keys, path))):  # each is written once
+        declared = {name: more for name in names if isinstance(name, str)}
+        return record(reader, {**schema, "properties": declared}, path)
     others = _others(reader, more, named, keys, path)
     if others is None and least:
         raise Nothing(path)

@@ -25,6 +25,7 @@ from .expressions import regex_part
 from .formats import ANNOTATIONS
 from .keywords import (
     CHECKED,
+    COMBINING,
     CONDITION,
     DEPENDENCIES,
     KEYWORDS,
@@ -45,6 +46,13 @@ from .values import COLON, Base, listed
 
 DEEPEST = 12  # arrays and objects within one another, in schemas that may not hold
 MOST_PARTS = 20_000  # schemas that are read
+
+
+def _named(schema: Any) -> set[str]:
+    """Properties that an object declares or requires."""
+    if not isinstance(schema, Mapping):
+        return set()
+    return {*schema.get("properties", ()), *schema.get("required", ())}
 
 
 class Reader(Base):
@@ -287,17 +295,24 @@ class Reader(Base):
     def _dependencies(self, schema: Schema, path: str) -> Part:
         """Each property that asks for others: alternatives without it, and with them."""
         rest = {k: v for k, v in schema.items() if k not in DEPENDENCIES}
+        asked = [
+            (name, {"required": needs} if isinstance(needs, list) else needs)
+            for key in DEPENDENCIES for name, needs in schema.get(key, {}).items()
+        ]  # fmt: skip
+        own = _named(rest)  # names that are written; any where there are none
+        written = own.union(*(_named(more) for _, more in asked))
+        hidden = any({*COMBINING, "if"} & {*more} for _, more in asked if isinstance(more, Mapping))
         alternatives: list[Any] = [rest]
-        for key in DEPENDENCIES:
-            for name, needs in schema.get(key, {}).items():
-                more: Any = {"required": list(needs)} if isinstance(needs, list) else needs
-                if not self.loose and name not in rest.get("properties", {}):
-                    continue  # it is not written
-                with_ = merged({"required": [name]}, more, path)
-                pair = [{"properties": {name: False}}, with_]
-                alternatives = [merged(a, b, path) for a in alternatives for b in pair]
-                if len(alternatives) > MOST_PAIRS:
-                    raise ConfigError(f"{path} of the schema has too many dependencies")
+        for name, more in asked:
+            if not self.loose and own and not hidden and name not in written:
+                continue  # it is not written
+            without_: Any = {"properties": {name: False}}
+            if not self.loose and not own:
+                without_ = {"propertyNames": {"not": {"const": name}}}
+            pair = [without_, merged({"required": [name]}, more, path)]
+            alternatives = [merged(a, b, path) for a in alternatives for b in pair]
+            if len(alternatives) > MOST_PAIRS:
+                raise ConfigError(f"{path} of the schema has too many dependencies")
         return self.either([partial(self.value, each, path) for each in alternatives], path)
 
     def _if(self, schema: Schema, path: str) -> Part:

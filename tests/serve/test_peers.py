@@ -307,6 +307,8 @@ def test_what_a_response_says_of_itself(nano: Served) -> None:
     assert [item["type"] for item in answer["output"]] == ["function_call"]
     wrong = nano.post(RESPONSES, {"input": "one", "max_output_tokens": 9, "min_tokens": 10})
     assert "max_output_tokens" in wrong.json()["error"]["message"]
+    wrong = nano.post(RESPONSES, {"input": "one", "max_tokens": 9})
+    assert wrong.json()["error"]["message"].startswith("max_tokens=9 is not supported: here it is")
 
 
 def test_a_seed_of_minus_one_draws_one(served: Served) -> None:

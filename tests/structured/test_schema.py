@@ -299,6 +299,17 @@ def test_extra_keys_stand_in_any_order() -> None:
         ({"exclusiveMinimum": -0.5}, ["-0.49999999999999994", "-0"], [f"-0.4{'9' * 30}", "-0.5"]),
         ({"items": {"enum": [1, 1.0, 2]}, "uniqueItems": True}, ["[2, 1]"], ["[1, 1.0]"]),
         ({"type": "object", "propertyNames": False}, ["{}"], ['{"a": 1}']),
+        ({"type": "object", "propertyNames": {"enum": ["a", "b", 3]}, "minProperties": 2},
+         ['{"a": 1, "b": 1}'], ['{"a": 1, "a": 1}', '{"a": 1}']),
+        # Properties that others ask for, declared or not.
+        ({"type": "object", "dependentRequired": {"a": ["b"]}}, ['{"c": 1}', '{"a": 1, "b": 2}'],
+         ['{"a": 1}']),
+        ({"type": "object", "dependentSchemas": {"a": {"type": "array"}}}, ["{}"], ['{"a": 1}']),
+        ({"type": "object", "properties": {"a": {}}, "dependentSchemas": {
+            "a": {"properties": {"b": {}}}, "b": {"required": ["c"]}, "z": False}},
+         ['{"a": 1}', '{"a": 1, "b": 2, "c": 3}'], ['{"a": 1, "b": 2}']),
+        ({"required": ["a"], "dependentRequired": {"a": ["b"]}}, ['{"a": 1, "b": 2}'],
+         ['{"a": 1}']),
         ({"type": "string", "maxLength": 1000}, [f'"{"é" * 1000}"'], [f'"{"a" * 1001}"']),
         ({"items": {"const": 1}, "minItems": 2, "maxItems": 700}, [f"[1{',1' * 699}]"], ["[1]"]),
         ({"prefixItems": [{"const": 1}, {"const": 2}], "items": {"const": 3}, "minItems": 1,
