@@ -22,7 +22,7 @@ from ..core.capabilities import ALL_LOGITS, BRANCHES, FRESH_LOGITS, Capability
 from ..core.errors import ConfigError
 from ..core.limits import COUNT, Limits, bounds, check_limits
 from ..core.registry import Registry
-from ..core.spec import FamilyDefaults, Info, fill_open, info, parse
+from ..core.spec import FamilyDefaults, Info, fill_open, info, parse_one
 
 # What caches offer: PARTIAL those that answer part of what is asked.  The others serve all of
 # it, by computing more where they must.
@@ -389,7 +389,4 @@ def compose(cache: CacheLike, family: str = "llada") -> Cache:
 @lru_cache(maxsize=64)
 def _named(cache: str, family: str, version: int) -> Cache:
     """A cache keeps nothing of a text itself: all that name one alike share it."""
-    result = parse(cache, CACHES)
-    if len(result) != 1:
-        raise ConfigError(f"{cache!r} names {len(result)} caches: choose one")
-    return fill_open(result[0], family)
+    return fill_open(parse_one(cache, CACHES), family)

@@ -74,8 +74,3 @@ class ToHost:
         if self._done is not None:
             self._done.synchronize()
         return list(map(torch.Tensor.numpy, self._tensors))
-
-
-def to_host(tensors: Sequence[torch.Tensor]) -> list[Any]:
-    """Tensors of one device as NumPy arrays: views on the CPU, else one copy for all of them."""
-    return ToHost(tensors).arrays()

@@ -23,7 +23,7 @@ SMOKE = (
     "tests/test_api.py", "tests/test_values.py", "tests/cache/test_plans.py",
     "tests/cli/test_generate.py", "tests/drafting/accept/test_lossless.py",
     "tests/engine/test_constraints.py", "tests/engine/test_extents.py",
-    "tests/fuzz/test_decoding.py::test_a_batch_is_its_rows_alone[0-19]",
+    "tests/fuzz/test_decoding.py::test_a_batch_is_its_rows_alone[0-9]",
     "tests/fuzz/test_command_lines.py::test_a_command_line[0-19]",
     "tests/golden/test_forward.py", "tests/samplers/test_vectors.py", "tests/test_layering.py",
 )  # fmt: skip
@@ -36,9 +36,23 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         config.option.dist = "loadgroup"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the sample; nothing slow belongs to it."""
+def shares(item: pytest.Item) -> bool:
+    """Whether a test has fixtures in common with others of its module."""
+    known = getattr(item, "_fixtureinfo", None)
+    every = known.name2fixturedefs.values() if known else ()
+    return any(each.scope in ("module", "class") for defs in every for each in defs)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With ``-n`` tests that share fixtures go to the same worker, which makes these once.  Mark
+    the sample; nothing slow belongs to it."""
+    parallel = config.pluginmanager.hasplugin("xdist")
     for item in items:
+        together = hasattr(getattr(item, "module", None), "TOGETHER")  # see golden/conftest.py
+        grouped = together or item.get_closest_marker("xdist_group")
+        if parallel and not grouped and shares(item):
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
         if item.nodeid.startswith(SMOKE) and not item.get_closest_marker("slow"):
             item.add_marker("smoke")
 

@@ -45,13 +45,13 @@ def test_a_length_is_taken_from_the_texts_that_are_compared() -> None:
 def test_a_probe_is_no_longer_than_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server measures between the steps of others: they wait for one of its forwards at a time.
     How the candidates are cut changes nothing."""
-    forwards, pauses, predict = list[int](), list[int](), Forward.predict
+    forwards, pauses, launch = list[int](), list[int](), Forward.launch
 
     def counted(self: Forward, jobs: list[Job]) -> Any:
         forwards.append(sum(job.size for job in jobs))
-        return predict(self, jobs)
+        return launch(self, jobs)
 
-    monkeypatch.setattr(Forward, "predict", counted)
+    monkeypatch.setattr(Forward, "launch", counted)
     model, text, before = dllm.load("nano"), "a[[*]]b[[*]]", np.full(150, 9)
     cut = measured(model, text, before, before_forward=lambda: pauses.append(1))
     assert len(forwards) == len(pauses) > cut.probes and max(forwards) <= CPU_BATCH

@@ -101,6 +101,14 @@ def parse(spec: Any, registry: Registry[T]) -> tuple[T, ...]:
         raise unreadable from None
 
 
+def parse_one(spec: Any, registry: Registry[T]) -> T:
+    """The part that ``spec`` names, where it has to be one."""
+    parts = parse(spec, registry)
+    if len(parts) != 1:
+        raise ConfigError(f"{spec!r} names {len(parts)} {registry.kind}s: choose one")
+    return parts[0]
+
+
 def _terms(node: ast.expr) -> list[ast.expr]:
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         return [*_terms(node.left), *_terms(node.right)]

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from ..core.canvas import IntArray
 from ..core.errors import ConfigError
 from ..core.registry import Registry
-from ..core.spec import parse
+from ..core.spec import parse_one
 
 Array = npt.NDArray[np.float64]
 ROOT = -1  # the parent of a draft's first tokens: the last committed token
@@ -156,16 +156,6 @@ class Budget:
         confidence = np.asarray(sure, np.float64)
         n = self.chain_length(confidence)
         return chain(tokens[:n], source, confidence[:n])
-
-    def tree(
-        self, tokens: Sequence[int], parents: Sequence[int], alive: Sequence[float], source: str
-    ) -> Draft:
-        """As many nodes as are worth their time, best first; ``alive`` are the chances of their
-        paths."""
-        chances = np.asarray(alive, np.float64)
-        n = self.tree_size(chances)
-        return Draft(np.asarray(tokens[:n], np.int64), np.asarray(parents[:n], np.int64),
-                     confidence=chances[:n], source=source)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -336,11 +326,4 @@ RULES: Registry[AcceptRule] = Registry("accept rule")
 
 def single(spec: str | T, registry: Registry[T], kind: type[T]) -> T:
     """The one part that ``spec`` names; objects pass."""
-    if isinstance(spec, kind):
-        return spec
-    if not isinstance(spec, str):
-        raise ConfigError(f"{spec!r} is no {registry.kind}: use a name or an object")
-    result = parse(spec, registry)
-    if len(result) != 1:
-        raise ConfigError(f"{spec!r} names {len(result)} {registry.kind}s: choose one")
-    return result[0]
+    return spec if isinstance(spec, kind) else parse_one(spec, registry)

@@ -4,14 +4,11 @@ The drafter is at hand, and ``dllm serve VERIFIER`` scores what it proposes, tog
 drafts of other devices.  There the drafts of a text come from `Outside`.
 """
 
-import http.client
-import json
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
 
+import httpx
 import numpy as np
 
 from ..core.access import json_headers
@@ -39,8 +36,10 @@ def write_with(
     if part is None:
         raise ConfigError("a device needs a drafter: name one")
     tokenizer = tokenizer or getattr(getattr(part, "model", None), "tokenizer", None)
-    verifier = _Verifier(url, timeout)
-    with closing(verifier):
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError(f"url is like 'http://127.0.0.1:8000', not {url!r}")
+    headers = json_headers()
+    with _Verifier(base_url=url, timeout=timeout, headers=headers, trust_env=False) as verifier:
         size = None if tokenizer is None else getattr(getattr(part, "model", None), "facts", None)
         vocabulary = "" if tokenizer is None else fingerprint(
             tokenizer, len(tokenizer) if size is None else size.vocab_size
@@ -107,32 +106,18 @@ class TextFollower:
         self.drafting.close()
 
 
-class _Verifier:
+class _Verifier(httpx.Client):
     """A connection to the verifier."""
 
-    def __init__(self, url: str, timeout: float) -> None:
-        parts = urlsplit(url)
-        if parts.scheme != "http" or not parts.hostname:
-            raise ConfigError(f"url is like 'http://127.0.0.1:8000', not {url!r}")
-        self.url = url
-        self.connection = http.client.HTTPConnection(
-            parts.hostname, parts.port or 80, timeout=timeout
-        )
-
     def ask(self, action: str, message: dict[str, Any]) -> dict[str, Any]:
-        path, body = f"{PATH}/{action}", json.dumps(message)
         try:
-            self.connection.request("POST", path, body, json_headers())
-            response = self.connection.getresponse()
-            reply: dict[str, Any] = json.loads(response.read())
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            raise DllmError(f"the verifier at {self.url} does not answer: {error}") from error
-        if response.status != 200:
-            raise DllmError(f"the verifier at {self.url}: {reply['error']['message']}")
+            response = self.post(f"{PATH}/{action}", json=message)
+            reply: dict[str, Any] = response.json()
+        except (httpx.HTTPError, ValueError) as error:
+            raise DllmError(f"the verifier at {self.base_url} does not answer: {error}") from error
+        if response.status_code != httpx.codes.OK:
+            raise DllmError(f"the verifier at {self.base_url}: {reply['error']['message']}")
         return reply
-
-    def close(self) -> None:
-        self.connection.close()
 
 
 @dataclass(eq=False)

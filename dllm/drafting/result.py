@@ -72,14 +72,10 @@ class SpeculativeResult(Result):
 
     def footer(self) -> str:
         """One line of figures."""
+        lossy = f" · LOSSY rule {self.rule}: {self.deviations} tokens are not the verifier's"
         return (
             f"{len(self.tokens)} tokens · {self.nfe} verifier forwards · "
             f"{self.tokens_per_forward:.2f} tokens per forward · "
             f"{self.accepted} of {self.drafted} drafted tokens accepted · {self.seconds:.2f} s · "
-            f"{self.finish_reason}{self._warning()}"
+            f"{self.finish_reason}{lossy if self.lossy else ''}"
         )
-
-    def _warning(self) -> str:
-        if not self.lossy:
-            return ""
-        return f" · LOSSY rule {self.rule}: {self.deviations} tokens are not the verifier's"

@@ -13,16 +13,7 @@ import numpy as np
 from ..core.canvas import IntArray
 from ..core.errors import ConfigError
 from ..request.prompts import encode_text
-from .base import (
-    EMPTY,
-    Budget,
-    Draft,
-    Drafter,
-    Drafting,
-    DraftRequest,
-    Feedback,
-    chain,
-)
+from .base import EMPTY, Budget, Draft, Drafter, Drafting, DraftRequest, Feedback, chain
 
 PROBE = "def f(x):\n    return x ** 2  # naïve\n你好，世界 3.14159 1234567\t\t  \n👩‍🚀 Straße ΑΒΓ"
 TAIL = 12  # committed tokens of the verifier that are encoded again with a draft
@@ -134,8 +125,11 @@ class Retokenizing(Drafter):
     size: int = 0
 
     def open(self, request: DraftRequest) -> Drafting:
+        prompt = _encode(self.ours, self.theirs, request.prompt)
+        # the text may take more tokens here
+        limit = len(prompt) + 4 * (request.limit - len(request.prompt)) + 64
         stops = _shared(self.theirs, self.ours, request.stop_ids)
-        own = _own_request(request, self.ours, self.theirs, self.size, stops)
+        own = replace(request, prompt=prompt, vocab_size=self.size, stop_ids=stops, limit=limit)
         return _Retokenizing(self, self.inner.open(own))
 
     def __repr__(self) -> str:
@@ -155,7 +149,8 @@ class _Retokenizing(Drafting):
         path = draft.tokens if draft.is_chain else draft.tokens[draft.path(len(draft) - 1)]
         tail = ours[-TAIL:].tolist()  # alone, a continuation may lose the blank in front of it
         before = part.ours.decode(tail)
-        both = _whole(part.ours.decode([*tail, *path.tolist()]))
+        # incomplete bytes at the end decode to replacement characters
+        both = part.ours.decode([*tail, *path.tolist()]).rstrip("\ufffd")
         text = both.removeprefix(before) if both.startswith(before) else ""
         return chain(self._in_context(prefix, text)[: budget.length], draft.source)
 
@@ -181,15 +176,6 @@ class _Retokenizing(Drafting):
         self.inner.close()
 
 
-def _own_request(
-    request: DraftRequest, ours: Any, theirs: Any, size: int, stop_ids: tuple[int, ...]
-) -> DraftRequest:
-    """``request`` in the drafter's vocabulary, in which the text may take more tokens."""
-    prompt = _encode(ours, theirs, request.prompt)
-    limit = len(prompt) + 4 * (request.limit - len(request.prompt)) + 64
-    return replace(request, prompt=prompt, vocab_size=size, stop_ids=stop_ids, limit=limit)
-
-
 def _encode(ours: Any, theirs: Any, ids: IntArray) -> IntArray:
     """The text of the verifier's ``ids`` in the drafter's tokens; special tokens by their name."""
     result: list[int] = []
@@ -212,8 +198,3 @@ def _shared(source: Any, target: Any, ids: tuple[int, ...]) -> tuple[int, ...]:
     vocabulary = target.get_vocab()
     names = [source.convert_ids_to_tokens(i) for i in ids]
     return tuple(vocabulary[name] for name in names if name in vocabulary)
-
-
-def _whole(text: str) -> str:
-    """Without the replacement characters that incomplete bytes at the end decode to."""
-    return text.rstrip("\ufffd")

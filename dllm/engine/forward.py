@@ -143,10 +143,6 @@ class Forward:
         finally:
             self.seconds += time.perf_counter() - began
 
-    def predict(self, jobs: list[Job]) -> list[Predictions | NumericError]:
-        """One forward; the numbers every job asked for, or why it has none."""
-        return self.launch(jobs).wait()
-
     def hidden(self, jobs: list[Job], groups: Sequence[Group] = ()) -> torch.Tensor:
         """Final hidden states of the scored rows, (R, d), guidance applied; in the order of the
         ``groups`` where there are some.  All that goes up goes with the ids."""

@@ -124,12 +124,7 @@ def weights_of(hf: Any, salt: str | None = None) -> object:
         active = getattr(module, "active_adapters", None)
         if active is not None and not callable(active):
             scaling = getattr(module, "scaling", {})
-            adapters.append(
-                (
-                    tuple(active),
-                    getattr(module, "disable_adapters", False),
-                    bool(getattr(module, "merged", False)),
-                    tuple(scaling.items()) if isinstance(scaling, dict) else (),
-                )
-            )
+            scaling = tuple(scaling.items()) if isinstance(scaling, dict) else ()
+            off = getattr(module, "disable_adapters", False), bool(getattr(module, "merged", False))
+            adapters.append((tuple(active), off, scaling))
     return salt, tuple(adapters), hash(tuple(map(known_by, hf.parameters())))

@@ -12,7 +12,6 @@ from ..core.errors import ConfigError, PromptError
 from ..engine.forward import Forward
 from ..engine.recipe import check_recipe
 from ..kernels.statistics import token_statistics
-from ..models import DiffusionModel
 from ..models.loader import remembered
 from ..request.prompts import check_lengths_alone, encode, encode_holes
 from .scoring import ScoreRequest, Scoring, job_of, recipe_of
@@ -53,22 +52,16 @@ def step(
     check_lengths_alone(canvas, "a canvas of step")
     ids, holes, _ = encode_holes(loaded, canvas)
     before = np.zeros(0, np.int64) if prompt is None else encode(loaded, prompt)
-    return _step(loaded, before, ids, holes, top, Scoring(cfg_scale=cfg_scale))
-
-
-def _step(
-    model: DiffusionModel, before: IntArray, ids: IntArray, holes: Any, top: int, how: Scoring
-) -> Guesses:
-    total, limit = len(before) + len(ids), model.facts.context_length
+    total, limit = len(before) + len(ids), loaded.facts.context_length
     if total > limit:
         raise PromptError(f"{total} tokens exceed the context of {limit}: shorten the canvas")
-    nothing, recipe = caches.compose("none"), recipe_of(how)
-    check_recipe(recipe, nothing, model)
-    forward, wanted = Forward(model, nothing), np.flatnonzero(holes)
-    job = job_of(model, recipe, ScoreRequest(before, ids), holes, wanted)
+    nothing, recipe = caches.compose("none"), recipe_of(Scoring(cfg_scale=cfg_scale))
+    check_recipe(recipe, nothing, loaded)
+    forward, wanted = Forward(loaded, nothing), np.flatnonzero(holes)
+    job = job_of(loaded, recipe, ScoreRequest(before, ids), holes, wanted)
     with torch.inference_mode():
         result = token_statistics(
-            forward.hidden([job]), forward.head, top=min(top, model.facts.vocab_size), needs=()
+            forward.hidden([job]), forward.head, top=min(top, loaded.facts.vocab_size), needs=()
         ).numpy()
     assert result.top_token is not None and result.top_logprob is not None
     return Guesses(wanted, result.top_token, result.top_logprob)

@@ -7,60 +7,47 @@ text or in blocks: that is known of the published ones, and said with ``block_le
 
 from functools import partial
 
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM
 
-from .family import Family, Published, register_family
+from .family import Family, Published
 from .native import native
 
-A2D_LLAMA = register_family(
-    Family(
-        name="a2d_llama",
-        architectures=("A2DLlamaLMHeadModel",),
-        model_class=LlamaForCausalLM,
-        to_native=partial(native, kind=LlamaConfig, name="A2D Llama"),
-        any_blocks=True,
-        end_of_turn="<|eot_id|>",
-    )
+A2D_LLAMA = Family(
+    name="a2d_llama",
+    architectures=("A2DLlamaLMHeadModel",),
+    model_class=LlamaForCausalLM,
+    to_native=partial(native, kind=LlamaForCausalLM, name="A2D Llama"),
+    any_blocks=True,
+    end_of_turn="<|eot_id|>",
 )
-A2D_QWEN2 = register_family(
-    Family(
-        name="a2d_qwen2",
-        architectures=("A2DQwen2LMHeadModel",),
-        model_class=Qwen2ForCausalLM,
-        to_native=partial(native, kind=Qwen2Config, name="A2D Qwen2"),
-        any_blocks=True,
-        mask_token="<|mask|>",
-        end_of_turn="<|im_end|>",
-        tokenizer_class="Qwen2Tokenizer",
-    )
+A2D_QWEN2 = Family(
+    name="a2d_qwen2",
+    architectures=("A2DQwen2LMHeadModel",),
+    model_class=Qwen2ForCausalLM,
+    to_native=partial(native, kind=Qwen2ForCausalLM, name="A2D Qwen2"),
+    any_blocks=True,
+    mask_token="<|mask|>",
+    end_of_turn="<|im_end|>",
+    tokenizer_class="Qwen2Tokenizer",
 )
-A2D_QWEN3 = register_family(
-    Family(
-        name="a2d_qwen3",
-        architectures=("A2DQwen3LMHeadModel",),
-        model_class=Qwen3ForCausalLM,
-        to_native=partial(native, kind=Qwen3Config, name="A2D Qwen3"),
-        any_blocks=True,
-        mask_token="<|mask|>",
-        end_of_turn="<|im_end|>",
-        tokenizer_class="Qwen2Tokenizer",
-        thinking=False,
-        checkpoints=(
-            Published("dllm-hub/Qwen3-0.6B-diffusion-mdlm-v0.1", "Apache-2.0"),
-            Published("dllm-hub/Qwen3-0.6B-diffusion-bd3lm-v0.1", "Apache-2.0", block_length=32),
-            *(
-                Published(f"divelab/OPDLM-{size}", block_length=4)
-                for size in ("0.6B", "1.7B", "4B", "8B")
-            ),
+A2D_QWEN3 = Family(
+    name="a2d_qwen3",
+    architectures=("A2DQwen3LMHeadModel",),
+    model_class=Qwen3ForCausalLM,
+    to_native=partial(native, kind=Qwen3ForCausalLM, name="A2D Qwen3"),
+    any_blocks=True,
+    mask_token="<|mask|>",
+    end_of_turn="<|im_end|>",
+    tokenizer_class="Qwen2Tokenizer",
+    thinking=False,
+    checkpoints=(
+        Published("dllm-hub/Qwen3-0.6B-diffusion-mdlm-v0.1", "Apache-2.0"),
+        Published("dllm-hub/Qwen3-0.6B-diffusion-bd3lm-v0.1", "Apache-2.0", block_length=32),
+        *(
+            Published(f"divelab/OPDLM-{size}", block_length=4)
+            for size in ("0.6B", "1.7B", "4B", "8B")
         ),
-        verified="logits of official code, equal, whole text and blocks, small random checkpoint",
-        note="A copy in a folder of another name needs `block_length=` where the table has one.",
-    )
+    ),
+    verified="logits of official code, equal, whole text and blocks, small random checkpoint",
+    note="A copy in a folder of another name needs `block_length=` where the table has one.",
 )

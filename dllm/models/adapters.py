@@ -4,22 +4,23 @@ import os
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-
 from ..core.errors import CheckpointError, ConfigError, missing, one_line, short
 from .checkpoint import looks_like_a_path, read_json, snapshot
+from .headers import is_finite, read_tensors
 from .quiet import quiet
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
-def attach(hf: Any, adapter: str | os.PathLike[str], merge: bool = False) -> None:
-    """Put an adapter (a folder with peft's files, or a hub id) on ``hf``, in place, or with
-    ``merge`` into its weights.
+def attach(hf: Any, adapter: str | os.PathLike[str] | None, merge: bool = False) -> None:
+    """Put an adapter (a folder with peft's files, or a hub id; None: nothing) on ``hf``, in place,
+    or with ``merge`` into its weights.
 
     Raises `CheckpointError` when there is no complete adapter for this network, which then stays
     as it was, and `ConfigError` when the package peft is missing.
     """
+    if adapter is None:
+        return
     folder = _folder(adapter)
     _check_files(folder)
     try:
@@ -65,15 +66,9 @@ def _check_files(folder: Path) -> None:
         raise CheckpointError(
             f"{folder} has no {WEIGHTS}; only safetensors are loaded, because unpickling runs code"
         )
-    try:
-        with safe_open(folder / WEIGHTS, "pt") as tensors:
-            broken = [n for n in tensors.keys() if not tensors.get_tensor(n).isfinite().all()]  # noqa: SIM118
-    except (SafetensorError, OSError, RuntimeError) as error:
-        raise CheckpointError(
-            f"{folder / WEIGHTS} is truncated or corrupt ({one_line(error)}); copy it again"
-        ) from error
-    if broken:
-        raise CheckpointError(f"{broken[0]} in {folder / WEIGHTS} is not finite; copy it again")
+    for name, tensor in read_tensors(folder / WEIGHTS):
+        if not is_finite(tensor):
+            raise CheckpointError(f"{name} in {folder / WEIGHTS} is not finite; copy it again")
 
 
 def _take_off(hf: Any, *, merge: bool = False) -> None:

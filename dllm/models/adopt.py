@@ -1,6 +1,7 @@
 """Turning a transformers model in memory into one that can be decoded."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,42 +26,50 @@ from .rotary import rotate_in_cache
 from .tokenizer import TokenizerSource, complete_tokenizer, resolve_tokenizer
 
 
-def adopt(
-    hf: PreTrainedModel, named: str | None, tokenizer: TokenizerSource, given: Mapping[str, Any],
-    attn_implementation: str | None, how: Any = None, *, dtype: str | torch.dtype = "auto",
-    device: str | torch.device | None = None,
-) -> DiffusionModel:  # fmt: skip
+@dataclass(frozen=True)
+class Wanted:
+    """What the caller of `load` says about a model, whatever it is loaded from.  ``given``: facts;
+    ``rounding``: how it is to be rounded, `Int8`, `Int4` or None."""
+
+    family: str | None
+    tokenizer: TokenizerSource
+    given: Mapping[str, Any]
+    attention: str | None
+    rounding: Any
+    dtype: str | torch.dtype
+    device: str | torch.device | None
+
+
+def adopt(hf: PreTrainedModel, wanted: Wanted) -> DiffusionModel:
     """See `load`: the case of a model that is loaded already.  It is changed in place."""
     raw = hf.config.to_dict()
-    family = get_family(named) if named else _family_of(hf, raw, given)
+    family = get_family(wanted.family) if wanted.family else _family_of(hf, raw, wanted.given)
     if family.model_class is not None and not isinstance(hf, family.model_class):
         raise ConfigError(
             f"family {family.name!r} runs on {family.model_class.__name__}, not {type(hf).__name__}"
         )
     generation = hf.generation_config.to_dict() if hf.can_generate() else {}
-    resolved = resolve_tokenizer(tokenizer, family, None)
-    facts = read_facts(family, hf.config, resolved, raw=raw, generation=generation, given=given)
-    if resolved is not None:
-        complete_tokenizer(resolved, family, facts.mask_token_id, facts.vocab_size)
-    if isinstance(dtype, torch.dtype):
-        hf.to(dtype=dtype)  # type: ignore[call-arg]
-    if device is not None:
-        hf.to(device=device)  # type: ignore[call-arg]
-    if how is not None:
-        quantise(hf, how)
-    prepare(hf, family, attn_implementation, facts.block_length)
+    tokenizer = resolve_tokenizer(wanted.tokenizer, family, None)
+    facts = read_facts(
+        family, hf.config, tokenizer, raw=raw, generation=generation, given=wanted.given
+    )
+    complete_tokenizer(tokenizer, family, facts.mask_token_id, facts.vocab_size)
+    if isinstance(wanted.dtype, torch.dtype):
+        hf.to(dtype=wanted.dtype)  # type: ignore[call-arg]
+    if wanted.device is not None:
+        hf.to(device=wanted.device)  # type: ignore[call-arg]
+    prepare(hf, family, facts.block_length, wanted)
     name = Path(getattr(hf.config, "name_or_path", "")).name or type(hf).__name__
     official = own_section(raw).get("official_config") or {}
     defaults = generation_defaults(raw, generation, facts, family)
-    return DiffusionModel(hf, resolved, family, facts, name, defaults, official)
+    return DiffusionModel(hf, tokenizer, family, facts, name, defaults, official)
 
 
-def prepare(
-    hf: PreTrainedModel, family: Family, attn_implementation: str | None,
-    block_length: int | None = None,
-) -> None:  # fmt: skip
-    """Eval mode; for diffusion also the family's mask, its rotation and packed attention.  Changes
-    ``hf`` in place."""
+def prepare(hf: PreTrainedModel, family: Family, block_length: int | None, wanted: Wanted) -> None:
+    """Rounded weights, eval mode; for diffusion also the family's mask, its rotation and packed
+    attention.  Changes ``hf`` in place."""
+    if wanted.rounding is not None:
+        quantise(hf, wanted.rounding)
     hf.train(False)
     pack_linears(hf)
     head = packed_of(hf.get_output_embeddings())  # type: ignore[no-untyped-call]
@@ -71,15 +80,15 @@ def prepare(
     round_once(hf)
     join_parts(hf)
     if family.mask_kind == "causal":  # runs as it is: some networks mask only what they know
-        if attn_implementation is not None:
-            use_attention(hf, attn_implementation)
+        if wanted.attention is not None:
+            use_attention(hf, wanted.attention)
         return
-    if family.mask_kind == "decided_first" and "flash" in (attn_implementation or ""):
+    if family.mask_kind == "decided_first" and "flash" in (wanted.attention or ""):
         raise ConfigError(
-            f"{family.name} models attend under masks, which {attn_implementation} does not take; "
+            f"{family.name} models attend under masks, which {wanted.attention} does not take; "
             "load with attn_implementation='sdpa'"
         )
-    set_attention(hf, attn_implementation or "sdpa")
+    set_attention(hf, wanted.attention or "sdpa")
     if not family.causal:
         hf.config.is_causal = False
         hf.config.use_cache = False

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -54,16 +55,16 @@ def attend(
     Packed queries that no segment covers come out as zero.
     """
     q, k = q.to(v.dtype), k.to(v.dtype)
+    scale: Any = getattr(module, "scaling", None) if scaling is None else scaling
     if segments is not None and watch is not None:
         watch(module, q, k)
     if isinstance(segments, Borders):
-        attended = VARLEN[base](q, k, v, segments, scaling)
+        attended = VARLEN[base](q, k, v, segments, scale)
         assert attended is not None, "borders say all that a kernel needs"
         return attended, None
     if segments is not None and (grouped or (base == "sdpa" and v.device.type == "cpu")):
-        scale: Any = module.scaling if scaling is None else scaling
         return grouped_rows(q, k, v, segments, scale, exact=base == "eager"), None
-    call = partial(_base(base, module), scaling=scaling, dropout=dropout)
+    call = partial(_base(base, module), scaling=scale, dropout=dropout)
     if segments is None:
         causal = options.pop("is_causal", None)
         causal = bool(getattr(module, "is_causal", True)) if causal is None else causal
@@ -75,7 +76,7 @@ def attend(
     for name in ("is_causal", "position_ids", "sliding_window"):
         options.pop(name, None)
     if base in VARLEN and VARLEN[base].suits(v, q.shape[-1]):  # else transformers casts
-        result = VARLEN[base](q, k, v, segments, scaling)
+        result = VARLEN[base](q, k, v, segments, scale)
         if result is not None:
             return result, None
     call = partial(call, is_causal=False, **options)
@@ -120,7 +121,7 @@ def _base(name: str, module: nn.Module) -> Callable[..., Attended]:
         eager: Callable[..., Attended] = getattr(
             file, "eager_attention_forward", modeling_llama.eager_attention_forward
         )
-        return _eager(eager)
+        return eager
     function: Callable[..., Attended] = FUNCTIONS[name]
     if name == "flex_attention":
         return _flex(function)
@@ -134,16 +135,6 @@ def _flex(function: Callable[..., Attended]) -> Callable[..., Attended]:
         chosen = FUNCTIONS["sdpa"] if isinstance(mask, Tensor) else function
         result: Attended = chosen(module, q, k, v, mask, **rest)
         return result
-
-    return call
-
-
-def _eager(function: Callable[..., Attended]) -> Callable[..., Attended]:
-    def call(
-        module: Any, *args: Any, scaling: float | None = None, is_causal: bool = False, **rest: Any
-    ) -> Attended:
-        scale = module.scaling if scaling is None else scaling
-        return function(module, *args, scaling=scale, **rest)
 
     return call
 
@@ -188,6 +179,17 @@ def use_attention(hf: PreTrainedModel, base: str) -> None:
         hf.set_attn_implementation(base)  # checks that network and machine can do it
     except (ValueError, ImportError) as error:
         raise ConfigError(f"{type(hf).__name__} cannot run {base!r} attention: {error}") from error
+
+
+@contextmanager
+def attending(hf: PreTrainedModel, name: str) -> Iterator[None]:
+    """Inside, ``hf`` attends with the implementation of that name in transformers."""
+    before = hf.config._attn_implementation
+    hf.config._attn_implementation = name
+    try:
+        yield
+    finally:
+        hf.config._attn_implementation = before
 
 
 def _register() -> None:

@@ -8,63 +8,53 @@ the answer.  No released checkpoint was loaded yet; docs/reference/models.md say
 
 from functools import partial
 
-from transformers import (
-    PreTrainedConfig,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import PreTrainedConfig, Qwen2ForCausalLM, Qwen3ForCausalLM
 
-from .family import ConfigDict, Family, Published, Release, demand, register_family
+from .family import ConfigDict, Family, Published, Release, demand
 from .native import native
 
 
 def fast_dllm_v2_config(config: ConfigDict) -> PreTrainedConfig:
     """The Qwen2 config of an official ``config.json``."""
     demand(config, {"attention_bias": False}, "Fast-dLLM v2")
-    return native(config, Qwen2Config, "Fast-dLLM v2", ("eos_token_id", "bd_size"))
+    return native(config, Qwen2ForCausalLM, "Fast-dLLM v2", ("eos_token_id", "bd_size"))
 
 
-SDAR = register_family(
-    Family(
-        name="sdar",
-        architectures=("SDARForCausalLM",),
-        model_class=Qwen3ForCausalLM,
-        to_native=partial(
-            native, kind=Qwen3Config, name="SDAR", required=("eos_token_id", "block_size")
-        ),
-        mask_kind="block_causal",
-        block_field="block_size",
-        end_of_turn="<|im_end|>",
-        tokenizer_class="Qwen2Tokenizer",
-        releases={151936: Release(facts={"mask_token_id": 151669})},
-        checkpoints=(
-            *(Published(f"JetLM/SDAR-{size}-Chat") for size in ("1.7B", "4B", "8B")),
-            Published("Gen-Verse/TraDo-4B-Instruct", "MIT"),
-            Published("Gen-Verse/TraDo-8B-Instruct", "MIT"),
-            Published("Gen-Verse/TraDo-8B-Thinking", "MIT"),
-        ),
-        verified="logits of official code, equal, small random checkpoint",
-    )
+SDAR = Family(
+    name="sdar",
+    architectures=("SDARForCausalLM",),
+    model_class=Qwen3ForCausalLM,
+    to_native=partial(
+        native, kind=Qwen3ForCausalLM, name="SDAR", required=("eos_token_id", "block_size")
+    ),
+    mask_kind="block_causal",
+    block_field="block_size",
+    end_of_turn="<|im_end|>",
+    tokenizer_class="Qwen2Tokenizer",
+    releases={151936: Release(facts={"mask_token_id": 151669})},
+    checkpoints=(
+        *(Published(f"JetLM/SDAR-{size}-Chat") for size in ("1.7B", "4B", "8B")),
+        Published("Gen-Verse/TraDo-4B-Instruct", "MIT"),
+        Published("Gen-Verse/TraDo-8B-Instruct", "MIT"),
+        Published("Gen-Verse/TraDo-8B-Thinking", "MIT"),
+    ),
+    verified="logits of official code, equal, small random checkpoint",
 )
-FAST_DLLM_V2 = register_family(
-    Family(
-        name="fast_dllm_v2",
-        architectures=("Fast_dLLM_QwenForCausalLM",),
-        model_class=Qwen2ForCausalLM,
-        to_native=fast_dllm_v2_config,
-        logit_shift=1,
-        score_source="tempered",
-        mask_kind="block_causal",
-        block_field="bd_size",
-        mask_token="|<MASK>|",
-        end_of_turn="<|im_end|>",
-        tokenizer_class="Qwen2Tokenizer",
-        releases={151936: Release(facts={"mask_token_id": 151665})},
-        checkpoints=(
-            Published("Efficient-Large-Model/Fast_dLLM_v2_1.5B", "Apache-2.0"),
-            Published("Efficient-Large-Model/Fast_dLLM_v2_7B", "Apache-2.0"),
-        ),
-    )
+FAST_DLLM_V2 = Family(
+    name="fast_dllm_v2",
+    architectures=("Fast_dLLM_QwenForCausalLM",),
+    model_class=Qwen2ForCausalLM,
+    to_native=fast_dllm_v2_config,
+    logit_shift=1,
+    score_source="tempered",
+    mask_kind="block_causal",
+    block_field="bd_size",
+    mask_token="|<MASK>|",
+    end_of_turn="<|im_end|>",
+    tokenizer_class="Qwen2Tokenizer",
+    releases={151936: Release(facts={"mask_token_id": 151665})},
+    checkpoints=(
+        Published("Efficient-Large-Model/Fast_dLLM_v2_1.5B", "Apache-2.0"),
+        Published("Efficient-Large-Model/Fast_dLLM_v2_7B", "Apache-2.0"),
+    ),
 )

@@ -25,7 +25,7 @@ from transformers.models.diffusion_gemma.modeling_diffusion_gemma import (
     DiffusionGemmaTextScaledWordEmbedding,
 )
 
-from .family import ConfigDict, Family, Published, demand, register_family, require
+from .family import ConfigDict, Family, Published, demand, require
 
 TEXT_FIELDS = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
@@ -173,29 +173,27 @@ def diffusion_gemma_config(config: ConfigDict) -> PreTrainedConfig:
     return result
 
 
-DIFFUSION_GEMMA = register_family(
-    Family(
-        name="diffusion_gemma",
-        architectures=("DiffusionGemmaForBlockDiffusion",),
-        model_class=TextDiffusionGemma,
-        to_native=diffusion_gemma_config,
-        mask_kind="causal_prefix",
-        block_field="canvas_length",
-        uniform=True,
-        self_conditioning=True,
-        ignored_keys=(r"^model\.encoder\.(vision_tower|embed_vision)\.",),
-        sampler="entropy_bound",
-        sampler_fields=(
-            "entropy_bound",
-            "max_denoising_steps",
-            "t_min",
-            "t_max",
-            "stability_threshold",
-            "confidence_threshold",
-        ),
-        image_field="image_token_id",
-        checkpoints=(Published("google/diffusiongemma-26B-A4B-it"),),
-        verified="logits of transformers, 5e-5, small random checkpoints",
-        note="Text only: a prompt with images is refused.",
-    )
+DIFFUSION_GEMMA = Family(
+    name="diffusion_gemma",
+    architectures=("DiffusionGemmaForBlockDiffusion",),
+    model_class=TextDiffusionGemma,
+    to_native=diffusion_gemma_config,
+    mask_kind="causal_prefix",
+    block_field="canvas_length",
+    uniform=True,
+    self_conditioning=True,
+    ignored_keys=(r"^model\.encoder\.(vision_tower|embed_vision)\.",),
+    sampler="entropy_bound",
+    sampler_fields=(
+        "entropy_bound",
+        "max_denoising_steps",
+        "t_min",
+        "t_max",
+        "stability_threshold",
+        "confidence_threshold",
+    ),
+    image_field="image_token_id",
+    checkpoints=(Published("google/diffusiongemma-26B-A4B-it"),),
+    verified="logits of transformers, 5e-5, small random checkpoints",
+    note="Text only: a prompt with images is refused.",
 )

@@ -9,9 +9,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from transformers import PreTrainedConfig, Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedConfig, Qwen2ForCausalLM
 
-from .family import Family, Published, Release, register_family
+from .family import Family, Published, Release
 from .native import FIELDS, native
 
 CHAT_TEMPLATE = (
@@ -42,63 +42,59 @@ def to_official(config: PreTrainedConfig) -> dict[str, Any]:
     }
 
 
-DREAM = register_family(
-    Family(
-        name="dream",
-        architectures=("DreamModel",),
-        model_class=Qwen2ForCausalLM,
-        to_native=partial(
-            native, kind=Qwen2Config, name="Dream", required=("eos_token_id", "mask_token_id")
-        ),
-        to_official=to_official,
-        logit_shift=1,
-        score_source="tempered",
-        mask_token="<|mask|>",
-        expand_token="<|expand|>",
-        end_of_turn="<|im_end|>",
-        tokenizer_class="Qwen2Tokenizer",
-        chat_template=CHAT_TEMPLATE,
-        releases={
-            152064: Release(
-                facts={
-                    "mask_token_id": 151666,
-                    "eos_token_id": 151643,
-                    "pad_token_id": 151643,
-                },
-                tokens={
-                    "<|endoftext|>": 151643,
-                    "<|im_start|>": 151644,
-                    "<|im_end|>": 151645,
-                    "<|beginoftext|>": 151665,
-                    "<|mask|>": 151666,
-                },
-            )
-        },
-        checkpoints=(
-            Published("Dream-org/Dream-v0-Base-7B", "Apache-2.0"),
-            Published("Dream-org/Dream-v0-Instruct-7B", "Apache-2.0"),
-            Published("Dream-org/Dream-Coder-v0-Base-7B", "Apache-2.0"),
-            Published("Dream-org/Dream-Coder-v0-Instruct-7B", "Apache-2.0"),
-            Published("apple/DiffuCoder-7B-Base", "Apple AMLR"),
-            Published("apple/DiffuCoder-7B-Instruct", "Apple AMLR"),
-            Published("apple/DiffuCoder-7B-cpGRPO", "Apple AMLR"),
-            Published("Zigeng/dParallel_Dream_7B_Instruct"),
-            Published("d3LLM/d3LLM_Dream"),
-            Published("d3LLM/d3LLM_Dream_Coder"),
-        ),
-        verified="logits and decoding traces of official code, small random checkpoints",
-    )
+DREAM = Family(
+    name="dream",
+    architectures=("DreamModel",),
+    model_class=Qwen2ForCausalLM,
+    to_native=partial(
+        native, kind=Qwen2ForCausalLM, name="Dream", required=("eos_token_id", "mask_token_id")
+    ),
+    to_official=to_official,
+    logit_shift=1,
+    score_source="tempered",
+    mask_token="<|mask|>",
+    expand_token="<|expand|>",
+    end_of_turn="<|im_end|>",
+    tokenizer_class="Qwen2Tokenizer",
+    chat_template=CHAT_TEMPLATE,
+    releases={
+        152064: Release(
+            facts={
+                "mask_token_id": 151666,
+                "eos_token_id": 151643,
+                "pad_token_id": 151643,
+            },
+            tokens={
+                "<|endoftext|>": 151643,
+                "<|im_start|>": 151644,
+                "<|im_end|>": 151645,
+                "<|beginoftext|>": 151665,
+                "<|mask|>": 151666,
+            },
+        )
+    },
+    checkpoints=(
+        Published("Dream-org/Dream-v0-Base-7B", "Apache-2.0"),
+        Published("Dream-org/Dream-v0-Instruct-7B", "Apache-2.0"),
+        Published("Dream-org/Dream-Coder-v0-Base-7B", "Apache-2.0"),
+        Published("Dream-org/Dream-Coder-v0-Instruct-7B", "Apache-2.0"),
+        Published("apple/DiffuCoder-7B-Base", "Apple AMLR"),
+        Published("apple/DiffuCoder-7B-Instruct", "Apple AMLR"),
+        Published("apple/DiffuCoder-7B-cpGRPO", "Apple AMLR"),
+        Published("Zigeng/dParallel_Dream_7B_Instruct"),
+        Published("d3LLM/d3LLM_Dream"),
+        Published("d3LLM/d3LLM_Dream_Coder"),
+    ),
+    verified="logits and decoding traces of official code, small random checkpoints",
 )
 
-DREAMON = register_family(
-    replace(
-        DREAM,
-        name="dreamon",
-        architectures=("DreamOnModel", "DreamModel"),
-        where={"expand_token_id": None},
-        checkpoints=(Published("Dream-org/DreamOn-v0-7B", "Apache-2.0"),),
-        verified="the rules of official code, small random checkpoints",
-        note='Read where `config.json` has an `expand_token_id`, or with `family="dreamon"`; '
-        'decoded as published with `sampler="dreamon"`.',
-    )
+DREAMON = replace(
+    DREAM,
+    name="dreamon",
+    architectures=("DreamOnModel", "DreamModel"),
+    where={"expand_token_id": None},
+    checkpoints=(Published("Dream-org/DreamOn-v0-7B", "Apache-2.0"),),
+    verified="the rules of official code, small random checkpoints",
+    note='Read where `config.json` has an `expand_token_id`, or with `family="dreamon"`; '
+    'decoded as published with `sampler="dreamon"`.',
 )

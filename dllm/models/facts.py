@@ -9,11 +9,8 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from ..core.errors import CheckpointError, ConfigError, UnknownNameError
 from .family import UNIFORM, ConfigDict, Facts, Family, Published
-from .fields import own_section, wrong
+from .fields import FACTS, own_section
 
-SETTABLE = ("mask_token_id", "eos_token_id", "stop_token_ids", "pad_token_id", "bos_token_id",
-            "logit_shift", "context_length", "score_source", "block_length",
-            "expand_token_id")  # fmt: skip
 UNBOUNDED = 2**30  # positions of networks that state no limit
 ATTENTION = {  # kinds of it, in words
     "bidirectional": "bidirectional",
@@ -44,11 +41,11 @@ def read_facts(
     _check_given(given)
     section = own_section(raw)
     sources: list[Mapping[str, Any]] = [given, section, raw, generation]
+    vocabulary: Mapping[Any, int] = {} if tokenizer is None else tokenizer.get_vocab()
     if tokenizer is not None:
         names = ("mask_token_id", "eos_token_id", "pad_token_id", "bos_token_id")
         sources.append({name: getattr(tokenizer, name) for name in names})
-        if family.expand_token is not None:
-            sources.append({"expand_token_id": tokenizer.get_vocab().get(family.expand_token)})
+        sources.append({"expand_token_id": vocabulary.get(family.expand_token)})
     release = family.releases.get(config.get_text_config().vocab_size)
     if release is not None:
         sources.append(release.facts)
@@ -60,8 +57,8 @@ def read_facts(
     eos_id = eos[0] if eos else None
     stops = first("stop_token_ids")
     if stops is None:
-        turn_end = _end_of_turn(family, tokenizer)
-        stops = (*_ids(generation.get("eos_token_id")), *turn_end)
+        turn_end = vocabulary.get(family.end_of_turn)
+        stops = (*_ids(generation.get("eos_token_id")), *_ids(turn_end))
     text: Any = config.get_text_config()
     positions = getattr(text, "max_position_embeddings", None) or UNBOUNDED
     known = published.block_length if published else None
@@ -117,20 +114,13 @@ def _ids(value: int | Iterable[int] | None) -> tuple[int, ...]:
     return (value,) if isinstance(value, int) else tuple(value)
 
 
-def _end_of_turn(family: Family, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:
-    if tokenizer is None or family.end_of_turn is None:
-        return ()
-    vocabulary = tokenizer.get_vocab()
-    return (vocabulary[family.end_of_turn],) if family.end_of_turn in vocabulary else ()
-
-
 def _check_given(given: Mapping[str, Any]) -> None:
-    for name in given:
-        if name not in SETTABLE:
-            raise UnknownNameError("model fact", name, SETTABLE)
-        needed = wrong(name, given[name])
-        if needed:
-            raise ConfigError(f"{name} is {needed}, not {given[name]!r}")
+    for name, value in given.items():
+        if name not in FACTS:
+            raise UnknownNameError("model fact", name, FACTS)
+        fits, words = FACTS[name]
+        if value is not None and not fits(value):
+            raise ConfigError(f"{name} is {words}, not {value!r}")
 
 
 def _check_blocks(family: Family, blocks: Any, given: ConfigDict) -> None:

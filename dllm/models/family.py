@@ -218,9 +218,9 @@ def families() -> Mapping[str, Family]:
 def get_family(name: str) -> Family:
     """The family of that name.  Raises `UnknownNameError`."""
     if name not in _FAMILIES and name in OWN:
-        before = dict(_FAMILIES)
-        import_module(f".{OWN[name][0]}", __package__)
-        _FAMILIES.update(before)  # one that somebody put in the place of ours stays
+        for family in vars(import_module(f".{OWN[name][0]}", __package__)).values():
+            if isinstance(family, Family):  # one that somebody put in the place of ours stays
+                _FAMILIES.setdefault(family.name, family)
     if name not in _FAMILIES:
         raise UnknownNameError("model family", name, {*OWN, *_FAMILIES})
     return _FAMILIES[name]

@@ -7,7 +7,7 @@ instead.  Fields that are not listed belong to the family or to transformers.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..core.errors import CheckpointError
+from ..core.errors import CheckpointError, short
 
 DTYPES = ("float32", "bfloat16", "float16", "float64", "float8_e4m3fn", "float8_e5m2")
 MOST = 2**31  # ids and sizes beyond it are damage: no network has such axes
@@ -18,19 +18,16 @@ def _whole(value: Any, least: int = 0) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and least <= value < MOST
 
 
-def _ids(value: Any) -> bool:
-    return _whole(value) or (isinstance(value, list | tuple) and all(map(_whole, value)))
+def _list(value: Any, least: int = 0) -> bool:
+    return isinstance(value, list | tuple) and all(_whole(item, least) for item in value)
 
 
 ID: Check = (lambda value: _whole(value, -MOST), "a whole number")  # the range: see `read_facts`
 IDS: Check = (
-    lambda value: (
-        _whole(value, -MOST)
-        or (isinstance(value, list | tuple) and all(_whole(item, -MOST) for item in value))
-    ),
+    lambda value: _whole(value, -MOST) or _list(value, -MOST),
     "a token id or a list of token ids",
 )
-LIST: Check = (lambda value: isinstance(value, list | tuple) and _ids(value), "a list of token ids")
+LIST: Check = (_list, "a list of token ids")
 SIZE: Check = (lambda value: _whole(value, 1), f"a whole number from 1 to {MOST - 1}")
 SHIFT: Check = (lambda value: value in (0, 1) and _whole(value), "0 or 1")
 POSITIVE: Check = (
@@ -55,7 +52,7 @@ GENERATION: Mapping[str, Check] = {
     "eos_token_id": IDS, "mask_token_id": ID, "pad_token_id": ID, "bos_token_id": ID,
     "max_new_tokens": SIZE, "block_length": SIZE, "delimiters": LIST, "expand_token_id": ID,
 }  # fmt: skip
-FACTS: Mapping[str, Check] = {
+FACTS: Mapping[str, Check] = {  # those that a caller of `load` may state
     "mask_token_id": ID, "eos_token_id": IDS, "stop_token_ids": LIST, "pad_token_id": ID,
     "bos_token_id": ID, "logit_shift": SHIFT, "context_length": SIZE, "score_source": SOURCE,
     "block_length": SIZE, "expand_token_id": ID,
@@ -102,19 +99,11 @@ def check_generation(generation: Mapping[str, Any]) -> None:
     _check(generation, GENERATION, "generation_config.json")
 
 
-def wrong(name: str, value: Any) -> str | None:
-    """What a fact given by the caller must be, None if it is that (or None)."""
-    fits, words = FACTS[name]
-    return None if value is None or fits(value) else words
-
-
 def _check(content: Mapping[str, Any], table: Mapping[str, Check], where: str) -> None:
     for name, (fits, words) in table.items():
         value = content.get(name)
         if value is not None and not fits(value):
-            shown = repr(value)
-            shown = shown if len(shown) <= 60 else shown[:60] + "..."
             raise CheckpointError(
-                f"{where} has {name}={shown}, which must be {words}; "
+                f"{where} has {name}={short(value)}, which must be {words}; "
                 "take the file from the original checkpoint"
             )

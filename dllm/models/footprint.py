@@ -11,7 +11,7 @@ from ..kernels.linear import available, dtypes
 from .checkpoint import Checkpoint
 from .headers import blueprint
 from .linears import room_for
-from .precision import SMALL, auto_dtype
+from .precision import auto_dtype
 from .quantisation import layers_of, matrices, of_config, read
 from .reading import family_of, native_config
 
@@ -65,7 +65,7 @@ def footprint(checkpoint: Checkpoint) -> Footprint:
     stored = of_config(getattr(config, "quantization_config", None))
     held = parameters * width if stored is None else rounded_bytes(network, stored, width)
     ways = {name: rounded_bytes(network, read(name), width) for name in ("int8", "int4")}
-    cast = stored is None and dtype != _named(checkpoint)
+    cast = stored is None and dtype != checkpoint.dtype
     head = network.get_output_embeddings() if family.self_conditioning else None  # not copied
     copies = copied_bytes(network, dtype, head) if cast else 0
     return Footprint(
@@ -124,14 +124,8 @@ def stored_dtype(checkpoint: Checkpoint, parameters: int = 0) -> str:
     """The dtype of the loaded weights: as stored, or what `dllm.load` makes of it here."""
     if checkpoint.bundled:
         return "float32"
-    stored = _named(checkpoint)
-    if torch.cuda.is_available() or parameters < SMALL:
+    stored = checkpoint.dtype
+    if torch.cuda.is_available():
         return stored
     chosen = auto_dtype(checkpoint.name, stored, parameters)
     return stored if chosen == "auto" else str(chosen).removeprefix("torch.")
-
-
-def _named(checkpoint: Checkpoint) -> str:
-    """The dtype that ``config.json`` says."""
-    config = checkpoint.config
-    return str(config.get("torch_dtype") or config.get("dtype") or "float32").removeprefix("torch.")

@@ -5,15 +5,14 @@ noticed before anything is built or allotted.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from transformers import PreTrainedConfig
 
 from ..core.errors import CheckpointError, one_line, short
@@ -26,11 +25,9 @@ PACKED = 16  # numbers that one stored number can stand for, at most
 LAYER = re.compile(r"\.(\d+)\.")
 
 
-@dataclass(frozen=True)
-class Header:
+class Header(NamedTuple):
     """One tensor in a file."""
 
-    file: Path
     dtype: str  # as safetensors names it: F32, BF16, ...
     shape: tuple[int, ...]
 
@@ -82,15 +79,21 @@ def read_headers(folder: Path) -> dict[str, Header]:
     """
     result: dict[str, Header] = {}
     for file in weight_files(folder):
-        for name, (dtype, shape) in _header(file).items():
-            result[name] = Header(file, dtype, shape)
+        with _opened(file) as opened:
+            for name in opened.keys():  # noqa: SIM118 (not a mapping)
+                part = opened.get_slice(name)
+                result[name] = Header(part.get_dtype(), tuple(part.get_shape()))
     return result
 
 
-def _header(file: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+def read_tensors(file: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """Name and numbers of every tensor in a file.
+
+    Raises `CheckpointError` when it is truncated or corrupt.
+    """
     with _opened(file) as opened:
-        entries = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
-        return {n: (e.get_dtype(), tuple(e.get_shape())) for n, e in entries.items()}
+        for name in opened.keys():  # noqa: SIM118 (not a mapping)
+            yield name, opened.get_tensor(name)
 
 
 @contextmanager
@@ -98,7 +101,7 @@ def _opened(file: Path) -> Iterator[Any]:
     try:
         with safe_open(file, framework="pt") as opened:
             yield opened
-    except (SafetensorError, OSError) as error:
+    except Exception as error:  # safetensors and torch have types of their own
         raise CheckpointError(
             f"the weight file {file} is truncated or corrupt ({one_line(error)}); download it again"
         ) from error
@@ -119,10 +122,7 @@ def check_headers(folder: Path, family: Family, config: PreTrainedConfig, offici
         if wanted is None:
             continue
         if header.shape != tuple(wanted.shape):
-            raise CheckpointError(
-                f"{key} in {folder} has shape {header.shape}, config.json asks for "
-                f"{tuple(wanted.shape)}; check that they belong together"
-            )
+            raise misshapen(key, folder, header.shape, wanted.shape)
         if wanted.is_floating_point() and "F" not in header.dtype:
             raise CheckpointError(
                 f"{key} in {folder} holds {short(header.dtype)}, no floating-point numbers, and "
@@ -132,11 +132,7 @@ def check_headers(folder: Path, family: Family, config: PreTrainedConfig, offici
     shared = prod(network.get_input_embeddings().weight.shape)  # one matrix for both ends
     asked = sum(parameter.numel() for parameter in network.parameters())
     if asked - shared > held * (PACKED if packed else 1):
-        raise CheckpointError(
-            f"weights are missing from {folder}: config.json asks for {asked:,} numbers, the files "
-            f"hold {held:,}; complete the download, or check that config.json belongs to these "
-            "files"
-        )
+        raise lacking(folder, f"config.json asks for {asked:,} numbers, the files hold {held:,}")
 
 
 def _check_layers(folder: Path, config: PreTrainedConfig, headers: Mapping[str, Header]) -> None:
@@ -144,11 +140,23 @@ def _check_layers(folder: Path, config: PreTrainedConfig, headers: Mapping[str, 
     numbers = [int(match[1]) for key in headers if (match := LAYER.search(key))]
     present = 1 + max(numbers) if numbers else len(headers)
     if isinstance(layers, int) and layers > present:
-        raise CheckpointError(
-            f"weights are missing from {folder}: config.json asks for {layers} layers, the files "
-            f"hold {present}; complete the download, or check that config.json belongs to these "
-            "files"
-        )
+        raise lacking(folder, f"config.json asks for {layers} layers, the files hold {present}")
+
+
+def lacking(folder: Path, what: str) -> CheckpointError:
+    """The error for files that do not hold the whole network."""
+    return CheckpointError(
+        f"weights are missing from {folder}: {what}; complete the download, or check that "
+        "config.json belongs to these files"
+    )
+
+
+def misshapen(key: str, folder: Path, found: Iterable[int], wanted: Iterable[int]) -> Exception:
+    """The error for a weight of another shape than the network's."""
+    return CheckpointError(
+        f"{key} in {folder} has shape {tuple(found)}, config.json asks for {tuple(wanted)}; check "
+        "that they belong together"
+    )
 
 
 def blueprint(family: Family, config: PreTrainedConfig, name: str) -> Any:
@@ -175,14 +183,13 @@ def not_finite(folder: Path) -> Iterator[str]:
     Raises `CheckpointError` when a file cannot be read.
     """
     for file in weight_files(folder):
-        with _opened(file) as opened:
-            for name in opened.keys():  # noqa: SIM118 (not a mapping)
-                tensor = opened.get_tensor(name)
-                if tensor.is_floating_point() and not _finite(tensor):
-                    yield name
+        yield from (name for name, tensor in read_tensors(file) if not is_finite(tensor))
 
 
-def _finite(tensor: torch.Tensor) -> bool:
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Whether a tensor holds neither NaN nor infinity."""
+    if not tensor.is_floating_point():
+        return True
     flat = tensor.flatten()
     if flat.dtype.itemsize == 1:  # 8-bit floats know no isfinite
         flat = flat.to(torch.float32)

@@ -8,12 +8,16 @@ from typing import Any
 
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedConfig
 
-from .family import ConfigDict, Family, Published, Release, demand, register_family, require
+from .family import ConfigDict, Family, Published, Release, demand, require
 
+FIELDS = {  # of config.json, official -> native
+    "d_model": "hidden_size", "n_heads": "num_attention_heads", "n_layers": "num_hidden_layers",
+    "mlp_hidden_size": "intermediate_size", "max_sequence_length": "max_position_embeddings",
+    "rms_norm_eps": "rms_norm_eps", "weight_tying": "tie_word_embeddings",
+}  # fmt: skip
 REQUIRED = (
-    "d_model", "n_heads", "n_layers", "mlp_hidden_size", "vocab_size", "max_sequence_length",
-    "rms_norm_eps", "rope", "rope_theta", "rope_full_precision", "block_type", "layer_norm_type",
-    "activation_type", "weight_tying", "include_bias", "include_qkv_bias", "mask_token_id",
+    *FIELDS, "vocab_size", "rope", "rope_theta", "rope_full_precision", "block_type",
+    "layer_norm_type", "activation_type", "include_bias", "include_qkv_bias", "mask_token_id",
     "eos_token_id",
 )  # fmt: skip
 ONLY = {
@@ -53,15 +57,9 @@ def to_native(config: ConfigDict) -> PreTrainedConfig:
     kv_heads = 1 if config.get("multi_query_attention") else config.get("n_kv_heads")
     return LlamaConfig(
         vocab_size=config.get("embedding_size") or c["vocab_size"],  # padding rows included
-        hidden_size=c["d_model"],
-        intermediate_size=c["mlp_hidden_size"],
-        num_hidden_layers=c["n_layers"],
-        num_attention_heads=c["n_heads"],
+        **{new: c[old] for old, new in FIELDS.items()},
         num_key_value_heads=kv_heads or c["n_heads"],
-        max_position_embeddings=c["max_sequence_length"],
-        rms_norm_eps=c["rms_norm_eps"],
         rope_parameters={"rope_type": "default", "rope_theta": float(c["rope_theta"])},
-        tie_word_embeddings=c["weight_tying"],
         initializer_range=config.get("init_std", 0.02),
         bos_token_id=config.get("bos_token_id"),
         eos_token_id=c["eos_token_id"],
@@ -74,19 +72,13 @@ def to_official(config: PreTrainedConfig) -> dict[str, Any]:
     c: Any = config
     fixed = {name: value for name, value in ONLY.items() if name != "sliding_window"}
     return fixed | {
+        **{old: getattr(c, new) for old, new in FIELDS.items()},
         "architectures": ["LLaDAModelLM"],
         "model_type": "llada",
-        "d_model": c.hidden_size,
-        "n_heads": c.num_attention_heads,
         "n_kv_heads": c.num_key_value_heads,
-        "n_layers": c.num_hidden_layers,
-        "mlp_hidden_size": c.intermediate_size,
         "vocab_size": c.vocab_size,
         "embedding_size": c.vocab_size,
-        "max_sequence_length": c.max_position_embeddings,
-        "rms_norm_eps": c.rms_norm_eps,
         "rope_theta": c.rope_parameters["rope_theta"],
-        "weight_tying": c.tie_word_embeddings,
         "init_std": c.initializer_range,
         "clip_qkv": None,
         "multi_query_attention": None,
@@ -94,43 +86,41 @@ def to_official(config: PreTrainedConfig) -> dict[str, Any]:
     }
 
 
-LLADA = register_family(
-    Family(
-        name="llada",
-        architectures=("LLaDAModelLM",),
-        model_class=LlamaForCausalLM,
-        to_native=to_native,
-        to_official=to_official,
-        key_map=KEY_MAP,
-        float32_rotation=True,
-        mask_token="<|mdm_mask|>",
-        end_of_turn="<|eot_id|>",
-        chat_template=CHAT_TEMPLATE,
-        replace_chat_template=True,
-        releases={
-            126464: Release(
-                facts={
-                    "mask_token_id": 126336,
-                    "eos_token_id": 126081,
-                    "pad_token_id": 126081,
-                },
-                tokens={
-                    "<|startoftext|>": 126080,
-                    "<|endoftext|>": 126081,
-                    "<|mdm_mask|>": 126336,
-                    "<|start_header_id|>": 126346,
-                    "<|end_header_id|>": 126347,
-                    "<|eot_id|>": 126348,
-                },
-            )
-        },
-        checkpoints=(
-            Published("GSAI-ML/LLaDA-8B-Base", "MIT"),
-            Published("GSAI-ML/LLaDA-8B-Instruct", "MIT"),
-            Published("GSAI-ML/LLaDA-1.5", "MIT"),
-            Published("Zigeng/dParallel-LLaDA-8B-instruct"),
-            Published("d3LLM/d3LLM_LLaDA"),
-        ),
-        verified="logits and decoding traces of official code, small random checkpoints",
-    )
+LLADA = Family(
+    name="llada",
+    architectures=("LLaDAModelLM",),
+    model_class=LlamaForCausalLM,
+    to_native=to_native,
+    to_official=to_official,
+    key_map=KEY_MAP,
+    float32_rotation=True,
+    mask_token="<|mdm_mask|>",
+    end_of_turn="<|eot_id|>",
+    chat_template=CHAT_TEMPLATE,
+    replace_chat_template=True,
+    releases={
+        126464: Release(
+            facts={
+                "mask_token_id": 126336,
+                "eos_token_id": 126081,
+                "pad_token_id": 126081,
+            },
+            tokens={
+                "<|startoftext|>": 126080,
+                "<|endoftext|>": 126081,
+                "<|mdm_mask|>": 126336,
+                "<|start_header_id|>": 126346,
+                "<|end_header_id|>": 126347,
+                "<|eot_id|>": 126348,
+            },
+        )
+    },
+    checkpoints=(
+        Published("GSAI-ML/LLaDA-8B-Base", "MIT"),
+        Published("GSAI-ML/LLaDA-8B-Instruct", "MIT"),
+        Published("GSAI-ML/LLaDA-1.5", "MIT"),
+        Published("Zigeng/dParallel-LLaDA-8B-instruct"),
+        Published("d3LLM/d3LLM_LLaDA"),
+    ),
+    verified="logits and decoding traces of official code, small random checkpoints",
 )

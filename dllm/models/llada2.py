@@ -15,7 +15,7 @@ from transformers.conversion_mapping import (
 )
 from transformers.core_model_loading import Split, WeightConverter, WeightRenaming
 
-from .family import ConfigDict, Family, Published, Release, demand, register_family, require
+from .family import ConfigDict, Family, Published, Release, demand, require
 
 SAME = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
@@ -90,23 +90,21 @@ def llada2_config(config: ConfigDict) -> PreTrainedConfig:
     )  # fmt: skip
 
 
-LLADA2 = register_family(
-    Family(
-        name="llada2",
-        architectures=("LLaDA2MoeModelLM",),
-        model_class=LLaDA2ForMaskedDiffusion,
-        to_native=llada2_config,
-        mask_kind="block_causal",
-        block_length=32,
-        end_of_turn="<|role_end|>",
-        releases={157184: Release(facts={"mask_token_id": 156895, "eos_token_id": 156892})},
-        checkpoints=(
-            Published("inclusionAI/LLaDA2.0-mini", "Apache-2.0"),
-            Published("inclusionAI/LLaDA2.0-flash", "Apache-2.0"),
-            Published("inclusionAI/LLaDA2.1-mini", "Apache-2.0"),
-            Published("inclusionAI/LLaDA2.1-flash", "Apache-2.0"),
-        ),
-        verified="logits of official code, equal, small random checkpoint",
-        note='LLaDA2.1 edits what it has decided: `sampler="edit"`.',
-    )
+LLADA2 = Family(
+    name="llada2",
+    architectures=("LLaDA2MoeModelLM",),
+    model_class=LLaDA2ForMaskedDiffusion,
+    to_native=llada2_config,
+    mask_kind="block_causal",
+    block_length=32,
+    end_of_turn="<|role_end|>",
+    releases={157184: Release(facts={"mask_token_id": 156895, "eos_token_id": 156892})},
+    checkpoints=(
+        Published("inclusionAI/LLaDA2.0-mini", "Apache-2.0"),
+        Published("inclusionAI/LLaDA2.0-flash", "Apache-2.0"),
+        Published("inclusionAI/LLaDA2.1-mini", "Apache-2.0"),
+        Published("inclusionAI/LLaDA2.1-flash", "Apache-2.0"),
+    ),
+    verified="logits of official code, equal, small random checkpoint",
+    note='LLaDA2.1 edits what it has decided: `sampler="edit"`.',
 )

@@ -2,7 +2,6 @@
 
 import os
 import threading
-from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -13,15 +12,15 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..core.errors import CheckpointError, ConfigError
 from .adapters import attach
-from .adopt import adopt, prepare
+from .adopt import Wanted, adopt, prepare
 from .checkpoint import Checkpoint, open_checkpoint
-from .facts import SETTABLE, generation_defaults, read_facts
-from .fields import own_section
+from .facts import generation_defaults, read_facts
+from .fields import FACTS, own_section
 from .gguf import SUFFIX, read_gguf
 from .headers import read_headers
 from .model import DiffusionModel
 from .precision import auto_dtype, native_bfloat16
-from .quantisation import check_device, of_config, quantise, read
+from .quantisation import check_device, of_config, read
 from .quiet import quiet
 from .reading import family_of, native_config
 from .threads import choose_threads, set_threads
@@ -84,15 +83,7 @@ def load(
             "an adapter is put on weights as they are: merge it, save the model, and load that "
             "with quantization="
         )
-    if adapter is not None:
-        base = load(
-            model, dtype=dtype, device=device, device_map=device_map, tokenizer=tokenizer,
-            attn_implementation=attn_implementation, quantization_config=quantization_config,
-            revision=revision, family=family, threads=threads, **options,
-        )  # fmt: skip
-        attach(base.hf, adapter, merge_adapter)
-        return base
-    if merge_adapter:
+    if merge_adapter and adapter is None:
         raise ConfigError("merge_adapter needs an adapter: pass adapter=FOLDER")
     if isinstance(model, DiffusionModel):
         given = {"device": device, "device_map": device_map, "revision": revision,
@@ -102,10 +93,10 @@ def load(
                  "dtype": None if dtype == "auto" else dtype}  # fmt: skip
         for name in (name for name, value in given.items() if value is not None):
             raise ConfigError(f"the model is loaded already, {name} has no effect: leave it out")
+        attach(model.hf, adapter, merge_adapter)
         return model
     if "trust_remote_code" in options:
         raise ConfigError("remote code is never run; leave trust_remote_code out")
-    wanted = resolve_dtype(dtype)
     device = resolve_device(device)
     how = None if quantization is None else read(quantization)
     if how is not None:
@@ -115,31 +106,29 @@ def load(
                 "device_map out"
             )
         check_device(device)
-    given = {name: options.pop(name) for name in SETTABLE if options.get(name) is not None}
-    options = {name: value for name, value in options.items() if name not in SETTABLE}
+    given = {name: options.pop(name) for name in FACTS if options.get(name) is not None}
+    options = {name: value for name, value in options.items() if name not in FACTS}
+    wanted = Wanted(
+        family, tokenizer, given, attn_implementation, how, resolve_dtype(dtype), device
+    )
     with quiet():
-        if not isinstance(model, PreTrainedModel) and str(model).endswith(SUFFIX):
-            return _from_gguf(
-                Path(model), family, tokenizer, given, attn_implementation, how, wanted, device
-            )
-        if not isinstance(model, PreTrainedModel):
+        if isinstance(model, PreTrainedModel):
+            if options or quantization_config is not None or device_map is not None or revision:
+                raise ConfigError(
+                    "the model is loaded already: quantization_config, device_map, revision and "
+                    "options of from_pretrained have no effect on it; leave them out"
+                )
+            result = adopt(model, wanted)
+        elif str(model).endswith(SUFFIX):
+            result = _from_gguf(Path(model), wanted)
+        else:
             result = _from_files(
-                open_checkpoint(model, revision), family, tokenizer, given, attn_implementation,
-                how, dtype=wanted, device=device, device_map=device_map,
+                open_checkpoint(model, revision), wanted, device_map=device_map,
                 quantization_config=quantization_config, **options,
             )  # fmt: skip
-            choose_threads(result.hf)
-            return result
-        if options or quantization_config is not None or device_map is not None or revision:
-            raise ConfigError(
-                "the model is loaded already: quantization_config, device_map, revision and "
-                "options of from_pretrained have no effect on it; leave them out"
-            )
-        result = adopt(
-            model, family, tokenizer, given, attn_implementation, how, dtype=wanted, device=device
-        )
         choose_threads(result.hf)
-        return result
+    attach(result.hf, adapter, merge_adapter)
+    return result
 
 
 def remembered(model: Source) -> DiffusionModel:
@@ -174,58 +163,50 @@ def resolve_device(device: str | torch.device | None) -> str | torch.device | No
     return device
 
 
-def _from_files(
-    checkpoint: Checkpoint, named: str | None, tokenizer: TokenizerSource,
-    given: Mapping[str, Any], attn_implementation: str | None, how: Any, *,
-    dtype: str | torch.dtype, **options: Any,
-) -> DiffusionModel:  # fmt: skip
+def _from_files(checkpoint: Checkpoint, wanted: Wanted, **options: Any) -> DiffusionModel:
     raw = checkpoint.config
-    family = family_of(checkpoint, named, given)
+    family = family_of(checkpoint, wanted.family, wanted.given)
     config, official = native_config(checkpoint, family)
-    resolved = resolve_tokenizer(tokenizer, family, checkpoint.folder)
+    tokenizer = resolve_tokenizer(wanted.tokenizer, family, checkpoint.folder)
     facts = read_facts(
-        family, config, resolved, raw=raw, generation=checkpoint.generation, given=given,
+        family, config, tokenizer, raw=raw, generation=checkpoint.generation, given=wanted.given,
         published=family.published(checkpoint.name),
     )  # fmt: skip
-    if resolved is not None:
-        complete_tokenizer(resolved, family, facts.mask_token_id, facts.vocab_size)
+    complete_tokenizer(tokenizer, family, facts.mask_token_id, facts.vocab_size)
     stored = getattr(config, "quantization_config", None)
-    if how is not None and stored:
+    if wanted.rounding is not None and stored:
         raise ConfigError(f"{checkpoint.name} is stored quantised: leave quantization out")
-    folder = checkpoint.with_weights()
+    folder, dtype = checkpoint.with_weights(), wanted.dtype
     if dtype == "auto":
-        dtype = _auto_dtype(checkpoint, config, **options)
-    hf = load_weights(folder, family, config, official=official, dtype=dtype, **options)
-    if how is not None:
-        quantise(hf, how)
-    prepare(hf, family, attn_implementation, facts.block_length)
+        dtype = _auto_dtype(checkpoint, config, wanted.device, **options)
+    hf = load_weights(folder, family, config, official=official, dtype=dtype,
+                      device=wanted.device, **options)  # fmt: skip
+    prepare(hf, family, facts.block_length, wanted)
     return DiffusionModel(
-        hf, resolved, family, facts, checkpoint.name,
+        hf, tokenizer, family, facts, checkpoint.name,
         generation_defaults(raw, checkpoint.generation, facts, family),
         raw if official else own_section(raw).get("official_config") or {},
     )  # fmt: skip
 
 
-def _from_gguf(
-    file: Path, named: str | None, tokenizer: TokenizerSource, given: Mapping[str, Any],
-    attn_implementation: str | None, how: Any, dtype: str | torch.dtype, device: Any,
-) -> DiffusionModel:  # fmt: skip
-    if how is not None:
+def _from_gguf(file: Path, wanted: Wanted) -> DiffusionModel:
+    if wanted.rounding is not None:
         raise ConfigError(f"{file.name} says itself how it is quantised: leave quantization out")
-    check_device(device)
+    check_device(wanted.device)
     if not file.is_file():
         raise CheckpointError(f"there is no file {str(file)!r}")
+    dtype = wanted.dtype
     if isinstance(dtype, str):
         dtype = torch.bfloat16 if native_bfloat16() else torch.float32
     network, family, stated = read_gguf(file, dtype)
-    result = adopt(network, named or family, tokenizer, {**stated, **given}, attn_implementation)
-    choose_threads(network)
-    return replace(result, name=file.stem)
+    known = {**stated, **wanted.given}
+    held = replace(wanted, family=wanted.family or family, given=known, dtype="auto", device=None)
+    return replace(adopt(network, held), name=file.stem)
 
 
 def _auto_dtype(
-    checkpoint: Checkpoint, config: PreTrainedConfig, device: Any = None, device_map: Any = None,
-    quantization_config: Any = None, **_: Any,
+    checkpoint: Checkpoint, config: PreTrainedConfig, device: Any, device_map: Any,
+    quantization_config: Any, **_: Any,
 ) -> str | torch.dtype:  # fmt: skip
     """What "auto" stands for: see `load`."""
     if checkpoint.bundled:
@@ -236,5 +217,4 @@ def _auto_dtype(
     if not on_cpu or quantization_config or foreign:
         return "auto"
     numbers = sum(prod(header.shape) for header in read_headers(checkpoint.folder).values())
-    stored = checkpoint.config.get("torch_dtype") or checkpoint.config.get("dtype")
-    return auto_dtype(checkpoint.name, stored, numbers)
+    return auto_dtype(checkpoint.name, checkpoint.dtype, numbers)

@@ -10,7 +10,7 @@ from typing import Any
 from transformers import PreTrainedConfig, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from ..core.errors import CheckpointError
-from .family import ConfigDict, Family, Published, Release, demand, register_family, require
+from .family import ConfigDict, Family, Published, Release, demand, require
 from .native import shared
 
 FIELDS = (
@@ -69,32 +69,28 @@ def sdar_moe_config(config: ConfigDict) -> PreTrainedConfig:
     )
 
 
-LLADA_MOE = register_family(
-    Family(
-        name="llada_moe",
-        architectures=("LLaDAMoEModelLM", "LLaDAMoEModel"),
-        model_class=Qwen3MoeForCausalLM,
-        to_native=llada_moe_config,
-        end_of_turn="<|role_end|>",
-        releases={157184: Release(facts={"mask_token_id": 156895, "eos_token_id": 156892})},
-        checkpoints=(
-            Published("inclusionAI/LLaDA-MoE-7B-A1B-Base", "Apache-2.0"),
-            Published("inclusionAI/LLaDA-MoE-7B-A1B-Instruct", "Apache-2.0"),
-        ),
-        verified="logits of official code, within 4e-6, small random checkpoint",
-    )
+LLADA_MOE = Family(
+    name="llada_moe",
+    architectures=("LLaDAMoEModelLM", "LLaDAMoEModel"),
+    model_class=Qwen3MoeForCausalLM,
+    to_native=llada_moe_config,
+    end_of_turn="<|role_end|>",
+    releases={157184: Release(facts={"mask_token_id": 156895, "eos_token_id": 156892})},
+    checkpoints=(
+        Published("inclusionAI/LLaDA-MoE-7B-A1B-Base", "Apache-2.0"),
+        Published("inclusionAI/LLaDA-MoE-7B-A1B-Instruct", "Apache-2.0"),
+    ),
+    verified="logits of official code, within 4e-6, small random checkpoint",
 )
-SDAR_MOE = register_family(
-    Family(
-        name="sdar_moe",
-        architectures=("SDARMoeForCausalLM",),
-        model_class=Qwen3MoeForCausalLM,
-        to_native=sdar_moe_config,
-        mask_kind="block_causal",
-        block_field="block_size",
-        end_of_turn="<|im_end|>",
-        tokenizer_class="Qwen2Tokenizer",
-        releases={151936: Release(facts={"mask_token_id": 151669})},
-        checkpoints=(Published("JetLM/SDAR-30B-A3B-Chat"),),
-    )
+SDAR_MOE = Family(
+    name="sdar_moe",
+    architectures=("SDARMoeForCausalLM",),
+    model_class=Qwen3MoeForCausalLM,
+    to_native=sdar_moe_config,
+    mask_kind="block_causal",
+    block_field="block_size",
+    end_of_turn="<|im_end|>",
+    tokenizer_class="Qwen2Tokenizer",
+    releases={151936: Release(facts={"mask_token_id": 151669})},
+    checkpoints=(Published("JetLM/SDAR-30B-A3B-Chat"),),
 )

@@ -69,10 +69,7 @@ class DiffusionModel:
     @property
     def layers(self) -> int:
         """How many layers have keys and values."""
-        config: Any = self.hf.config
-        count: int = getattr(config, "num_hidden_layers", None) or (
-            config.get_text_config().num_hidden_layers
-        )
+        count: int = self.hf.config.get_text_config().num_hidden_layers
         return count
 
     @property

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
+from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen2Config, Qwen3Config
 
 from .family import ConfigDict, demand, require
 
@@ -15,19 +15,21 @@ ONLY = {"hidden_act": "silu", "use_sliding_window": False, "mlp_bias": False}
 
 
 def native(
-    config: ConfigDict, kind: type[PreTrainedConfig], name: str, required: tuple[str, ...] = ()
+    config: ConfigDict, kind: type[PreTrainedModel], name: str, required: tuple[str, ...] = ()
 ) -> PreTrainedConfig:
-    """A config of ``kind`` from one that differs in its model type only, and has to state the
-    ``required`` fields, too."""
-    extra = ("head_dim",) if kind is Qwen3Config else ()
+    """A config for networks of ``kind`` from one that differs in its model type only, and has to
+    state the ``required`` fields, too."""
+    made: Any = kind.config_class
+    extra = ("head_dim",) if made is Qwen3Config else ()
     c = require(config, (*FIELDS, *extra, *required), name)
-    demand(config, ONLY | ({} if kind is Qwen2Config else {"attention_bias": False}), name)
+    demand(config, ONLY | ({} if made is Qwen2Config else {"attention_bias": False}), name)
     fields = shared(config, name)
-    if kind is LlamaConfig and config.get("head_dim"):
+    if made is LlamaConfig and config.get("head_dim"):
         fields["head_dim"] = config["head_dim"]
-    if kind is not LlamaConfig:
+    if made is not LlamaConfig:
         fields |= {"use_sliding_window": False, "sliding_window": None}
-    return kind(**{key: c[key] for key in (*FIELDS, *extra)}, **fields)
+    result: PreTrainedConfig = made(**{key: c[key] for key in (*FIELDS, *extra)}, **fields)
+    return result
 
 
 def shared(config: ConfigDict, name: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ the block's first token.  The same weights with a causal mask throughout are the
 
 from transformers import Ministral3Config, Ministral3ForCausalLM, PreTrainedConfig
 
-from .family import ConfigDict, Family, Published, Release, demand, register_family, require
+from .family import ConfigDict, Family, Published, Release, demand, require
 from .native import FIELDS, shared
 
 ONLY = {
@@ -30,33 +30,29 @@ def nemotron_config(config: ConfigDict) -> PreTrainedConfig:
     return Ministral3Config(**known, **shared(config, name))
 
 
-NEMOTRON_CAUSAL = register_family(
-    Family(
-        name="nemotron_causal",
-        architectures=ARCHITECTURES,
-        model_class=Ministral3ForCausalLM,
-        to_native=nemotron_config,
-        logit_shift=1,
-        mask_kind="causal",
-        key_map=KEY_MAP,
-    )
+NEMOTRON_CAUSAL = Family(
+    name="nemotron_causal",
+    architectures=ARCHITECTURES,
+    model_class=Ministral3ForCausalLM,
+    to_native=nemotron_config,
+    logit_shift=1,
+    mask_kind="causal",
+    key_map=KEY_MAP,
 )
-NEMOTRON = register_family(  # the later of two is what an architecture means
-    Family(
-        name="nemotron",
-        architectures=ARCHITECTURES,
-        model_class=Ministral3ForCausalLM,
-        to_native=nemotron_config,
-        mask_kind="causal_prefix",
-        prefix_predicts=True,
-        block_field="block_size",
-        key_map=KEY_MAP,
-        releases={131072: Release(facts={"mask_token_id": 100})},
-        checkpoints=tuple(
-            Published(f"nvidia/Nemotron-Labs-Diffusion-{size}{kind}")
-            for size in ("3B", "8B", "14B")
-            for kind in ("", "-Base")
-        ),
-        note="A pass over what is finished gives the first token of every block.",
-    )
+NEMOTRON = Family(
+    name="nemotron",
+    architectures=ARCHITECTURES,
+    model_class=Ministral3ForCausalLM,
+    to_native=nemotron_config,
+    mask_kind="causal_prefix",
+    prefix_predicts=True,
+    block_field="block_size",
+    key_map=KEY_MAP,
+    releases={131072: Release(facts={"mask_token_id": 100})},
+    checkpoints=tuple(
+        Published(f"nvidia/Nemotron-Labs-Diffusion-{size}{kind}")
+        for size in ("3B", "8B", "14B")
+        for kind in ("", "-Base")
+    ),
+    note="A pass over what is finished gives the first token of every block.",
 )

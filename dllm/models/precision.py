@@ -7,15 +7,15 @@ anyway, and what was recorded of them stays comparable.
 """
 
 import logging
-import os
 from functools import cache
 from pathlib import Path
 
+import psutil  # type: ignore[import-untyped, unused-ignore]
 import torch
 
 NATIVE = {"amx_bf16", "avx512_bf16"}  # flags of x86 processors; of others nothing was measured
 SMALL = 50_000_000  # parameters
-CPUINFO, MEMINFO = Path("/proc/cpuinfo"), Path("/proc/meminfo")
+CPUINFO = Path("/proc/cpuinfo")
 LOG = logging.getLogger("dllm")
 
 
@@ -30,9 +30,8 @@ def native_bfloat16() -> bool:
     return bool(NATIVE & set(flags.split()))
 
 
-def auto_dtype(name: str, stored: str | None, parameters: int) -> str | torch.dtype:
+def auto_dtype(name: str, stored: str, parameters: int) -> str | torch.dtype:
     """The dtype of a checkpoint on a CPU; "auto" stands for as stored.  What differs is logged."""
-    stored = (stored or "float32").removeprefix("torch.")
     if parameters < SMALL or stored not in ("float32", "bfloat16", "float16"):
         return "auto"
     if native_bfloat16():
@@ -54,12 +53,6 @@ def auto_dtype(name: str, stored: str | None, parameters: int) -> str | torch.dt
 
 
 def free_memory() -> int:
-    """Bytes that a process can still have, files that may be forgotten included; unbounded where
-    the system does not say."""
-    try:
-        for line in MEMINFO.read_text(encoding="ascii", errors="replace").splitlines():
-            if line.startswith("MemAvailable:"):
-                return 1024 * int(line.split()[1])
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):
-        return 2**62
+    """Bytes that a process can still have, files that may be forgotten included."""
+    available: int = psutil.virtual_memory().available
+    return available

@@ -18,7 +18,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ..core.errors import CheckpointError, ConfigError
 from ..core.registry import Registry
-from ..core.spec import parse
+from ..core.spec import parse_one
 from ..kernels.mapped import release
 from ..kernels.quantised import (
     BLOCK,
@@ -93,12 +93,7 @@ class Int4(Rounding):
 
 def read(given: Any) -> Any:
     """`Int8` or `Int4` from "int8", "int4(group=32)", or one of them."""
-    if isinstance(given, Rounding):
-        return given
-    parts = parse(given, KINDS)
-    if len(parts) != 1:
-        raise ConfigError(f"quantization is one of int8 and int4, not {given!r}")
-    return parts[0]
+    return given if isinstance(given, Rounding) else parse_one(given, KINDS)
 
 
 def layers_of(hf: Any, how: Any) -> Iterator[tuple[str, Any, int]]:
@@ -147,7 +142,7 @@ def quantise(hf: PreTrainedModel, how: Any) -> None:
             release(weight)
         hf.set_submodule(name, rounded)
     hf.requires_grad_(False)
-    hf.config.quantization_config = DllmQuantization(**settings(how))
+    hf.config.quantization_config = DllmQuantization(bits=how.bits, **asdict(how))
 
 
 def untie(hf: Any, how: Any) -> None:
@@ -173,11 +168,6 @@ def check_device(device: Any) -> None:
             "quantization= rounds weights for a CPU; on a GPU give quantization_config= of "
             "transformers, such as BitsAndBytesConfig(load_in_8bit=True)"
         )
-
-
-def settings(how: Any) -> dict[str, Any]:
-    """What config.json says of it."""
-    return {"bits": how.bits, **asdict(how)}
 
 
 def of_config(config: Mapping[str, Any] | None) -> Any:

@@ -38,7 +38,8 @@ def save(
         weights, path, filename_pattern="model{suffix}.safetensors",
         max_shard_size=max_shard_size, metadata={"format": "pt"},
     )  # fmt: skip
-    _write_json(path / "config.json", config)
+    text = json.dumps(config, indent=2, sort_keys=True) + "\n"
+    (path / "config.json").write_text(text, encoding="utf-8")
     hf: Any = model.hf
     if hf.can_generate():
         hf.generation_config.to_json_file(path / "generation_config.json")
@@ -108,7 +109,3 @@ def _first(value: Any) -> Any:
 
 def _dtype(model: Any) -> str:
     return str(model.dtype).removeprefix("torch.")
-
-
-def _write_json(file: Path, content: dict[str, Any]) -> None:
-    file.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -1,6 +1,7 @@
 """Tokenizers of checkpoints, loaded natively and completed with what their files leave out."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,13 +59,15 @@ def resolve_tokenizer(
 
 
 def complete_tokenizer(
-    tokenizer: PreTrainedTokenizerBase, family: Family, mask_id: int | None, vocab_size: int
+    tokenizer: PreTrainedTokenizerBase | None, family: Family, mask_id: int | None, vocab_size: int
 ) -> None:
     """Declare the mask token, add missing special tokens at their published ids, set the template.
 
-    Changes ``tokenizer`` in place.  Raises `CheckpointError` when a special token has another id
-    than the model knows.
+    Changes ``tokenizer``, if there is one, in place.  Raises `CheckpointError` when a special token
+    has another id than the model knows.
     """
+    if tokenizer is None:
+        return
     release = family.releases.get(vocab_size)
     for token, wanted in (release.tokens if release else {}).items():
         _place(tokenizer, token, wanted)
@@ -93,18 +96,13 @@ def _place(tokenizer: PreTrainedTokenizerBase, token: str, wanted: int) -> None:
 
 
 def _declare_mask(tokenizer: PreTrainedTokenizerBase, family: Family, mask_id: int) -> None:
+    vocabulary: Mapping[Any, int] = tokenizer.get_vocab()
     declared = tokenizer.mask_token_id
-    named = tokenizer.get_vocab().get(family.mask_token or "")
-    if declared is None and named is None:
-        if mask_id < len(tokenizer):
-            named_token = tokenizer.convert_ids_to_tokens(mask_id)
-            tokenizer.add_special_tokens({"mask_token": named_token})
-        return
-    result = named if declared is None else declared
-    if result != mask_id:
+    result = vocabulary.get(family.mask_token) if declared is None else declared
+    if result not in (None, mask_id):
         raise CheckpointError(
             f"the tokenizer's mask token has id {result}, the model's {mask_id}; use the tokenizer "
             f"of the same release or pass load(..., mask_token_id={result})"
         )
-    if declared is None and family.mask_token is not None:
-        tokenizer.add_special_tokens({"mask_token": family.mask_token})
+    if declared is None and mask_id < len(tokenizer):
+        tokenizer.add_special_tokens({"mask_token": tokenizer.convert_ids_to_tokens(mask_id)})

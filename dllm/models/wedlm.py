@@ -8,15 +8,9 @@ next one, as before: the same weights are an autoregressive model, which `dllm.s
 verifies drafts.  One architecture name stands for both networks; ``qk_norm`` tells them apart.
 """
 
-from transformers import (
-    PreTrainedConfig,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import PreTrainedConfig, Qwen2ForCausalLM, Qwen3ForCausalLM
 
-from .family import ConfigDict, Family, Published, demand, register_family, require
+from .family import ConfigDict, Family, Published, demand, require
 from .native import native
 
 ARCHITECTURES = ("WeDLMForCausalLM",)
@@ -29,48 +23,44 @@ def qwen3_config(config: ConfigDict) -> PreTrainedConfig:
     sizes = require(config, (*TOLD, "hidden_size", "num_attention_heads"), "WeDLM")
     demand(config, {"qk_norm": True}, "WeDLM")
     size = config.get("head_dim") or sizes["hidden_size"] // sizes["num_attention_heads"]
-    return native({**config, "head_dim": size}, Qwen3Config, "WeDLM")
+    return native({**config, "head_dim": size}, Qwen3ForCausalLM, "WeDLM")
 
 
 def qwen2_config(config: ConfigDict) -> PreTrainedConfig:
     """The Qwen2 config of an official ``config.json``."""
     require(config, TOLD, "WeDLM on Qwen2.5")
     demand(config, {"qk_norm": False, "attention_bias": True}, "WeDLM on Qwen2.5")
-    return native(config, Qwen2Config, "WeDLM on Qwen2.5")
+    return native(config, Qwen2ForCausalLM, "WeDLM on Qwen2.5")
 
 
-WEDLM_QWEN2 = register_family(
-    Family(
-        name="wedlm_qwen2",
-        architectures=ARCHITECTURES,
-        model_class=Qwen2ForCausalLM,
-        to_native=qwen2_config,
-        mask_kind="decided_first",
-        end_of_turn="<|im_end|>",
-        tokenizer_class="Qwen2Tokenizer",
-        checkpoints=(
-            Published("tencent/WeDLM-7B-Base"),
-            Published("tencent/WeDLM-7B-Instruct"),
-        ),
-        verified=VERIFIED,
-    )
+WEDLM_QWEN2 = Family(
+    name="wedlm_qwen2",
+    architectures=ARCHITECTURES,
+    model_class=Qwen2ForCausalLM,
+    to_native=qwen2_config,
+    mask_kind="decided_first",
+    end_of_turn="<|im_end|>",
+    tokenizer_class="Qwen2Tokenizer",
+    checkpoints=(
+        Published("tencent/WeDLM-7B-Base"),
+        Published("tencent/WeDLM-7B-Instruct"),
+    ),
+    verified=VERIFIED,
 )
-WEDLM = register_family(
-    Family(
-        name="wedlm",
-        architectures=ARCHITECTURES,
-        where={"qk_norm": True},
-        model_class=Qwen3ForCausalLM,
-        to_native=qwen3_config,
-        mask_kind="decided_first",
-        end_of_turn="<|im_end|>",
-        tokenizer_class="Qwen2Tokenizer",
-        checkpoints=(
-            Published("tencent/WeDLM-8B-Base"),
-            Published("tencent/WeDLM-8B-Instruct"),
-        ),
-        verified=VERIFIED,
-        note="Decode with `sampler='wedlm', cache='wedlm'`.  Where a checkpoint states no mask "
-        "token, Tencent's engine takes id 151665: pass `mask_token_id=151665`.",
-    )
+WEDLM = Family(
+    name="wedlm",
+    architectures=ARCHITECTURES,
+    where={"qk_norm": True},
+    model_class=Qwen3ForCausalLM,
+    to_native=qwen3_config,
+    mask_kind="decided_first",
+    end_of_turn="<|im_end|>",
+    tokenizer_class="Qwen2Tokenizer",
+    checkpoints=(
+        Published("tencent/WeDLM-8B-Base"),
+        Published("tencent/WeDLM-8B-Instruct"),
+    ),
+    verified=VERIFIED,
+    note="Decode with `sampler='wedlm', cache='wedlm'`.  Where a checkpoint states no mask "
+    "token, Tencent's engine takes id 151665: pass `mask_token_id=151665`.",
 )

@@ -15,9 +15,9 @@ from safetensors import SafetensorError
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..core.errors import CheckpointError, ConfigError, UnknownNameError, one_line
-from .facts import SETTABLE
 from .family import Family
-from .headers import check_headers
+from .fields import FACTS
+from .headers import check_headers, lacking, misshapen
 from .quiet import logging
 
 DTYPES = {
@@ -64,7 +64,7 @@ def load_weights(
         device_map = {"": torch.device(device)}
     for name in options:
         if name not in OPTIONS:
-            known = (*ARGUMENTS, *SETTABLE, *OPTIONS)
+            known = (*ARGUMENTS, *FACTS, *OPTIONS)
             raise UnknownNameError("option", name, known, ELSEWHERE.get(name))
     if quantization_config is not None:
         options["quantization_config"] = quantization_config
@@ -117,10 +117,7 @@ def _check(folder: Path, family: Family, report: dict[str, Any], official: bool)
         if not any(re.search(pattern, key) for pattern in family.ignored_keys)
     ]  # fmt: skip
     if report["missing_keys"]:
-        raise CheckpointError(
-            f"weights are missing from {folder}: {listing(report['missing_keys'])}; complete the "
-            "download, or check that config.json belongs to these files"
-        )
+        raise lacking(folder, listing(report["missing_keys"]))
     if surplus:
         raise CheckpointError(
             f"weights in {folder} have no place in a {family.name} network: "
@@ -128,10 +125,7 @@ def _check(folder: Path, family: Family, report: dict[str, Any], official: bool)
         )
     if report["mismatched_keys"]:
         key, result, wanted = min(report["mismatched_keys"])
-        raise CheckpointError(
-            f"{listing([key])} in {folder} has shape {tuple(result)}, config.json asks for "
-            f"{tuple(wanted)}; check that they belong together"
-        )
+        raise misshapen(listing([key]), folder, result, wanted)
     if report["error_msgs"]:
         raise CheckpointError(f"{folder} could not be loaded: {report['error_msgs'][0]:.300}")
 

@@ -192,7 +192,7 @@ class _Probe:
             self.go_on()
             size = np.cumsum([job.size for job in jobs])
             count = max(1, int(np.searchsorted(size, most, "right")))
-            for text, answer in zip(texts, self.forward.predict(jobs[:count]), strict=False):
+            for text, answer in zip(texts, self.forward.launch(jobs[:count]).wait(), strict=False):
                 if isinstance(answer, Exception):
                     raise answer
                 prediction, _ = answer

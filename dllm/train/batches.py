@@ -4,10 +4,14 @@ nothing else."""
 import json
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import Dataset
 
 from ..core.errors import ConfigError
 
@@ -42,6 +46,30 @@ def answer_ids(entry: Any, vocabulary: int | None = None) -> tuple[tuple[int, ..
     if type(start) is not int or not 0 <= start <= len(ids):
         raise ValueError(f"an answer from {start!r} on, of {len(ids)} tokens")
     return ids, start
+
+
+class AnswerBatches(Dataset[dict[str, torch.Tensor]]):
+    """Batch ``i`` of a run of ``count`` batches of ``rows`` answers of similar length: a function
+    of seed and ``i``, so that a run can be taken up again."""
+
+    def __init__(self, answers: Sequence[Any], rows: int, count: int, seed: int) -> None:
+        if len(answers) < rows:
+            raise ConfigError(f"{len(answers)} answers are too few for batches of {rows}")
+        self.answers, self.rows, self.count, self.seed = answers, rows, count, seed
+        self.lengths = [len(answer.ids) for answer in answers]
+
+    def __len__(self) -> int:
+        return self.count
+
+    def chosen(self, index: int) -> tuple[list[Any], random.Random]:
+        """The answers of a batch, and its random numbers."""
+        at = arranged(self.lengths, self.rows, self.seed, index)
+        return [self.answers[i] for i in at], random.Random(f"{self.seed}/{index}")
+
+
+def padded(rows: Iterable[Any], value: float = 0, side: str = "right") -> torch.Tensor:
+    """Rows (n, ...) of different lengths as one tensor (B, longest, ...), with ``value`` beyond."""
+    return pad_sequence([torch.as_tensor(row) for row in rows], True, value, side)
 
 
 def arranged(lengths: Sequence[int], rows: int, seed: int, step: int) -> list[int]:

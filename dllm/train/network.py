@@ -5,8 +5,6 @@ a text with masks goes in and logits come out that stand where the tokens stand.
 """
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +15,7 @@ from transformers import AttentionInterface
 
 from ..core.errors import ConfigError
 from ..models import DiffusionModel
+from ..models.attention import attending
 from ..models.family import Facts
 
 ATTENTION = "dllm_train"
@@ -140,7 +139,7 @@ def predict(
         keys = (valid.repeat(1, 2) if doubled else valid)[:, None, None, :]
         itself = torch.eye(inputs.shape[1], dtype=torch.bool, device=ids.device)
         seen = keys | itself if seen is None else (seen & keys) | itself
-    with attention(hf, ATTENTION):
+    with attending(hf, ATTENTION):
         logits: torch.Tensor = hf(
             input_ids=inputs, position_ids=positions.expand(batch, -1),
             attention_mask=None if seen is None else seen.expand(batch, 1, -1, -1),
@@ -177,14 +176,3 @@ def two_stream_mask(positions: torch.Tensor, block: int) -> torch.Tensor:
     none = torch.zeros_like(same)
     top, bottom = torch.cat([same, before], 1), torch.cat([none, before | same], 1)
     return torch.cat([top, bottom])[None, None]
-
-
-@contextmanager
-def attention(hf: Any, name: str) -> Iterator[None]:
-    """The network with another attention implementation."""
-    before = hf.config._attn_implementation
-    hf.config._attn_implementation = name
-    try:
-        yield
-    finally:
-        hf.config._attn_implementation = before

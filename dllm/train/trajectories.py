@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset
 
 from ..api import generate
 from ..core.errors import ConfigError
 from ..drafting.api import speculate
 from ..eval.tasks import TASKS
 from ..models import DiffusionModel
-from .batches import answer_ids, arranged, examples
+from .batches import AnswerBatches, answer_ids, examples, padded
 from .objectives.parallel import NEVER
 
 PIECE = 64  # prompts decoded together, and repeated when a stopped run goes on
@@ -153,47 +152,30 @@ def read_trajectories(path: Path, vocabulary: int | None = None) -> list[Traject
     return result
 
 
-class Batches(Dataset[dict[str, torch.Tensor]]):
-    """Batch ``i`` of a run, a function of seed and ``i``.  Tokens that were never decided are
-    masked in every state (their order is `NEVER`).  ``hints`` (ids before and behind an answer)
-    show the teacher each answer in front of its prompt."""
+class Batches(AnswerBatches):
+    """Tokens that were never decided are masked in every state (their order is `NEVER`).  ``hints``
+    (ids before and behind an answer) show the teacher each answer in front of its prompt."""
 
     def __init__(
         self, answers: Sequence[Trajectory], rows: int, steps: int, seed: int,
         hints: tuple[Sequence[int], Sequence[int]] | None = None,
     ) -> None:  # fmt: skip
-        if len(answers) < rows:
-            raise ConfigError(f"{len(answers)} answers are too few for batches of {rows}")
-        self.answers, self.rows, self.steps = answers, rows, steps
-        self.seed, self.hints = seed, hints
-        self.lengths = [len(answer.ids) for answer in answers]
-
-    def __len__(self) -> int:
-        return self.steps
+        super().__init__(answers, rows, steps, seed)
+        self.hints = hints
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        chosen = [self.answers[i] for i in arranged(self.lengths, self.rows, self.seed, index)]
-        length = max(len(answer.ids) for answer in chosen)
-        ids = torch.zeros(len(chosen), length, dtype=torch.int64)
-        order, valid = torch.full_like(ids, -1), torch.zeros_like(ids, dtype=torch.bool)
-        for i, answer in enumerate(chosen):
-            ids[i, : len(answer.ids)] = torch.tensor(answer.ids)
-            order[i, answer.start : len(answer.ids)] = torch.tensor(
-                [NEVER if step < 0 else step for step in answer.order]
-            )
-            valid[i, : len(answer.ids)] = True
+        chosen, rng = self.chosen(index)
+        orders = [[-1] * answer.start + [NEVER if step < 0 else step for step in answer.order]
+                  for answer in chosen]  # fmt: skip
         batch = {
-            "ids": ids, "order": order, "valid": valid,
-            "progress": torch.tensor(index / max(1, self.steps)),
-            "seed": torch.tensor(random.Random(f"{self.seed}/{index}").getrandbits(31)),
-        }  # fmt: skip
+            "ids": padded(answer.ids for answer in chosen),
+            "order": padded(orders, -1),
+            "valid": padded([True] * len(answer.ids) for answer in chosen),
+            "progress": torch.tensor(index / max(1, self.count)),
+            "seed": torch.tensor(rng.getrandbits(31)),
+        }
         if self.hints is not None:
-            batch["hint"] = _padded([[*self.hints[0], *answer.ids[answer.start :], *self.hints[1]]
-                                     for answer in chosen])  # fmt: skip
+            before, behind = self.hints
+            shown = ([*before, *answer.ids[answer.start :], *behind] for answer in chosen)
+            batch["hint"] = padded(shown, -1, "left")
         return batch
-
-
-def _padded(rows: list[list[int]]) -> torch.Tensor:
-    """(B, H) int64, padded with -1 on the left."""
-    longest = max(map(len, rows))
-    return torch.tensor([[-1] * (longest - len(row)) + row for row in rows])

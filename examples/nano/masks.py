@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dllm.train.network import ATTENTION, attention
+from dllm.models.attention import attending
+from dllm.train.network import ATTENTION
 
 
 class Denoising(nn.Module):
@@ -37,7 +38,7 @@ class Denoising(nn.Module):
             masked = draw_masks(answer, tail, torch.Generator().manual_seed(int(seed)))
             inputs, weight = torch.where(masked, self.mask_id, ids), weight * masked
         (network,) = self._forward
-        with attention(self.network, ATTENTION):
+        with attending(self.network, ATTENTION):
             logits = network(input_ids=inputs, attention_mask=mask, use_cache=False).logits
         losses = F.cross_entropy(logits.float().transpose(1, 2), targets, reduction="none")
         return {"loss": (losses * weight).sum() / weight.sum().clamp(min=1.0)}

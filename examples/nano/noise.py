@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dllm.train.network import ATTENTION, attention
+from dllm.models.attention import attending
+from dllm.train.network import ATTENTION
 
 
 class UniformDenoising(nn.Module):
@@ -64,7 +65,7 @@ class UniformDenoising(nn.Module):
         place = torch.arange(ids.shape[1])
         causal = place[:, None] >= place
         seen = causal | (canvas[:, :, None] & (canvas[:, None, :] | causal))
-        with attention(decoder, ATTENTION):
+        with attending(decoder, ATTENTION):
             plain = decoder.embed_tokens(ids)
             signal = torch.zeros_like(plain)
             if soft is not None:

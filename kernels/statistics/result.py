@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import torch
 
 from ...core.errors import ConfigError
-from ..transfer import to_host
+from ..transfer import ToHost
 from .classes import TokenClasses
 from .filters import PLAIN, Filters
 
@@ -64,7 +64,7 @@ class TokenStatistics:
     def numpy(self) -> TokenStatistics:
         """The same with NumPy arrays: views for CPU tensors, one copy for another device."""
         names, tensors = zip(*self.columns(), strict=True)
-        return TokenStatistics(**dict(zip(names, to_host(tensors), strict=True)))
+        return TokenStatistics(**dict(zip(names, ToHost(tensors).arrays(), strict=True)))
 
     def columns(self) -> Iterator[tuple[str, Array]]:
         """The fields that were computed, by name."""

@@ -52,25 +52,34 @@ class Target:
         return 0.7 * result + 0.3 / V
 
 
-class TableRows(Rows):
-    """Rows of the toy target; coins from a NumPy generator, because thousands are needed."""
+class Coins(Rows):
+    """Coins from a NumPy generator, because thousands are needed."""
 
-    def __init__(self, target: Target, draft: Draft, history: tuple[int, ...], rng: Any) -> None:
-        self.target, self.draft, self.history, self.rng = target, draft, history, rng
-
-    def distribution(self, node: int) -> np.ndarray:
-        tokens = self.draft.tokens[self.draft.path(node)].tolist() if node >= 0 else ()
-        return self.target.distribution((*self.history, *tokens))
+    rng: Any
 
     def coin(self, node: int) -> float:
         return float(self.rng.random())
 
     def draw(self, distribution: np.ndarray, node: int) -> int:
         total = distribution.cumsum()
-        return min(int(np.searchsorted(total, self.rng.random() * total[-1], "right")), V - 1)
+        result = int(np.searchsorted(total, self.rng.random() * total[-1], "right"))
+        return min(result, int(np.flatnonzero(distribution)[-1]))
 
 
-Judge = Callable[[TableRows, Draft], Outcome]
+class TableRows(Coins):
+    """Rows of the toy target."""
+
+    def __init__(
+        self, target: Target, draft: Draft, history: tuple[int, ...], rng: Any, number: int = 0
+    ) -> None:
+        self.target, self.draft, self.history, self.rng = target, draft, history, rng
+
+    def distribution(self, node: int) -> np.ndarray:
+        tokens = self.draft.tokens[self.draft.path(node)].tolist() if node >= 0 else ()
+        return self.target.distribution((*self.history, *tokens))
+
+
+Judge = Callable[[Any, Draft], Outcome]
 Make = Callable[[Target, tuple[int, ...], Any], Draft]
 
 
@@ -80,21 +89,26 @@ class Found:
     tokens_per_round: float
 
 
-def run(judge: Judge, make: Make, n: int, seed: int = 0) -> Found:
-    """``n`` outputs of three tokens, by as many rounds as it takes, against the exact joint."""
-    target, rng = Target(seed), np.random.default_rng(seed + 1)
+def run(
+    judge: Judge, make: Make, n: int, seed: int = 0, rows: Callable[..., Rows] = TableRows,
+    joint: np.ndarray | None = None, draws: int | None = None,
+) -> Found:  # fmt: skip
+    """``n`` outputs of three tokens, by as many rounds as it takes, against the exact ``joint``."""
+    target, rng = Target(seed), np.random.default_rng(seed + 1 if draws is None else draws)
+    joint = target.joint if joint is None else joint
     counts, rounds, emitted_in_all = np.zeros((V,) * LENGTH), 0, 0
-    for _ in range(n):
+    for number in range(n):
         text: tuple[int, ...] = ()
         while len(text) < LENGTH:
             draft = make(target, text, rng)
-            outcome = judge(TableRows(target, draft, text, rng), draft)
+            outcome = judge(rows(target, draft, text, rng, number), draft)
             emitted = (*draft.tokens[outcome.path].tolist(), outcome.extra)
             text += emitted
             rounds += 1
             emitted_in_all += len(emitted)
         counts[text[:LENGTH]] += 1
-    return Found(chi_square(counts.ravel(), target.joint.ravel() * n), emitted_in_all / rounds)
+    p_value = 0.0 if counts[joint == 0].any() else chi_square(counts.ravel(), joint.ravel() * n)
+    return Found(p_value, emitted_in_all / rounds)
 
 
 def chi_square(observed: np.ndarray, expected: np.ndarray) -> float:

@@ -70,7 +70,7 @@ def check(base: dllm.DiffusionModel, adapter: Path, folder: Path, seed: int) -> 
     return works(read, (seed, done))
 
 
-@pytest.mark.fuzz(14)
+@pytest.mark.fuzz(7)
 def test_a_damaged_adapter_is_one_sentence(adapter: Path, tmp_path: Path, seeds: range) -> None:
     results = of_each(
         seeds, tmp_path, lambda folder, seed: check(dllm.load("nano-ar"), adapter, folder, seed)

@@ -96,7 +96,7 @@ def check(folder: Path, seed: int) -> bool:
     return works(read, (seed, done))
 
 
-@pytest.mark.fuzz(20)
+@pytest.mark.fuzz(10)
 def test_a_damaged_folder_is_one_sentence(tmp_path: Path, seeds: range) -> None:
     assert not all(of_each(seeds, tmp_path, check))
 

@@ -8,12 +8,12 @@ from .decoding import alone, case, together
 from .seeds import case_of
 
 
-@pytest.mark.fuzz(20)
+@pytest.mark.fuzz(10)
 def test_a_batch_is_its_rows_alone(tiny: dllm.DiffusionModel, seeds: range) -> None:
     check(tiny, seeds)
 
 
-@pytest.mark.fuzz(4)
+@pytest.mark.fuzz(2)
 def test_canvases_of_random_tokens(noisy: dllm.DiffusionModel, seeds: range) -> None:
     check(noisy, seeds)
 

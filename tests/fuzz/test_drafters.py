@@ -135,7 +135,7 @@ def check(verifier: Any, drafters: list[Path], folder: Path, seed: int) -> bool:
     return works(read, (seed, done))
 
 
-@pytest.mark.fuzz(20)
+@pytest.mark.fuzz(10)
 def test_a_damaged_drafter_is_one_sentence(
     verifier: Any, drafters: list[Path], tmp_path: Path, seeds: range
 ) -> None:

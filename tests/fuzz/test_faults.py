@@ -220,7 +220,7 @@ def check(model: dllm.DiffusionModel, one: Case) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:observe raised")
-@pytest.mark.fuzz(20)
+@pytest.mark.fuzz(10)
 def test_rows_of_a_canvas(sick: dllm.DiffusionModel, seeds: range) -> None:
     for seed in seeds:
         one = case(seed, sick)
@@ -229,7 +229,7 @@ def test_rows_of_a_canvas(sick: dllm.DiffusionModel, seeds: range) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:observe raised")
-@pytest.mark.fuzz(5)
+@pytest.mark.fuzz(3)
 def test_rows_of_random_tokens(noisy: dllm.DiffusionModel, seeds: range) -> None:
     model = replace(noisy, tokenizer=refusing(noisy.tokenizer))  # a NaN would be drawn as noise
     for seed in seeds:
@@ -238,7 +238,7 @@ def test_rows_of_random_tokens(noisy: dllm.DiffusionModel, seeds: range) -> None
             check(model, one)
 
 
-@pytest.mark.fuzz(8)
+@pytest.mark.fuzz(4)
 def test_verified_texts(sick_verifier: dllm.DiffusionModel, seeds: range) -> None:
     for seed in seeds:
         one = drafted(seed)

@@ -114,7 +114,7 @@ def models() -> dict[str, dllm.DiffusionModel]:
     return {kind: make_verifier(kind) for kind in ARCHITECTURES}
 
 
-@pytest.mark.fuzz(20)
+@pytest.mark.fuzz(10)
 def test_the_text_is_the_verifiers(
     tiny: dllm.DiffusionModel, models: dict[str, dllm.DiffusionModel], seeds: range
 ) -> None:

@@ -13,7 +13,7 @@ from .seeds import case_of
 THREADS = 5
 
 
-@pytest.mark.fuzz(6)
+@pytest.mark.fuzz(3)
 @pytest.mark.parametrize("kind", ["tiny", "noisy"])
 def test_threads_share_a_model(kind: str, seeds: range, request: pytest.FixtureRequest) -> None:
     model = request.getfixturevalue(kind)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import dllm
-from dllm.likelihood.estimators import ESTIMATORS, all_subsets, llada, stratified
+from dllm.likelihood.estimators import ESTIMATORS, llada, stratified
 
 PROMPT, TEXT = list(range(40, 52)), list(range(60, 68))
 
@@ -212,12 +212,6 @@ def test_texts_continue_prompts(tiny: dllm.DiffusionModel) -> None:
     assert right.logprob > wrong.logprob
     empty = dllm.score(tiny, "", "Tom")
     assert empty.tokens > 0 and empty.logprob < 0
-
-
-def test_all_subsets_are_there_once() -> None:
-    draws = all_subsets(4)
-    assert len({tuple(row) for row in draws.masked.tolist()}) == 15
-    assert draws.weight.sum() == pytest.approx(4)
 
 
 @pytest.mark.parametrize(

@@ -26,17 +26,21 @@ def edit(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> Path
     return folder
 
 
-def test_missing_weights(copy: Copy, capfd: pytest.CaptureFixture[str]) -> None:
-    folder = edit(copy("llada-tiny"), lambda t: t.pop(FIRST_NORM))
-    with pytest.raises(CheckpointError, match=f"missing .*{FIRST_NORM}"):
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.pop(FIRST_NORM), f"missing .*{FIRST_NORM}"),
+        (lambda t: t.update(extra=torch.zeros(1)), r"no place .*extra"),
+        (lambda t: t.update({FIRST_NORM: t[FIRST_NORM].int()}), "holds 'I32', no floating-point"),
+    ],
+)
+def test_weights_that_are_not_the_networks(
+    copy: Copy, capfd: pytest.CaptureFixture[str], change: Any, message: str
+) -> None:
+    folder = edit(copy("llada-tiny"), change)
+    with pytest.raises(CheckpointError, match=message):
         load(folder)
     assert capfd.readouterr() == ("", "")  # transformers' own report stays out of sight
-
-
-def test_surplus_weights(copy: Copy) -> None:
-    folder = edit(copy("llada-tiny"), lambda t: t.update(extra=torch.zeros(1)))
-    with pytest.raises(CheckpointError, match=r"no place .*extra"):
-        load(folder)
 
 
 def test_old_rotation_buffers_are_no_surplus(copy: Copy, dream: DiffusionModel) -> None:
@@ -44,12 +48,6 @@ def test_old_rotation_buffers_are_no_surplus(copy: Copy, dream: DiffusionModel) 
     model = load(edit(copy("dream-tiny"), lambda t: t.update(buffers)))
     assert torch.equal(model.hf.lm_head.weight, dream.hf.lm_head.weight)
     assert torch.equal(model.backbone.rotary_emb.inv_freq, dream.backbone.rotary_emb.inv_freq)
-
-
-def test_wrong_shapes(copy: Copy) -> None:
-    folder = copy("llada-tiny", mlp_hidden_size=176)
-    with pytest.raises(CheckpointError, match=r"shape .*160.* asks for .*176"):
-        load(folder)
 
 
 def test_truncated_and_corrupt_files(copy: Copy) -> None:
@@ -79,19 +77,6 @@ def test_pickles_only(copy: Copy) -> None:
         load(folder)
 
 
-def test_config_files(copy: Copy) -> None:
-    folder = copy("llada-tiny")
-    (folder / "config.json").write_text("{")
-    with pytest.raises(CheckpointError, match="not valid JSON"):
-        load(folder)
-    (folder / "config.json").write_text("[]")
-    with pytest.raises(CheckpointError, match="JSON object"):
-        load(folder)
-    (folder / "config.json").unlink()
-    with pytest.raises(CheckpointError, match=r"no config\.json"):
-        load(folder)
-
-
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -113,17 +98,11 @@ def test_config_files(copy: Copy) -> None:
         ({"mask_token_id": None}, "no mask token"),
         ({"eos_token_id": -1}, "eos_token_id -1 is outside"),
         ({"n_layers": "three"}, "n_layers=.three., which must be a whole number"),
-    ],
-)
-def test_unsupported_configs(copy: Copy, fields: dict[str, Any], message: str) -> None:
-    folder = copy("llada-tiny", **fields)
-    with pytest.raises(CheckpointError, match=message):
-        load(folder)
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
+        ({"mlp_hidden_size": 176}, r"shape .*160.* asks for .*176"),
+        ({"drop": ("auto_map",), "architectures": ["MysteryLM"]},
+         "is not supported; supported are A2DLlama"),
+        *(({"drop": (name,)}, f"lacks {name}")  # is not guessed
+          for name in ("rope_theta", "weight_tying", "block_type", "mask_token_id")),
         ({"architectures": -1}, "architectures=-1, which must be a list of names"),
         ({"torch_dtype": "x"}, "torch_dtype='x', which must be one of float32, bfloat16"),
         ({"d_model": 0}, "d_model=0, which must be a whole number from 1"),
@@ -146,45 +125,48 @@ def test_unsupported_configs(copy: Copy, fields: dict[str, Any], message: str) -
         ({"dllm": {"generation": {"max_new_tokens": -5}}}, "max_new_tokens=-5, which must be"),
     ],
 )  # fmt: skip
-def test_config_values_that_nothing_can_mean(
-    copy: Copy, fields: dict[str, Any], message: str
-) -> None:
-    """Refused before anything is built: a layer count of two thousand million takes no time."""
+def test_configs_that_are_refused(copy: Copy, fields: dict[str, Any], message: str) -> None:
+    """Before anything is built: a layer count of two thousand million takes no time."""
     with pytest.raises(CheckpointError, match=message) as caught:
         load(copy("llada-tiny", **fields))
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("eos_token_id", "x"), ("eos_token_id", 1.5), ("eos_token_id", [[1]]),
-     ("max_new_tokens", "many"), ("max_new_tokens", -5), ("delimiters", 4)],
-)  # fmt: skip
-def test_generation_config_values(copy: Copy, name: str, value: Any) -> None:
-    folder = copy("llada-tiny")
-    (folder / "generation_config.json").write_text(json.dumps({name: value}))
-    with pytest.raises(CheckpointError, match=rf"generation_config\.json has {name}=.* must be"):
-        load(folder)
+INDEX = "model.safetensors.index.json"
+FILES = [
+    ("config.json", "{", "not valid JSON"),
+    ("config.json", "[" * 100_000, "not valid JSON"),
+    ("config.json", "[]", "JSON object"),
+    ("config.json", None, r"no config\.json"),
+    *(("generation_config.json", json.dumps({name: value}),
+       rf"generation_config\.json has {name}=.* must be")
+      for name, value in (("eos_token_id", "x"), ("eos_token_id", 1.5), ("eos_token_id", [[1]]),
+                          ("max_new_tokens", "many"), ("max_new_tokens", -5), ("delimiters", 4))),
+    (INDEX, "{", "not valid JSON"),
+    (INDEX, "[]", "does not hold a JSON object"),
+    (INDEX, "3", "does not hold a JSON object"),
+    (INDEX, "{}", "no weight_map"),
+    (INDEX, '{"metadata": {}, "weight_map": {"a": 3}}', "names 3, which is no safetensors file"),
+    (INDEX, '{"metadata": {}, "weight_map": {"a": "../model.safetensors"}}', "of this folder"),
+    (INDEX, '{"metadata": {}, "weight_map": {"a": "/etc/passwd"}}', "of this folder"),
+    (INDEX, '{"metadata": {}, "weight_map": {"a": "b.safetensors"}}', "b.safetensors is missing"),
+    (INDEX, '{"weight_map": {"a": "m.safetensors"}}', "no metadata"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("{", "not valid JSON"),
-        ("[]", "does not hold a JSON object"),
-        ("3", "does not hold a JSON object"),
-        ("{}", "no weight_map"),
-        ('{"metadata": {}, "weight_map": {"a": 3}}', "names 3, which is no safetensors file"),
-        ('{"metadata": {}, "weight_map": {"a": "../model.safetensors"}}', "of this folder"),
-        ('{"metadata": {}, "weight_map": {"a": "/etc/passwd"}}', "of this folder"),
-        ('{"metadata": {}, "weight_map": {"a": "b.safetensors"}}', "b.safetensors is missing"),
-        ('{"weight_map": {"a": "m.safetensors"}}', "no metadata"),
-    ],
+    ("file", "content", "message"), FILES, ids=[f"{i}-{case[0]}" for i, case in enumerate(FILES)]
 )
-def test_an_index_that_leads_nowhere(copy: Copy, content: str, message: str) -> None:
+def test_small_files_that_cannot_be_read(
+    copy: Copy, file: str, content: str | None, message: str
+) -> None:
     folder = copy("llada-tiny")
-    (folder / WEIGHTS).rename(folder / "m.safetensors")
-    (folder / "model.safetensors.index.json").write_text(content)
+    if file == INDEX:
+        (folder / WEIGHTS).rename(folder / "m.safetensors")
+    if content is None:
+        (folder / file).unlink()
+    else:
+        (folder / file).write_text(content)
     with pytest.raises(CheckpointError, match=message):
         load(folder)
 
@@ -196,19 +178,6 @@ def test_weights_under_another_name(copy: Copy) -> None:
         load(folder)
 
 
-def test_config_that_nests_without_end(copy: Copy) -> None:
-    folder = copy("llada-tiny")
-    (folder / "config.json").write_text("[" * 100_000)
-    with pytest.raises(CheckpointError, match="not valid JSON"):
-        load(folder)
-
-
-def test_weights_that_are_no_floating_point_numbers(copy: Copy) -> None:
-    folder = edit(copy("llada-tiny"), lambda t: t.update({FIRST_NORM: t[FIRST_NORM].int()}))
-    with pytest.raises(CheckpointError, match="holds 'I32', no floating-point"):
-        load(folder)
-
-
 def test_weights_that_are_not_finite(copy: Copy) -> None:
     nan, inf = float("nan"), float("inf")
     last = "model.transformer.ln_f.weight"
@@ -216,17 +185,6 @@ def test_weights_that_are_not_finite(copy: Copy) -> None:
     assert list(not_finite(folder)) == []
     edit(folder, lambda t: (t[FIRST_NORM].__setitem__(3, nan), t[last].__setitem__(0, -inf)))
     assert sorted(not_finite(folder)) == [FIRST_NORM, last]
-
-
-def test_unknown_architecture_without_remote_code(copy: Copy) -> None:
-    with pytest.raises(CheckpointError, match="is not supported; supported are A2DLlama"):
-        load(copy("llada-tiny", drop=("auto_map",), architectures=["MysteryLM"]))
-
-
-@pytest.mark.parametrize("name", ["rope_theta", "weight_tying", "block_type", "mask_token_id"])
-def test_missing_fields_are_not_guessed(copy: Copy, name: str) -> None:
-    with pytest.raises(CheckpointError, match=f"lacks {name}"):
-        load(copy("llada-tiny", drop=(name,)))
 
 
 def test_ids_that_contradict_the_release() -> None:

@@ -129,7 +129,7 @@ def test_what_is_no_such_file(tmp_path: Path) -> None:
         dllm.load(tmp_path / "good.gguf", quantization="int8")
     data = (tmp_path / "good.gguf").read_bytes()
     (tmp_path / "other.gguf").write_bytes(data.replace(b"llada", b"gemma"))
-    with pytest.raises(dllm.CheckpointError, match="gemma"):
+    with pytest.raises(dllm.CheckpointError, match=r"gemma.*\(FOLDER, gguf_file=NAME"):
         dllm.load(tmp_path / "other.gguf")
     (tmp_path / "short.gguf").write_bytes(data[: len(data) // 2])
     with pytest.raises(dllm.CheckpointError):
@@ -196,11 +196,3 @@ def test_damaged_files_are_refused_before_anything_is_built(
     assert dllm.load(changed(tmp_path / "good.gguf", {}, {})).family.name == "llada"
     with pytest.raises(dllm.CheckpointError, match=message):
         dllm.load(changed(tmp_path / "good.gguf", values, tensors))
-
-
-def test_files_of_other_networks_say_the_way_out(tmp_path: Path) -> None:
-    write(tmp_path / "good.gguf", "llada", {"": "Q8_0"})
-    data = (tmp_path / "good.gguf").read_bytes().replace(b"llada", b"llama")
-    (tmp_path / "llama.gguf").write_bytes(data)
-    with pytest.raises(dllm.CheckpointError, match=r"from_pretrained\(FOLDER, gguf_file=NAME"):
-        dllm.load(tmp_path / "llama.gguf")

@@ -11,16 +11,17 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 import dllm
 from dllm.kernels.quantised import QuantisedExperts
 from dllm.models.footprint import rounded_bytes
+from dllm.models.llada2 import LLaDA2ForMaskedDiffusion, llada2_config
 from dllm.models.quantisation import read
 
+from ..golden.conftest import goldens_dir
 from ..thin import some
-from . import test_families, test_llada2
+from . import test_families
 
 SIZES: dict[str, Any] = {
     "vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
@@ -139,7 +140,7 @@ def test_one_matrix_at_both_ends_becomes_two(tmp_path: Path) -> None:
     [
         ({"quantization": "int3"}, "int4"),
         ({"quantization": "int4(group=48)"}, "32, 64, 128"),
-        ({"quantization": "int8+int4"}, "one of int8 and int4"),
+        ({"quantization": "int8+int4"}, "names 2 quantizations"),
         (
             {"quantization": "int8", "device_map": "auto"},
             "leave quantization_config and device_map",
@@ -172,16 +173,15 @@ def test_doctor_counts_the_bytes_that_are_held(how: str, tied: bool) -> None:
     assert counted == sum(held.values())
 
 
-def mixture(family: str, folder: Path, monkeypatch: pytest.MonkeyPatch, noisy: Any) -> None:
+def mixture(family: str, folder: Path, noisy: Any) -> None:
     """A checkpoint whose experts are wide enough to be rounded."""
     if family == "diffusion_gemma":
         noisy.save_pretrained(folder)
     elif family == "llada2":
-        for name in ("D", "WIDTH"):
-            monkeypatch.setattr(test_llada2, name, 32)
-        config = test_llada2.CONFIG | {"hidden_size": 32, "moe_intermediate_size": 32}
-        (folder / "config.json").write_text(json.dumps(config))
-        save_file(test_llada2.checkpoint(), folder / "model.safetensors", {"format": "pt"})
+        stated = json.loads((goldens_dir() / "llada2-tiny" / "config.json").read_text())
+        hf = LLaDA2ForMaskedDiffusion(llada2_config(stated | {"moe_intermediate_size": 32}))
+        given = {"family": "llada2", "block_length": 32, "mask_token_id": 255}
+        dllm.load(hf, **given).save_pretrained(folder)  # type: ignore[arg-type]
     else:
         (case,) = (case for case in test_families.CASES if case.family == family)
         key = "expert_intermediate_size" if family == "llada_moe" else "moe_intermediate_size"
@@ -195,13 +195,12 @@ MIXTURES = ("diffusion_gemma", "llada2", "llada_moe", "sdar_moe")
 
 @pytest.mark.parametrize(("family", "how"), some(product(MIXTURES, ["int4(group=32)", "int8"]), 1))
 def test_experts_are_rounded(
-    family: str, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    noisy: dllm.DiffusionModel,
-) -> None:  # fmt: skip
+    family: str, how: str, tmp_path: Path, noisy: dllm.DiffusionModel
+) -> None:
     """Each number to the nearest, the routers not; each row goes to its experts, whatever other
     rows do; the model is read back, and is as large as ``doctor`` says."""
     (tmp_path / "plain").mkdir()
-    mixture(family, tmp_path / "plain", monkeypatch, noisy)
+    mixture(family, tmp_path / "plain", noisy)
     plain = dllm.load(tmp_path / "plain", dtype="float32")
     model = dllm.load(tmp_path / "plain", dtype="float32", quantization=how)
     layers = [(n, m) for n, m in model.hf.named_modules() if isinstance(m, QuantisedExperts)]

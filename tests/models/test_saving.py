@@ -19,13 +19,23 @@ def same(a: DiffusionModel, b: DiffusionModel) -> bool:
 
 
 @pytest.mark.parametrize("layout", ["native", "official"])
-@pytest.mark.parametrize("name", NAMES)
-def test_round_trip(checkpoints: Path, tmp_path: Path, name: str, layout: str) -> None:
-    model = load(checkpoints / name)
-    model.save_pretrained(tmp_path, layout=layout)
+@pytest.mark.parametrize(
+    ("name", "dtype", "shards"),
+    [*((name, "float32", 1) for name in NAMES), ("llada-tiny", "bfloat16", 3)],
+)
+def test_round_trip(
+    checkpoints: Path, tmp_path: Path, name: str, dtype: str, shards: int, layout: str
+) -> None:
+    model = load(checkpoints / name, dtype=dtype)
+    size = sum(weight.nbytes for weight in model.hf.state_dict().values())
+    model.save_pretrained(tmp_path, layout=layout, max_shard_size=size // shards + 1)
+    assert len([*tmp_path.glob("*.safetensors")]) >= shards
     again = load(tmp_path)
     assert same(model, again) and again.family is model.family
-    assert again.official_config == model.official_config
+    assert again.dtype == model.dtype
+    changed = {} if dtype == "float32" or layout == "native" else {"torch_dtype": dtype}
+    assert again.official_config == model.official_config | changed
+    assert load(tmp_path, dtype=torch.float32).dtype == torch.float32
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -41,22 +51,6 @@ def test_the_official_layout_is_the_original_one(
     written = load_file(tmp_path / "official" / "model.safetensors")
     assert stored.keys() == written.keys()
     assert all(torch.equal(stored[key], written[key]) for key in stored)
-
-
-def test_shards(llada: DiffusionModel, tmp_path: Path) -> None:
-    for layout in ("native", "official"):
-        llada.save_pretrained(tmp_path / layout, layout=layout, max_shard_size=200_000)
-        assert len(list((tmp_path / layout).glob("*.safetensors"))) > 2
-        assert same(llada, load(tmp_path / layout))
-
-
-def test_half_precision_is_kept(llada: DiffusionModel, checkpoints: Path, tmp_path: Path) -> None:
-    half = load(checkpoints / "llada-tiny", dtype="bfloat16")
-    for layout in ("native", "official"):
-        half.save_pretrained(tmp_path / layout, layout=layout)
-        again = load(tmp_path / layout)
-        assert again.dtype == torch.bfloat16 and same(half, again)
-        assert load(tmp_path / layout, dtype=torch.float32).dtype == torch.float32
 
 
 def test_a_changed_fact_is_written(checkpoints: Path, tmp_path: Path) -> None:

@@ -52,6 +52,12 @@ def test_llada_template_adds_the_header_only_when_asked(copy: Copy) -> None:
     assert asked == head + "<|start_header_id|>assistant<|end_header_id|>\n\n"
 
 
+def test_a_family_without_a_mask_token_has_none_of_an_empty_name() -> None:
+    tokenizer = words(9, (5, ""))
+    complete_tokenizer(tokenizer, families()["sdar"], 7, 9)
+    assert tokenizer.mask_token == "w7"
+
+
 @pytest.mark.slow
 def test_a_base_tokenizer_gets_the_headers_at_their_ids() -> None:
     llada = families()["llada"]

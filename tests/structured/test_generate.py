@@ -78,7 +78,7 @@ def test_filters_take_dropped_tokens_only_where_nothing_else_is_left(
     greedy = dllm.generate(nano, QUESTION, **how | {"temperature": 0.0}).text
     texts = [
         [dllm.generate(nano, QUESTION, regex=regex, seed=seed, **how, **more).text
-         for seed in range(4)]
+         for seed in range(2)]
         for regex, more in ((".*", {}), (".*", filters), ("[^0-9]{5}", filters))
     ]  # fmt: skip
     assert len({*texts[0]}) > 1 and {*texts[1]} == {greedy}

@@ -31,14 +31,7 @@ from dllm.train.dflash.model import (
     new_drafter,
 )
 from dllm.train.dflash.objective import Objective
-from dllm.train.dflash.recipe import (
-    DFlashTraining,
-    Schedule,
-    finish,
-    keep_states,
-    mask_id,
-    start,
-)
+from dllm.train.dflash.recipe import DFlashTraining, Schedule, finish, keep_states, mask_id, start
 from dllm.train.loop import resume
 from dllm.train.trajectories import task_questions
 

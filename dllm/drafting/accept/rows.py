@@ -120,27 +120,27 @@ class Sampling:
         return row
 
 
+@dataclass(eq=False)
 class Rows:
     """Distributions of a forward.  Row ``node + 1`` follows ``node`` of the draft; row 0 the last
     token.
 
-    ``logits`` (n + 1, V) are raw; ``prefix`` (L,) int64 the committed tokens; ``round_`` counts
+    ``logits`` (n + 1, V) are raw; ``prefix`` (L,) int64 the committed tokens; ``round`` counts
     forwards of the sequence.
     """
 
-    def __init__(
-        self,
-        logits: torch.Tensor,
-        draft: Draft,
-        prefix: IntArray,
-        sampling: Sampling,
-        coins: KeyedNoise,
-        round_: int,
-    ) -> None:
-        self.logits, self.draft, self.prefix = logits, draft, prefix
-        self.sampling, self.coins, self.round = sampling, coins, round_
-        nodes = range(-1, len(draft))
-        self.positions = len(prefix) + np.array([draft.depth(node) + 1 for node in nodes])
+    logits: torch.Tensor
+    draft: Draft
+    prefix: IntArray
+    sampling: Sampling
+    coins: KeyedNoise
+    round: int
+
+    @cached_property
+    def positions(self) -> IntArray:
+        """Where the token of each row stands (n + 1,)."""
+        nodes = range(-1, len(self.draft))
+        return len(self.prefix) + np.array([self.draft.depth(node) + 1 for node in nodes])
 
     @cached_property
     def log_distribution(self) -> torch.Tensor:

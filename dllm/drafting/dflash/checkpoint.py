@@ -7,6 +7,7 @@ marks the verifier's ids that can be drafted, ``d2t`` (v,) is each one's distanc
 among them.
 """
 
+import copy
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,13 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
-from transformers import MuseGlimmerAssistantConfig
+from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
 from transformers.utils.hub import cached_file
 
-from ...core.errors import CheckpointError, DllmError, one_line
+from ...core.errors import CheckpointError, DllmError
 from ...models.checkpoint import Checkpoint, find, read_json
-from ...models.headers import weight_files
+from ...models.headers import is_finite, read_tensors, weight_files
 from .config import DFLASH, Variant, format_of, read_config
 
 Tensors = dict[str, torch.Tensor]
@@ -91,9 +91,9 @@ def load_checkpoint(name: str | Path) -> BlockCheckpoint:
     folder = Checkpoint(name, folder, raw, {}, hub).with_weights()
     tensors: Tensors = {}
     for file in weight_files(folder):
-        tensors |= _tensors(file)
+        tensors |= read_tensors(file)
     if (folder / EXTRAS).is_file():
-        tensors |= _tensors(folder / EXTRAS)
+        tensors |= read_tensors(folder / EXTRAS)
     tensors = {_plain_name(key): value for key, value in tensors.items()}
     odd = next((key for key in tensors if key.startswith(UNKNOWN)), None)
     if odd is not None:
@@ -102,13 +102,13 @@ def load_checkpoint(name: str | Path) -> BlockCheckpoint:
             "train one without"
         )
     for key, value in tensors.items():
-        if key not in ("t2d", "d2t") and not (value.is_floating_point() and _finite(value)):
+        if key not in ("t2d", "d2t") and not (value.is_floating_point() and is_finite(value)):
             raise CheckpointError(
                 f"{key} of {name} holds no finite floating-point numbers; download it again"
             )
     network = {_native_name(key): value for key, value in tensors.items() if not _aside(key)}
     _check(network, expected_weights(config, variant, len(network)), name)
-    ids = _draft_ids(tensors, name)
+    ids = draft_ids(tensors, name)
     head = tensors.get("lm_head.weight") if ids is not None else None
     if head is not None and (ids is None or head.shape != (len(ids), config.hidden_size)):
         raise CheckpointError(f"lm_head of {name} has no row for each of the ids it drafts")
@@ -119,22 +119,19 @@ def load_checkpoint(name: str | Path) -> BlockCheckpoint:
     )  # fmt: skip
 
 
-def draft_ids(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
-    """The verifier's ids (v,) that a trimmed vocabulary holds, in its order; None for all."""
-    if "d2t" in tensors:
-        offsets = tensors["d2t"].long()
-        return offsets + torch.arange(len(offsets))
-    if "t2d" in tensors:
-        return tensors["t2d"].nonzero()[:, 0]
-    return None
-
-
-def _draft_ids(tensors: Tensors, name: str) -> torch.Tensor | None:
-    for key, value in tensors.items():
-        if key in ("t2d", "d2t") and (value.dim() != 1 or value.is_floating_point()):
+def draft_ids(tensors: Tensors, name: str) -> torch.Tensor | None:
+    """The verifier's ids (v,) that a trimmed vocabulary holds, in its order; None for all.  Raises
+    `CheckpointError` for what is no such list."""
+    for key in ("t2d", "d2t"):
+        if key in tensors and (tensors[key].dim() != 1 or tensors[key].is_floating_point()):
             raise CheckpointError(f"{key} of {name} is no list of ids; download it again")
-    ids = draft_ids(tensors)
-    if ids is not None and (not len(ids) or ids[0] < 0 or bool((ids.diff() <= 0).any())):
+    if "d2t" in tensors:
+        ids = tensors["d2t"].long() + torch.arange(len(tensors["d2t"]))
+    elif "t2d" in tensors:
+        ids = tensors["t2d"].nonzero()[:, 0]
+    else:
+        return None
+    if not len(ids) or ids[0] < 0 or bool((ids.diff() <= 0).any()):
         raise CheckpointError(f"the ids that {name} drafts do not rise; download it again")
     return ids
 
@@ -142,34 +139,12 @@ def _draft_ids(tensors: Tensors, name: str) -> torch.Tensor | None:
 def _config_file(name: str) -> dict[str, Any] | None:
     """config.json of a folder or hub repository; None where there is none to be had."""
     try:
-        path = Path(name) / "config.json" if Path(name).is_dir() else _hub_file(name, "config.json")
-        return None if path is None else read_json(Path(path))
+        if Path(name).is_dir() or re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+            file = cached_file(name, "config.json")
+            return None if file is None else read_json(Path(file))
     except (OSError, ValueError, DllmError):
-        return None
-
-
-def _hub_file(name: str, file: str) -> str | None:
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
-        return None
-    found: str | None = cached_file(
-        name, file, _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False, _raise_exceptions_for_gated_repo=False,
-    )  # fmt: skip
-    return found
-
-
-def _tensors(file: Path) -> Tensors:
-    try:
-        return dict(load_file(file))
-    except Exception as error:  # safetensors and torch have types of their own
-        raise CheckpointError(
-            f"the weight file {file} is truncated or corrupt ({one_line(error, 120)}); download it "
-            "again"
-        ) from error
-
-
-def _finite(value: torch.Tensor) -> bool:
-    return bool(torch.isfinite(value.float().sum())) or bool(value.isfinite().all())
+        pass
+    return None
 
 
 def _plain_name(key: str) -> str:
@@ -195,27 +170,16 @@ def expected_weights(
 ) -> dict[str, tuple[int, ...]]:
     """Native name and shape of every weight of a network with this config, of at most ``most``
     layers and one."""
-    width, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
-    q, kv = config.num_attention_heads * dim, config.num_key_value_heads * dim
-    layer = {
-        "self_attn.q_proj": (q, width), "self_attn.k_proj": (kv, width),
-        "self_attn.v_proj": (kv, width), "self_attn.o_proj": (width, q),
-        "self_attn.q_norm": (dim,), "self_attn.k_norm": (dim,),
-        "mlp.gate_proj": (inner, width), "mlp.up_proj": (inner, width),
-        "mlp.down_proj": (width, inner), "input_layernorm": (width,),
-        "post_attention_layernorm": (width,),
-    }  # fmt: skip
-    read = len(config.target_layer_ids or ())
-    result: dict[str, tuple[int, ...]] = {
-        "encoder.fc.weight": (width, read * width), "encoder.output_norm_enc.weight": (width,),
-        "norm.weight": (width,),
-    }  # fmt: skip
-    layers = config.num_hidden_layers
-    for i in range(layers if most is None else min(layers, most + 1)):
-        result |= {f"layers.{i}.{name}.weight": shape for name, shape in layer.items()}
-        kernel = variant.conv_kernel_size
-        for place in ("attention_conv", "mlp_conv") if kernel else ():
-            rows = 2 * kernel * (width // variant.conv_group_size)
+    few: Any = copy.deepcopy(config)
+    if most is not None and few.num_hidden_layers > most:
+        few.num_hidden_layers, few.layer_types = most + 1, few.layer_types[: most + 1]
+    with torch.device("meta"):
+        network: Any = MuseGlimmerAssistantModel(few)
+    result = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+    kernel, width = variant.conv_kernel_size, config.hidden_size
+    for i in range(few.num_hidden_layers if kernel else 0):
+        rows = 2 * kernel * (width // variant.conv_group_size)
+        for place in ("attention_conv", "mlp_conv"):
             result[f"layers.{i}.{place}.base_kernel"] = (2, kernel, width)
             result[f"layers.{i}.{place}.kernel_projection.weight"] = (rows, width)
     return result

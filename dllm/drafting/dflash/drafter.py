@@ -4,7 +4,7 @@ block of masks behind it, in one small forward.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -112,12 +112,14 @@ class BlockDrafter(Drafter):
 
     def propose_all(self, work: Sequence[tuple[Any, IntArray, Budget]]) -> list[Draft]:
         """One forward for all sequences that can draft."""
-        ready = [(d, budget) for d, prefix, budget in work if d.has_read(prefix)]
-        drafts: Iterator[Draft] = iter(())
+        drafts = [EMPTY] * len(work)
+        ready = [i for i, (drafting, prefix, _) in enumerate(work) if drafting.has_read(prefix)]
         if ready:
-            hidden, logits = ready[0][0].bound.block([d for d, _ in ready])
-            drafts = iter([d.pick(hidden[i], logits[i], b) for i, (d, b) in enumerate(ready)])
-        return [next(drafts) if d.has_read(prefix) else EMPTY for d, prefix, _ in work]
+            hidden, logits = work[ready[0]][0].bound.block([work[i][0] for i in ready])
+            for row, i in enumerate(ready):
+                drafting, _, budget = work[i]
+                drafts[i] = drafting.pick(hidden[row], logits[row], budget)
+        return drafts
 
     def __repr__(self) -> str:
         search = "auto" if self.search is None else self.search.name
@@ -237,10 +239,7 @@ class BlockDrafting(Drafting):
         return True
 
     def propose(self, prefix: IntArray, budget: Budget) -> Draft:
-        if not self.has_read(prefix):
-            return EMPTY
-        hidden, logits = self.bound.block([self])
-        return self.pick(hidden[0], logits[0], budget)
+        return self.part.propose_all([(self, prefix, budget)])[0]
 
     @torch.inference_mode()
     def pick(self, hidden: torch.Tensor, logits: torch.Tensor, budget: Budget) -> Draft:
@@ -307,12 +306,8 @@ class BlockDrafting(Drafting):
         )  # fmt: skip
         self.kinds = [node.mark[0] for node in found[:n]] if ngrams else []
         tokens = np.array([node.token for node in found], np.int64)
+        ends = np.flatnonzero(np.isin(tokens, self.request.stop_ids) & (not tree))
         return Draft(
             tokens[:n], np.array([node.parent for node in found[:n]], np.int64) if tree else None,
-            confidence=chances[:n], end=None if tree else self._end(tokens), source=SOURCE,
+            confidence=chances[:n], end=int(ends[0]) if ends.size else None, source=SOURCE,
         )  # fmt: skip
-
-    def _end(self, tokens: IntArray) -> int | None:
-        """Tokens before the first one that ends the text."""
-        ends = np.flatnonzero(np.isin(tokens, self.request.stop_ids))
-        return int(ends[0]) if ends.size else None

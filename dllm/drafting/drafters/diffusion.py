@@ -234,10 +234,6 @@ class DiffusionDrafting(Drafting):
     def propose(self, prefix: IntArray, budget: Budget) -> Draft:
         return self.part.propose_all([(self, prefix, budget)])[0]
 
-    def marginals(self, prefix: IntArray, length: int = 0) -> Marginals | None:
-        """See `DiffusionDrafter.marginals`."""
-        return self.part.marginals([(self, prefix, length)])[0]
-
     def pick(self, marginals: Marginals, prefix: IntArray, budget: Budget) -> Draft:
         """What the search makes of ``marginals``."""
         length = budget.chain_length(marginals.confidence)
@@ -251,12 +247,29 @@ class DiffusionDrafting(Drafting):
         return replace(draft, search_seconds=clock() - began)
 
     def lay_out(self, prefix: IntArray, length: int) -> bool:
-        """The canvas for a draft of ``length`` tokens behind ``prefix``; whether it has room."""
+        """A new canvas, for a draft of ``length`` tokens behind ``prefix``; False where there is no
+        room for it.  Slots whose token changed, or that held a mask, are stale."""
         room = self.row.capacity - len(prefix) - self.marker
         window = min(self.part.window or max(WINDOW, length), room)
         if window < 1:
             return False
-        self._lay_out(self._own(prefix), window)
+        prefix = self._own(prefix)
+        canvas = Canvas.for_prompt(prefix, window + self.marker, **self.canvas_facts)
+        canvas.window = (len(prefix), len(prefix) + window)
+        if self.part.end_marker is not None:
+            canvas.tokens[-1] = self.part.end_marker
+            canvas.masked[-1], canvas.given[-1] = False, True
+            canvas.end -= 1
+        common = min(len(self.fed), len(prefix)) if self.reuse else 0
+        different = np.flatnonzero(self.fed[:common] != prefix[:common])
+        kept = int(different[0]) if different.size else common
+        self.part.engine().replace(self.row, canvas, kept)
+        self.since_refresh += 1
+        every = self.part.refresh_rounds
+        if self.reuse and (self.rounds == 0 or (every or math.inf) <= self.since_refresh):
+            self.row.slots.state(Refresh).due = True
+            self.since_refresh = 0
+        self.fed = prefix.copy()
         self.rounds += 1
         return True
 
@@ -273,26 +286,6 @@ class DiffusionDrafting(Drafting):
             return prefix
         own = self.part.known_as[prefix]
         return np.where(own < 0, self.canvas_facts["pad_id"], own)
-
-    def _lay_out(self, prefix: IntArray, window: int) -> None:
-        """A new canvas; slots whose token changed, or that held a mask, are stale."""
-        marker = self.part.end_marker
-        canvas = Canvas.for_prompt(prefix, window + (marker is not None), **self.canvas_facts)
-        canvas.window = (len(prefix), len(prefix) + window)
-        if marker is not None:
-            canvas.tokens[-1] = marker
-            canvas.masked[-1], canvas.given[-1] = False, True
-            canvas.end -= 1
-        common = min(len(self.fed), len(prefix)) if self.reuse else 0
-        different = np.flatnonzero(self.fed[:common] != prefix[:common])
-        kept = int(different[0]) if different.size else common
-        self.part.engine().replace(self.row, canvas, kept)
-        self.since_refresh += 1
-        every = self.part.refresh_rounds
-        if self.reuse and (self.rounds == 0 or (every or math.inf) <= self.since_refresh):
-            self.row.slots.state(Refresh).due = True
-            self.since_refresh = 0
-        self.fed = prefix.copy()
 
     def learn(self, prefix: IntArray) -> None:
         """Show the proxy what was committed since it was last asked."""

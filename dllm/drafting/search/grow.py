@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ..base import ROOT, Budget, Draft
 
 
@@ -34,7 +36,10 @@ def draft_of(tree: Sequence[Node], budget: Budget, source: str) -> Draft:
     tokens, parents = [node.token for node in tree], [node.parent for node in tree]
     if parents == list(range(-1, len(tree) - 1)):
         return budget.chain(tokens, [math.exp(node.chance) for node in tree], source)
-    return budget.tree(tokens, parents, [node.alive for node in tree], source)
+    alive = np.array([node.alive for node in tree])
+    n = budget.tree_size(alive)
+    nodes, above = np.array(tokens[:n], np.int64), np.array(parents[:n], np.int64)
+    return Draft(nodes, above, confidence=alive[:n], source=source)
 
 
 Children = Callable[[Node], Iterable[tuple[float, int, Any]]]

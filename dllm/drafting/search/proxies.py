@@ -7,7 +7,7 @@ can only change which draft is proposed, never the output.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...core.errors import ConfigError
@@ -18,8 +18,8 @@ class NGram:
     """Counts of token ids up to order ``n``, interpolated with lower orders.
 
     p(t | c) = (count(c t) + kappa p(t | shorter c)) / (count(c) + kappa), down to the uniform
-    distribution over ``vocab_size`` ids.  Counts come from `fit`, the prompts and the verifier's
-    own output of this and earlier sequences: the text that drafts have to agree with.
+    distribution over ``vocab_size`` ids.  Counts come from the prompts and the verifier's own
+    output of this and earlier sequences: the text that drafts have to agree with.
     On token ids there are no word boundaries to get wrong.
     """
 
@@ -32,12 +32,6 @@ class NGram:
             raise ConfigError("ngram takes n >= 1 and kappa > 0")
         self._counts: dict[tuple[int, ...], dict[int, int]] = {}
         self._totals: dict[tuple[int, ...], int] = {}
-
-    def fit(self, texts: Iterable[Sequence[int]]) -> NGram:
-        """Count whole texts, e.g. earlier output of the verifier; returns itself."""
-        for text in texts:
-            self.learn(list(text), len(text))
-        return self
 
     def learn(self, tokens: Sequence[int], fresh: int) -> None:
         """The last ``fresh`` of ``tokens`` are new text of the verifier (or of the prompt)."""

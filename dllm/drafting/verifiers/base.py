@@ -8,9 +8,10 @@ for a tree by gathering the accepted path.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import wraps
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -23,6 +24,7 @@ from ...core.canvas import IntArray
 from ...core.errors import ConfigError
 from ...engine.prefixes import Prefixes, failures_are_logged, weights_of
 from ...models import DiffusionModel
+from ...models.attention import attending
 from ..base import Draft, clock_of
 
 _LOCKS: WeakKeyDictionary[PreTrainedModel, threading.RLock] = WeakKeyDictionary()
@@ -182,6 +184,21 @@ def can_verify(model: DiffusionModel) -> bool:
     return is_causal_model(model) or model.facts.mask_kind == "decided_first"
 
 
+def once_per_network(ask: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """``ask`` about a model or a verifier, once for its network ``hf``, however many threads do."""
+    known: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
+    lock = threading.Lock()
+
+    @wraps(ask)
+    def asked(about: Any) -> bool:
+        with lock:
+            if about.hf not in known:
+                known[about.hf] = ask(about)
+            return known[about.hf]
+
+    return asked
+
+
 @contextmanager
 def running(hf: Any, attention: str | None) -> Iterator[None]:
     """Have the network for oneself, with another attention implementation unless that is None.
@@ -191,15 +208,8 @@ def running(hf: Any, attention: str | None) -> Iterator[None]:
     """
     with _LOCKS_LOCK:
         lock = _LOCKS.setdefault(hf, threading.RLock())
-    with lock:
-        before = hf.config._attn_implementation
-        try:
-            if attention is not None:
-                hf.config._attn_implementation = attention
-            yield
-        finally:
-            if attention is not None:
-                hf.config._attn_implementation = before
+    with lock, nullcontext() if attention is None else attending(hf, attention):
+        yield
 
 
 @contextmanager

@@ -6,16 +6,13 @@ between rounds.
 """
 
 import inspect
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
 
 from ...core.canvas import IntArray
 from ...engine.kv import KVBuffer
@@ -24,7 +21,7 @@ from ...engine.visibility import Visibility
 from ...models import DiffusionModel
 from ...models.attention import PREFIX
 from ..base import Draft, chain
-from .base import Scored, Text, Verifier, Work, joined, recorded, running
+from .base import Scored, Text, Verifier, Work, joined, once_per_network, recorded, running
 
 BASES = ("sdpa", "eager")  # attention that the packed one stands for
 CAUSAL = Visibility(causal=True)
@@ -33,8 +30,6 @@ SPARE = 64  # slots beyond the limit of a text, for the nodes of trees
 GRAIN = 128  # the size of a text's range of slots is a multiple
 WASTE = 192  # keys per text that may be attended for nothing to save a call: they take as long
 ANY_LENGTH = ("default", "linear", "llama3", "yarn", "proportional")  # rotations
-_PACKS: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
-_PACKS_LOCK = threading.Lock()
 
 
 @dataclass(eq=False)
@@ -116,7 +111,11 @@ class PackedVerifier(Verifier):
         packing, shares = Packing(), []
         for text, draft in (work[i] for i in order):
             assert isinstance(text, PackedText)
-            self._make_room(text, len(text.tokens) + len(draft))
+            size = len(text.tokens) + len(draft)
+            if size > text.size:  # a longer range of slots
+                base = self.buffer.enlarge(text.base, text.size, size)
+                assert base is not None, "the pool grows"
+                text.base, text.size = base, size
             shares.append(self.feed(packing, text, draft))
         logits, hidden = self._forward(packing, waste)
         scored: list[Scored] = [Scored(logits)] * len(work)
@@ -162,13 +161,6 @@ class PackedVerifier(Verifier):
             ).logits[0]
         return logits, joined(outputs, self.target_layer_ids)
 
-    def _make_room(self, text: PackedText, size: int) -> None:
-        """Give the text a longer range of slots if it has fewer than ``size``."""
-        if size > text.size:
-            base = self.buffer.enlarge(text.base, text.size, size)
-            assert base is not None, "the pool grows"
-            text.base, text.size = base, size
-
     def _keep(self, text: Any, draft: Draft, path: Sequence[int]) -> None:
         if draft.is_chain or list(path) == list(range(len(path))):
             return
@@ -191,12 +183,10 @@ def open_verifier(
     return kind(model, target_layer_ids, exact)
 
 
+@once_per_network
 def packs(model: DiffusionModel) -> bool:
-    """Whether packed forwards give this network's own logits; tried once per network."""
-    with _PACKS_LOCK:
-        if model.hf not in _PACKS:
-            _PACKS[model.hf] = _may_pack(model.hf) and _agrees(model)
-        return _PACKS[model.hf]
+    """Whether packed forwards give this network's own logits."""
+    return _may_pack(model.hf) and _agrees(model)
 
 
 def _may_pack(hf: Any) -> bool:

@@ -6,35 +6,23 @@ behind each of them is kept until the draft is judged (`stepping`).  All product
 still one forward over all tokens.
 """
 
-import threading
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
-from ...core.canvas import IntArray
 from ...core.errors import ConfigError
 from ...models import DiffusionModel
 from ..base import Draft
-from .base import Scored, running
-from .rowwise import CachedText, RowVerifier
-from .stepping import States, recurrences, stepping
+from .base import Scored, once_per_network, running
+from .rowwise import RowVerifier
+from .stepping import recurrences, stepping
 
 ROUNDING = 0.05  # of the largest logit: what two orders of the same sums may differ by
-_GOES_ON: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
-_GOES_ON_LOCK = threading.Lock()
-
-
-@dataclass(eq=False)
-class RecurrentText(CachedText):
-    """``kept``: per recurrent layer the states of the last forward."""
-
-    kept: list[States] = field(default_factory=list, repr=False)
 
 
 class RecurrentVerifier(RowVerifier):
@@ -42,19 +30,15 @@ class RecurrentVerifier(RowVerifier):
 
     whole_prefixes = True  # the states are those behind the last token
 
-    def __init__(
-        self, model: DiffusionModel, target_layer_ids: tuple[int, ...] = (), exact: bool = True
-    ) -> None:
-        super().__init__(model, target_layer_ids, exact)
-        self.steps = bool(recurrences(self.hf))
+    @cached_property
+    def steps(self) -> bool:
+        """Whether tokens can pass through its recurrences one by one."""
+        return bool(recurrences(self.hf))
 
     def _new_cache(self) -> Cache:
         cache = DynamicCache(config=self.hf.config.get_text_config())
         cache.activate_past_recording()  # type: ignore[no-untyped-call]
         return cache
-
-    def _new(self, prompt: IntArray, limit: int) -> RecurrentText:
-        return RecurrentText(prompt.tolist(), limit, cache=self._new_cache())
 
     def check_drafts(self, trees: bool) -> None:
         if trees:
@@ -98,41 +82,26 @@ class RecurrentVerifier(RowVerifier):
     def _restore(self, text: Any) -> None:
         text.cache = self._new_cache()
         if text.cached:
-            self._feed(text, text.prefix[: text.cached])
-
-    def _feed(self, text: Any, ids: IntArray) -> None:
-        """A forward over ``ids`` for the cache alone."""
-        more = {"logits_to_keep": 1} if self._few_logits else {}
-        with running(self.hf, self._attention):
-            self.hf(input_ids=self._tensor(ids)[None], past_key_values=text.cache, use_cache=True,
-                    **more)  # fmt: skip
-        for layer in text.cache.layers:
-            layer.crop(0)
-        text.forwards += 1
-        text.computed += len(ids)
-
-    def _release(self, text: Any) -> None:
-        super()._release(text)
-        text.kept = []
+            self._feed(text, text.tokens[: text.cached], 1)
+            for layer in text.cache.layers:
+                layer.crop(0)
 
 
+@once_per_network
 def goes_on(verifier: RecurrentVerifier) -> bool:
     """Whether a network without a known recurrence keeps no states but the windows of its
     convolutions, and several tokens behind a text give the logits they give in one piece with it.
-    Jamba's do not in transformers.  Tried once per network."""
+    Jamba's do not in transformers."""
     hf = verifier.hf
-    with _GOES_ON_LOCK:
-        if hf not in _GOES_ON:
-            ids = torch.arange(2, 11, device=verifier.model.device)[None] * 7
-            ids = ids % verifier.model.facts.vocab_size
-            with torch.inference_mode(), running(hf, verifier._attention):
-                whole = hf(input_ids=ids).logits[0, 5:].float()
-                cache = verifier._new_cache()
-                for piece in (ids[:, :5], ids[:, 5:]):
-                    out = hf(input_ids=piece, past_key_values=cache, use_cache=True)
-            gap = (out.logits[0].float() - whole).abs().max() / whole.abs().max()
-            _GOES_ON[hf] = bool(gap < ROUNDING) and not any(map(_remembers, _recurrent(cache)))
-        return _GOES_ON[hf]
+    ids = torch.arange(2, 11, device=verifier.model.device)[None] * 7
+    ids = ids % verifier.model.facts.vocab_size
+    with torch.inference_mode(), running(hf, verifier._attention):
+        whole = hf(input_ids=ids).logits[0, 5:].float()
+        cache = verifier._new_cache()
+        for piece in (ids[:, :5], ids[:, 5:]):
+            out = hf(input_ids=piece, past_key_values=cache, use_cache=True)
+    gap = (out.logits[0].float() - whole).abs().max() / whole.abs().max()
+    return bool(gap < ROUNDING) and not any(map(_remembers, _recurrent(cache)))
 
 
 def has_recurrent_layers(model: DiffusionModel) -> bool:

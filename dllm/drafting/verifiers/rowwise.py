@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import Cache, DynamicCache
 
@@ -20,14 +19,17 @@ from ...core.errors import ConfigError
 from ...models import DiffusionModel
 from ..base import Draft
 from .base import Scored, Text, Verifier, Work, joined, recorded, running
+from .stepping import States
 
 
 @dataclass(eq=False)
 class CachedText(Text):
-    """A text with a cache of transformers.  ``begun``: a forward has changed the cache, or tried
-    to, and is not committed; ``scored``: its draft and what it gave."""
+    """A text with a cache of transformers.  ``kept``: per recurrent layer the states of the last
+    forward; ``begun``: a forward has changed the cache, or tried to, and is not committed;
+    ``scored``: its draft and what it gave."""
 
     cache: Any = field(default=None, repr=False)
+    kept: list[States] = field(default_factory=list, repr=False)
     begun: bool = False
     scored: tuple[Draft, Scored] | None = field(default=None, repr=False)
 
@@ -92,21 +94,20 @@ class RowVerifier(Verifier):
     def _score(self, text: Any, draft: Draft) -> Scored:
         if not draft.is_chain:
             self.check_drafts(trees=True)  # of a drafter that does not say what it makes
-        ids = np.concatenate([np.asarray(text.fresh, np.int64), draft.tokens])
-        wanted = len(draft) + 1
-        arguments: dict[str, Any] = {
-            "input_ids": self._tensor(ids)[None],
-            "past_key_values": text.cache,
-            "use_cache": True,
-        }
-        if self._few_logits:
-            arguments["logits_to_keep"] = wanted
+        return self._feed(text, [*text.fresh, *draft.tokens.tolist()], len(draft) + 1)
+
+    def _feed(self, text: Any, ids: Sequence[int], wanted: int) -> Scored:
+        """A forward over ``ids`` behind what is cached, with the logits of the last ``wanted``."""
+        fewer = {"logits_to_keep": wanted} if self._few_logits else {}
         with (
             torch.inference_mode(),
             running(self.hf, self._attention),
             recorded(self.hf, self.target_layer_ids) as outputs,
         ):
-            logits: torch.Tensor = self.hf(**arguments).logits[0, -wanted:]
+            logits: torch.Tensor = self.hf(
+                input_ids=torch.tensor([ids], device=self.model.device), use_cache=True,
+                past_key_values=text.cache, **fewer,
+            ).logits[0, -wanted:]  # fmt: skip
         text.forwards += 1
         text.computed += len(ids)
         return Scored(logits, joined(outputs, self.target_layer_ids))
@@ -115,13 +116,10 @@ class RowVerifier(Verifier):
         text.cache.crop(len(path) - len(draft))
 
     def _release(self, text: Any) -> None:
-        text.cache = None
+        text.cache, text.kept = None, []
 
     @torch.inference_mode()
     def _copy(self, kept: Any, text: Any, n: int) -> None:
         text.cache = copy.deepcopy(kept.cache)
         if n < kept.cached:
             text.cache.crop(n - kept.cached)
-
-    def _tensor(self, array: IntArray) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self.model.device)

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
+from ...eval.report import markdown
+
 PACKAGES = ("torch", "transformers", "accelerate")
 
 
@@ -48,9 +50,7 @@ def table(points: Sequence[Mapping[str, float]]) -> list[str]:
     places = [key for key in points[0] if key.startswith("reached_")]
     head = ["steps", "blocks seen", "tokens per forward",
             *(f"draft {key.removeprefix('reached_')}" for key in places)]  # fmt: skip
-    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
-    for point in points:
-        cells = [f"{point['step']:.0f}", f"{point['blocks']:.0f}"]
-        cells += [f"{point[key]:.2f}" for key in ("tokens_per_forward", *places)]
-        lines.append("| " + " | ".join(cells) + " |")
-    return lines
+    rows = [[f"{point['step']:.0f}", f"{point['blocks']:.0f}",
+             *(f"{point[key]:.2f}" for key in ("tokens_per_forward", *places))]
+            for point in points]  # fmt: skip
+    return markdown(head, rows).splitlines()

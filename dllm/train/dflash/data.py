@@ -17,10 +17,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
+import torch.nn.functional as F
 
-from ...core.errors import ConfigError
-from ..batches import arranged, examples
+from ..batches import AnswerBatches, answer_ids, examples, padded
 
 
 @dataclass(frozen=True)
@@ -62,9 +61,7 @@ def read_answers(path: Path, layers: Sequence[int] = ()) -> Iterator[Answer]:
     """The answers of a file, with their hidden states where those of ``layers`` are kept.  Raises
     `ConfigError` for a line of another form."""
     kept, at = kept_states(path, layers), 0
-    for ids, start in examples(
-        path, '{"ids": [...], "answer": n}', lambda e: (tuple(e["ids"]), int(e["answer"]))
-    ):
+    for ids, start in examples(path, '{"ids": [...], "answer": n}', answer_ids):
         yield Answer(ids, start, kept, at)
         at += len(ids) - 1
 
@@ -108,34 +105,18 @@ class HiddenStates:
         return rows, [*map(kept.index, self.layers), len(kept)]
 
 
-class Batches(Dataset[dict[str, torch.Tensor]]):
-    """Batch ``i`` of a run: a function of seed and ``i``, so that a run can be taken up again.
-
-    ``rows`` answers of similar length, and for each ``anchors`` random places to draft from.
-    """
+class Batches(AnswerBatches):
+    """Answers, and for each ``anchors`` random places to draft from."""
 
     def __init__(
-        self,
-        answers: Sequence[Answer],
-        rows: int,
-        anchors: int,
-        seed: int,
-        count: int,
+        self, answers: Sequence[Answer], rows: int, anchors: int, seed: int, count: int,
         states: HiddenStates,
-    ) -> None:
-        if len(answers) < rows:
-            raise ConfigError(f"{len(answers)} answers are too few for batches of {rows}")
-        self.answers, self.rows, self.anchors = answers, rows, anchors
-        self.seed, self.count, self.states = seed, count, states
-        self.lengths = [len(answer.ids) for answer in answers]
-
-    def __len__(self) -> int:
-        return self.count
+    ) -> None:  # fmt: skip
+        super().__init__(answers, rows, count, seed)
+        self.anchors, self.states = anchors, states
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        rng = random.Random(f"{self.seed}/{index}")
-        chosen = arranged(self.lengths, self.rows, self.seed, index)
-        answers = [self.answers[i] for i in chosen]
+        answers, rng = self.chosen(index)
         batch = collate(answers, [self._anchors(a, rng) for a in answers], self.states)
         batch["seed"] = torch.tensor(rng.getrandbits(31))
         return batch
@@ -150,17 +131,11 @@ def collate(
 ) -> dict[str, torch.Tensor]:
     """Padded tensors: ids (B, S), length (B,), anchors (B, N) with -1 where there is none, and,
     where they are kept, states (B, S, width)."""
-    length = max(len(a.ids) for a in answers)
-    most = max(len(places) for places in anchors)
-    ids = torch.zeros(len(answers), length, dtype=torch.int64)
-    where = torch.full((len(answers), most), -1)
-    for i, (answer, places) in enumerate(zip(answers, anchors, strict=True)):
-        ids[i, : len(answer.ids)] = torch.tensor(answer.ids)
-        where[i, : len(places)] = torch.tensor(places, dtype=torch.int64)
-    batch = {"ids": ids, "length": torch.tensor([len(a.ids) for a in answers]), "anchors": where}
-    if all(answer.file is not None for answer in answers):
-        rows = torch.zeros(len(answers), length, states.width, dtype=torch.bfloat16)
-        for i, answer in enumerate(answers):
-            rows[i, : len(answer.ids) - 1] = states.read(answer)
-        batch["states"] = rows
+    batch = {
+        "ids": padded(answer.ids for answer in answers),
+        "length": torch.tensor([len(answer.ids) for answer in answers]),
+        "anchors": padded((torch.tensor(places, dtype=torch.int64) for places in anchors), -1),
+    }
+    if all(answer.file is not None for answer in answers):  # the last token of each has none
+        batch["states"] = F.pad(padded(map(states.read, answers)), (0, 0, 0, 1))
     return batch

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from ...core.errors import ConfigError
+from ..batches import padded
 from .data import kept_states, read_answers
 from .objective import Reader
 
@@ -21,9 +22,7 @@ def write_states(path: Path, reader: Reader, layers: Sequence[int], rows: int = 
     with path.with_suffix(".states").open("wb") as out:
         for first in range(0, len(answers), rows):
             part = answers[first : first + rows]
-            ids = torch.zeros(len(part), max(len(a.ids) for a in part), dtype=torch.int64)
-            for i, answer in enumerate(part):
-                ids[i, : len(answer.ids)] = torch.tensor(answer.ids)
+            ids = padded(answer.ids for answer in part)
             states = reader.read(ids.to(reader.device)).to(torch.bfloat16).cpu()
             for i, answer in enumerate(part):
                 kept = states[i, : len(answer.ids) - 1].contiguous().view(torch.int16)

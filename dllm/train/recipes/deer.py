@@ -25,6 +25,7 @@ from torch.utils.data import Dataset
 from ...core.errors import ConfigError
 from ...drafting.api import speculate
 from ...models import DiffusionModel
+from ..batches import padded
 from ..loop import SILENT, Report, Schedule, loop, resume, same_recipe
 from ..network import Network
 
@@ -165,16 +166,11 @@ class Examples(Dataset[dict[str, torch.Tensor]]):
         chosen = rng.choices(self.pairs, k=self.recipe.rows)
         made = [self.make(pair, self.recipe, rng, self.mask, self.marker) for pair in chosen]
         examples = [e for e in made if len(e.ids) <= self.room] or made[:1]
-        longest = max(len(e.ids) for e in examples)
-
-        def pad(rows: list[list[Any]], value: Any) -> torch.Tensor:
-            return torch.tensor([row + [value] * (longest - len(row)) for row in rows])
-
         return {
-            "ids": pad([e.ids for e in examples], 0),
-            "valid": pad([[True] * len(e.ids) for e in examples], False),
-            "targets": pad([e.targets for e in examples], -100),
-            "weights": pad([e.weights for e in examples], 0.0),
+            "ids": padded(e.ids for e in examples),
+            "valid": padded([True] * len(e.ids) for e in examples),
+            "targets": padded((e.targets for e in examples), -100),
+            "weights": padded(e.weights for e in examples),
         }
 
 

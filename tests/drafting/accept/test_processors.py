@@ -5,7 +5,7 @@ logits.
 """
 
 import itertools
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -76,41 +76,24 @@ def joint(name: str) -> np.ndarray:
     return result
 
 
-class ToyRows(Rows):
-    """Rows of the toy target; coins from a NumPy generator, because thousands are needed."""
+class ToyRows(toy.Coins):
+    """Rows of the toy target under ``sampling``."""
 
     def __init__(
-        self, draft: Draft, text: tuple[int, ...], sampling: Sampling, seed: int, rng: Any
-    ) -> None:
+        self, target: toy.Target, draft: Draft, text: tuple[int, ...], rng: Any, seed: int,
+        sampling: Sampling,
+    ) -> None:  # fmt: skip
         paths = [text, *((*text, *draft.tokens[draft.path(n)]) for n in range(len(draft)))]
         logits = torch.tensor(np.log([TARGET.distribution(tuple(path)) for path in paths]))
         prefix = np.array(text, np.int64)
         super().__init__(logits, draft, prefix, sampling, KeyedNoise(seed), 0)
         self.rng = rng
 
-    def coin(self, node: int) -> float:
-        return float(self.rng.random())
-
-    def draw(self, distribution: np.ndarray, node: int) -> int:
-        total = distribution.cumsum()
-        result = int(np.searchsorted(total, self.rng.random() * total[-1], "right"))
-        return min(result, int(np.flatnonzero(distribution)[-1]))
-
 
 def p_value(name: str, rule: AcceptRule, make: toy.Make, n: int, rows: type[Rows]) -> float:
-    """``n`` texts of three tokens by as many rounds as it takes, against the exact joint."""
-    rng, counts = np.random.default_rng(5), np.zeros((V,) * LENGTH)
-    for seed in range(n):
-        text: tuple[int, ...] = ()
-        while len(text) < LENGTH:
-            draft = make(TARGET, text, rng)
-            outcome = rule.judge(rows(draft, text, SETTINGS[name], seed, rng), draft)  # type: ignore[arg-type]
-            text += (*draft.tokens[outcome.path].tolist(), outcome.extra)
-        counts[text[:LENGTH]] += 1
-    expected = joint(name)
-    if counts[expected == 0].any():
-        return 0.0  # a token that the filters exclude was emitted
-    return toy.chi_square(counts.ravel(), expected.ravel() * n)
+    """Of ``n`` texts; 0 where a token was emitted that the filters exclude."""
+    sampled = partial(rows, sampling=SETTINGS[name])
+    return toy.run(rule.judge, make, n, rows=sampled, joint=joint(name), draws=5).p_value
 
 
 @pytest.mark.parametrize("case", some(["ratio", "keyed", "block"], 1))

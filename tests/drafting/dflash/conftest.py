@@ -99,6 +99,14 @@ def _beyond_dflash(
         save_file(known | mine, weights)
 
 
+def random_drafter(model: dllm.DiffusionModel, **shape: Any) -> BlockCheckpoint:
+    """One layer with random weights, of blocks of four, that reads the first layer of ``model``."""
+    shape = {"layers": 1, "block_size": 4, "mask_token_id": MASK, "target_layer_ids": [0]} | shape
+    torch.manual_seed(0)
+    config = drafter_config(model.hf.config, **shape)
+    return BlockCheckpoint("x", config, dict(new_drafter(config).state_dict()))
+
+
 def random_weights(config: Any, variant: Variant = DFLASH) -> dict[str, torch.Tensor]:
     """Of a new drafter; DFlash 2's convolutions, like fresh ones, change nothing."""
     result = dict(new_drafter(config).state_dict())

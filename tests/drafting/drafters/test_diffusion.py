@@ -34,7 +34,7 @@ def start(model: dllm.DiffusionModel, limit: int = 60, **how: Any) -> DiffusionD
 
 
 def log_q(drafting: DiffusionDrafting, prefix: np.ndarray) -> torch.Tensor:
-    result = drafting.marginals(prefix)
+    (result,) = drafting.part.marginals([(drafting, prefix, 0)])
     assert result is not None
     return result.log_q
 
@@ -137,7 +137,9 @@ def test_tokens_that_may_not_be_drafted_are_not_drafted() -> None:
     free = dllm.DiffusionDrafter(nano, search="argmax", window=8).open(request)
     banned = tuple(set(free.propose(prompt, Budget(8, 8)).tokens.tolist()))
     part = dllm.DiffusionDrafter(nano, search="argmax", window=8, banned=banned)
-    distributions = part.open(request).marginals(prompt)  # type: ignore[attr-defined]
+    opened: Any = part.open(request)
+    (distributions,) = part.marginals([(opened, prompt, 0)])
+    assert distributions is not None
     assert torch.allclose(distributions.log_q.exp().sum(1), torch.ones(8))
     assert not set(distributions.argmax.tolist()) & set(banned)
 

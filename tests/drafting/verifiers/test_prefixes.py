@@ -8,15 +8,14 @@ import torch
 
 import dllm
 from dllm.drafting.base import chain
-from dllm.drafting.dflash.checkpoint import BlockCheckpoint
 from dllm.drafting.dflash.drafter import BlockDrafter
 from dllm.drafting.verifiers.packed import PackedVerifier
 from dllm.drafting.verifiers.rowwise import RowVerifier
 from dllm.engine.prefixes import Prefixes, weights_of
-from dllm.train.dflash.model import drafter_config, new_drafter
 
 from ...thin import some
 from ..conftest import make_verifier
+from ..dflash.conftest import random_drafter
 from .test_recurrent import network
 
 rng = np.random.default_rng(0)
@@ -192,13 +191,7 @@ def test_a_prefix_belongs_to_weights_and_adapter() -> None:
 
 def test_a_block_drafter_sees_what_was_not_computed_again() -> None:
     model = make_verifier("full")
-    hf: Any = model.hf
-    torch.manual_seed(0)
-    config = drafter_config(
-        hf.config, layers=1, block_size=4, mask_token_id=3, target_layer_ids=[0]
-    )
-    checkpoint = BlockCheckpoint("x", config, dict(new_drafter(config).state_dict()))
-    prompts = questions(3)
+    checkpoint, prompts = random_drafter(model), questions(3)
     rounds = []
     for keep in (0, 1000):
         with dllm.Session(model, drafter=BlockDrafter(checkpoint), controller="full",

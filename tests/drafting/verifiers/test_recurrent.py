@@ -11,15 +11,14 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import dllm
 from dllm.drafting.base import chain
-from dllm.drafting.dflash.checkpoint import BlockCheckpoint
 from dllm.drafting.dflash.drafter import BlockDrafter
 from dllm.drafting.verifiers.base import layers_of
 from dllm.drafting.verifiers.packed import open_verifier
 from dllm.drafting.verifiers.recurrent import RecurrentVerifier
-from dllm.train.dflash.model import drafter_config, new_drafter
 
 from ...thin import some
 from ..conftest import Scripted
+from ..dflash.conftest import random_drafter
 
 COMMON: dict[str, Any] = {
     "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4,
@@ -134,12 +133,7 @@ def test_target_layers_and_block_drafters(
     models: dict[str, dllm.DiffusionModel], kind: str
 ) -> None:
     model = models[kind]
-    hf: Any = model.hf
-    config = drafter_config(
-        hf.config, layers=1, block_size=4, mask_token_id=3, target_layer_ids=[0, 1]
-    )
-    torch.manual_seed(0)
-    part = BlockDrafter(BlockCheckpoint("x", config, dict(new_drafter(config).state_dict())))
+    part = BlockDrafter(random_drafter(model, target_layer_ids=[0, 1]))
     plain = dllm.speculate(model, None, PROMPT, max_new_tokens=16)
     drafted = dllm.speculate(model, part, PROMPT, max_new_tokens=16, controller="full")
     assert drafted.tokens == plain.tokens and drafted.drafted > 20
@@ -153,7 +147,7 @@ def test_target_layers_and_block_drafters(
         seen.append(scored.hidden[: fresh + accepted])
         verifier.commit(text, chain(tokens), list(range(accepted)), [*tokens[:accepted], 11])
     with torch.no_grad():
-        out = hf(torch.tensor([text.tokens[:-1]]), output_hidden_states=True).hidden_states
+        out = model.hf(torch.tensor([text.tokens[:-1]]), output_hidden_states=True).hidden_states
     expected = torch.cat([out[1][0], out[2][0]], -1)
     torch.testing.assert_close(torch.cat(seen), expected, atol=2e-2, rtol=1e-2)
 
@@ -182,8 +176,6 @@ def test_what_cannot_be_taken_back_is_refused(models: dict[str, dllm.DiffusionMo
     assert plain.tokens == tokens[len(PROMPT) :]
     with pytest.raises(dllm.ConfigError, match="several tokens only at the start"):
         dllm.speculate(model, Scripted(), PROMPT, controller="full", max_new_tokens=8)
-    with pytest.raises(dllm.ConfigError, match="several tokens only at the start"):
-        dllm.Session(model, drafter="prompt_lookup")
     trees = dllm.speculate(hybrid, "cacheback", PROMPT, max_new_tokens=12)  # makes chains
     assert trees.tokens == dllm.speculate(hybrid, None, PROMPT, max_new_tokens=12).tokens
 
