@@ -138,20 +138,13 @@ def _panel(
         if method not in style:
             axes.plot(x, y, marker=".", markersize=2, label="others", **GREY)
             continue
-        low, high = zip(*(record.interval for record in line), strict=True)
-        below = [a - 100 * b for a, b in zip(y, low, strict=True)]
-        above = [100 * b - a for a, b in zip(y, high, strict=True)]
+        low, high = ([100 * record.interval[end] for record in line] for end in (0, 1))
+        below = [a - b for a, b in zip(y, low, strict=True)]
+        above = [b - a for a, b in zip(y, high, strict=True)]
         colour = style[method]["color"]
         if len(line) == 1:  # a band has no width
             axes.errorbar(x, y, yerr=[below, above], color=colour, linewidth=0.8)
-        axes.fill_between(
-            x,
-            [100 * b for b in low],
-            [100 * b for b in high],
-            color=colour,
-            alpha=0.08,
-            linewidth=0,
-        )
+        axes.fill_between(x, low, high, color=colour, alpha=0.08, linewidth=0)
         axes.plot(x, y, label=method, linewidth=1, markersize=3, **style[method])
 
 

@@ -18,7 +18,7 @@ from ..samplers import compose as compose_sampler
 from .curves import samplers_with_curves, settings
 from .machine import machine
 from .measure import Cell, Record, RefusedError, Setting, fingerprint, measure
-from .problems import Problems, problems, stamp
+from .problems import problems, stamp
 from .tasks import TASKS
 
 FIELDS = {field.name for field in fields(Record)}
@@ -194,9 +194,7 @@ def run(
     identity = fingerprint(model)
     dtype, device = str(model.dtype).removeprefix("torch."), str(model.device)
     about = {"machine": machine(), "dtype": dtype, "device": device}
-    loaded: dict[str, Problems] = {}
-    for task in dict.fromkeys(cell.task for cell in cells):
-        loaded[task] = problems(task)
+    loaded = {task: problems(task) for task in dict.fromkeys(cell.task for cell in cells)}
     result = []
     for done, cell in enumerate(cells):
         questions = loaded[cell.task]

@@ -1,9 +1,9 @@
 """Continuous batching inside a program: joining, reading, cancelling, deadlines, endings."""
 
 import asyncio
-import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -282,21 +282,14 @@ def test_holes_are_filled_and_steps_are_reported(tiny: dllm.DiffusionModel) -> N
 
 def test_threads_submit_at_once(tiny: dllm.DiffusionModel, session: dllm.Session) -> None:
     alone = [dllm.generate(tiny, p, cache="dual", **HOW) for p in PROMPTS]
-    wrong: list[Any] = []
 
     def work(number: int) -> None:
         for i in range(3):
             which = (number + i) % len(PROMPTS)
-            result = session.submit(PROMPTS[which], **HOW).result(timeout=60)
-            if not same(result, alone[which]):
-                wrong.append(which)
+            assert same(session.submit(PROMPTS[which], **HOW).result(timeout=60), alone[which])
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    with ThreadPoolExecutor(8) as pool:
+        [*pool.map(work, range(8))]
 
 
 def test_threads_that_encode_do_not_change_one_anothers_text(tiny: dllm.DiffusionModel) -> None:
@@ -304,19 +297,13 @@ def test_threads_that_encode_do_not_change_one_anothers_text(tiny: dllm.Diffusio
     assert tiny.tokenizer is not None
     spelled = f"a {tiny.tokenizer.eos_token} b"
     expected = [encode(tiny, spelled, chat).tolist() for chat in (False, True)]
-    wrong: list[Any] = []
 
     def work(chat: bool) -> None:
         for _ in range(200):
-            if encode(tiny, spelled, chat).tolist() != expected[chat]:
-                wrong.append(chat)
+            assert encode(tiny, spelled, chat).tolist() == expected[chat]
 
-    threads = [threading.Thread(target=work, args=(i % 2 == 0,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    with ThreadPoolExecutor(4) as pool:
+        [*pool.map(work, [True, False] * 2)]
 
 
 # -- the parts it is made of ---------------------------------------------------------------------

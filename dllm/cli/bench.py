@@ -68,10 +68,7 @@ def bench(*, options: Bench) -> None:
     check_output(journal.path)
     model = options.load()
     with Teller() as teller:
-        records = run(
-            model, cells, journal, teller.cell, refused,
-            teller.answered,
-        )  # fmt: skip
+        records = run(model, cells, journal, teller.cell, refused, teller.answered)
     if not records:
         raise ConfigError(next(iter(refused.values()), "there is nothing to measure"))
     mixed = journal.mixed(records)

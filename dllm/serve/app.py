@@ -108,9 +108,7 @@ class Operation:
 
     def paths(self) -> list[Path]:
         paths = [
-            Path("GET", "/health", self.health),
-            Path("GET", "/ready", self.health),
-            Path("GET", "/ping", self.health),
+            *(Path("GET", path, self.health) for path in ("/health", "/ready", "/ping")),
             Path("GET", "/metrics", self.metrics),
             Path("GET", "/version", self.version),
             Path("GET", "/openapi.json", self.openapi),

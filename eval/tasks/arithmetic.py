@@ -90,15 +90,12 @@ def _draw_story(rng: random.Random, steps: int) -> Example:
         words, step, held = _event(rng, held, last=i == steps - 1)
         sentences.append(words.replace("{n}", name).replace("{o}", objects))
         worked.append(step)
-    sentences.append(
-        rng.choice(
-            [
-                f"How many {objects} does {name} have?",
-                f"How many {objects} does {name} have now?",
-                f"How many {objects} are left?",
-            ]
-        )
-    )
+    questions = [
+        f"How many {objects} does {name} have?",
+        f"How many {objects} does {name} have now?",
+        f"How many {objects} are left?",
+    ]
+    sentences.append(rng.choice(questions))
     return Example(f"story{steps}", " ".join(sentences), _worked(*worked), tuple(worked))
 
 

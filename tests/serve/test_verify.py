@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -93,16 +94,8 @@ def test_completions_are_the_verifiers_own(
         {"prompt": prompt, "max_tokens": NEW, "return_token_ids": True, "n": 2, **how}
         for prompt in prompts
     ]
-    answers: list[Any] = [None] * len(bodies)
-
-    def ask(i: int) -> None:
-        answers[i] = verifying.post("/v1/completions", bodies[i]).json()
-
-    threads = [threading.Thread(target=ask, args=(i,)) for i in range(len(bodies))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE)
+    with ThreadPoolExecutor() as pool:
+        answers = pool.map(lambda body: verifying.post("/v1/completions", body).json(), bodies)
     for prompt, answer in zip(prompts, answers, strict=True):
         both = dllm.speculate(verifier, None, [prompt] * 2, max_new_tokens=NEW, **how)
         assert [choice["token_ids"] for choice in answer["choices"]] == [r.tokens for r in both]
@@ -164,20 +157,15 @@ def test_devices_get_the_verifiers_own_text(
     wanted = plain(verifier, prompt, **how)
     drafters = [Scripted([*prompt, *wanted], k=4), make_drafter("prompt_lookup"),
                 Scripted([*prompt, *[3] * NEW], k=4)]  # fmt: skip
-    rounds: list[list[list[int]]] = [[], [], []]
 
-    def write(i: int) -> None:
-        for tokens in write_with(
-            verifying.url, drafters[i], np.asarray(prompt), tokenizer=verifier.tokenizer,
-            length=4, max_new_tokens=NEW, **how,
-        ):  # fmt: skip
-            rounds[i].append(tokens)
+    def write(drafter: Any) -> list[list[int]]:
+        return [*write_with(
+            verifying.url, drafter, np.asarray(prompt), tokenizer=verifier.tokenizer, length=4,
+            max_new_tokens=NEW, **how,
+        )]  # fmt: skip
 
-    threads = [threading.Thread(target=write, args=(i,)) for i in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE)
+    with ThreadPoolExecutor() as pool:
+        rounds = [*pool.map(write, drafters)]
     for one in rounds:
         assert [token for tokens in one for token in tokens] == wanted
     assert len(rounds[0]) <= -(-len(wanted) // 5) + 1 < len(rounds[2])
