@@ -40,6 +40,7 @@ from .parts import (
 )
 
 DEPTH = 3  # of recursive schemas, and of values of any kind
+LONGEST = 160  # characters of a format that has a maxLength: longer ones are not written
 MOST_UNIQUE = 6  # values that may stand in any order in an array without equal items
 COMMA, COLON = Row((Bytes(b","), maybe(Bytes(b" ")))), Row((Bytes(b":"), maybe(Bytes(b" "))))
 QUOTE = Bytes(b'"')
@@ -163,6 +164,8 @@ def string(reader: Base, schema: Schema, path: str) -> Part:
     form = form if form in FORMATS else None
     if form is not None and reader.testing:
         reader.refuse(f"the format {form!r}", path)
+    if form is not None and most is not None:  # each character is as many states as the format
+        most = min(most, max(least, LONGEST))
 
     def spelt() -> Part | ByteAutomaton:
         parts = [pattern_of(reader, pattern, path) for pattern in patterns]

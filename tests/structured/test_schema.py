@@ -301,6 +301,8 @@ def test_extra_keys_stand_in_any_order() -> None:
         ({"type": "object", "propertyNames": False}, ["{}"], ['{"a": 1}']),
         ({"type": "object", "propertyNames": {"enum": ["a", "b", 3]}, "minProperties": 2},
          ['{"a": 1, "b": 1}'], ['{"a": 1, "a": 1}', '{"a": 1}']),
+        ({"type": "string", "format": "uri", "minLength": 1, "maxLength": 2083},
+         [f'"http://x/{"y" * 150}"'], ['""', '"x y"']),
         # Properties that others ask for, declared or not.
         ({"type": "object", "dependentRequired": {"a": ["b"]}}, ['{"c": 1}', '{"a": 1, "b": 2}'],
          ['{"a": 1}']),
