@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -20,24 +19,6 @@ from .rows import Job
 Predictions = tuple[Prediction, Prediction | None]  # of a job's targets, of its masks fed again
 
 
-def in_columns(
-    jobs: list[Job], targets: list[IntArray], names: list[str], arrays: list[Any]
-) -> list[Predictions | NumericError]:
-    """The answers to jobs without numbers of their own, in columns."""
-    columns = dict(zip(names, arrays, strict=True))
-    finite = math.isfinite(np.add.reduce(columns["logprob"]))
-    if finite and len(jobs) == 1:
-        return [(Prediction(targets[0], **columns), None)]
-    answers: list[Predictions | NumericError] = []
-    at = 0
-    for job, positions in zip(jobs, targets, strict=True):
-        here = slice(at, at + len(positions))
-        at = here.stop
-        mine = {name: array[here] for name, array in columns.items()}
-        answers.append((Prediction(positions, **mine), None) if finite else _predictions(job, mine))
-    return answers
-
-
 def by_group(
     jobs: list[Job], groups: list[list[int]], shared: list[list[str]], own: list[list[str]],
     arrays: list[Any],
@@ -53,10 +34,10 @@ def by_group(
             here = slice(at, at + len(jobs[i].asked))
             host[i] |= {name: column[here] for name, column in numbers.items()}
             at = here.stop
-    return _completed(jobs, [*map(_predictions, jobs, host)], host)
+    return _completed(jobs, [*map(predictions, jobs, host)], host)
 
 
-def _predictions(job: Job, numbers: Mapping[str, Any]) -> Predictions | NumericError:
+def predictions(job: Job, numbers: Mapping[str, Any]) -> Predictions | NumericError:
     """What a job's numbers say, unless they are not finite."""
     logprob = numbers["logprob"]
     if np.count_nonzero(np.isfinite(logprob)) < len(logprob):

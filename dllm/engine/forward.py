@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from ..cache import Cache
-from ..core.canvas import PROPOSAL, BoolArray
+from ..core.canvas import PROPOSAL, BoolArray, IntArray
 from ..core.errors import ConfigError, NumericError
 from ..kernels.divergence import drawn_from, log_probabilities, residual
 from ..kernels.linear import check_packed
@@ -32,7 +32,8 @@ from ..kernels.statistics import (
 )
 from ..kernels.transfer import ToHost
 from ..models import DiffusionModel
-from .answers import Predictions, by_group, in_columns
+from ..samplers import Prediction
+from .answers import Predictions, by_group, predictions
 from .graphs import Static, check_static
 from .kv import KVBuffer
 from .layers import LayerHook
@@ -236,7 +237,7 @@ class Forward:
             result = self._statistics(groups[0], hidden)
             names = [name for name in READ if getattr(result, name) is not None]
             targets = [job.targets for job in jobs]
-            answer = partial(in_columns, jobs, targets, names)
+            answer = partial(_in_columns, jobs, targets, names)
             return [getattr(result, name) for name in names], answer
         own = {id(job): dict[str, torch.Tensor]() for job in jobs}
         shared, at = list[dict[str, Any]](), 0
@@ -356,3 +357,21 @@ class Forward:
         if options.scale != 1:
             head = Shaped(self.model.head, self.cap, options.scale)
         return Biased(head, options.bias) if options.bias else head
+
+
+def _in_columns(
+    jobs: list[Job], targets: list[IntArray], names: list[str], arrays: list[Any]
+) -> list[Predictions | NumericError]:
+    """The answers to jobs without numbers of their own, in columns."""
+    columns = dict(zip(names, arrays, strict=True))
+    finite = math.isfinite(np.add.reduce(columns["logprob"]))
+    if finite and len(jobs) == 1:
+        return [(Prediction(targets[0], **columns), None)]
+    answers: list[Predictions | NumericError] = []
+    at = 0
+    for job, positions in zip(jobs, targets, strict=True):
+        here = slice(at, at + len(positions))
+        at = here.stop
+        mine = {name: array[here] for name, array in columns.items()}
+        answers.append((Prediction(positions, **mine), None) if finite else predictions(job, mine))
+    return answers

@@ -12,15 +12,13 @@ from .quiet import quiet
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
-def attach(hf: Any, adapter: str | os.PathLike[str] | None, merge: bool = False) -> None:
-    """Put an adapter (a folder with peft's files, or a hub id; None: nothing) on ``hf``, in place,
+def attach(hf: Any, adapter: str | os.PathLike[str], merge: bool = False) -> None:
+    """Put an adapter (a folder with peft's files, or a hub id) on ``hf``, in place,
     or with ``merge`` into its weights.
 
     Raises `CheckpointError` when there is no complete adapter for this network, which then stays
     as it was, and `ConfigError` when the package peft is missing.
     """
-    if adapter is None:
-        return
     folder = _folder(adapter)
     _check_files(folder)
     try:

@@ -93,7 +93,8 @@ def load(
                  "dtype": None if dtype == "auto" else dtype}  # fmt: skip
         for name in (name for name, value in given.items() if value is not None):
             raise ConfigError(f"the model is loaded already, {name} has no effect: leave it out")
-        attach(model.hf, adapter, merge_adapter)
+        if adapter is not None:
+            attach(model.hf, adapter, merge_adapter)
         return model
     if "trust_remote_code" in options:
         raise ConfigError("remote code is never run; leave trust_remote_code out")
@@ -127,7 +128,8 @@ def load(
                 quantization_config=quantization_config, **options,
             )  # fmt: skip
         choose_threads(result.hf)
-    attach(result.hf, adapter, merge_adapter)
+    if adapter is not None:
+        attach(result.hf, adapter, merge_adapter)
     return result
 
 
