@@ -28,8 +28,6 @@ from ..core.spec import FamilyDefaults
 
 NOTHING: IntArray = np.zeros(0, np.int64)
 NO_SCORES: FloatArray = np.zeros(0, np.float32)
-
-
 NO_IDS: Mapping[str, FloatArray] = {}
 
 

@@ -184,7 +184,7 @@ WAYS: tuple[dict[str, Any], ...] = ({}, {"steps": 24}, {"block_length": 4, "step
 
 
 @pytest.mark.parametrize(
-    "sampler", some([*every_sampler(), "remdm", "remdm(n=3, start=0.2)+blocks(8)"], 16)
+    "sampler", some([*every_sampler(), "remdm", "remdm(n=3, start=0.2)+blocks(8)"], 8)
 )
 def test_a_token_was_decided_in_a_step_that_took_a_forward(
     tiny: dllm.DiffusionModel, noisy: dllm.DiffusionModel, sampler: str

@@ -8,6 +8,7 @@ from ..core.errors import ConfigError, short
 from .keywords import CHECKED, CONDITION, Nothing, Schema, as_list, same
 
 MOST_PAIRS = 256  # of alternatives that two schemas have
+OBJECT = {"properties", "patternProperties", "additionalProperties"}
 
 
 def merged(a: Any, b: Any, path: str) -> Any:
@@ -35,9 +36,6 @@ def merged(a: Any, b: Any, path: str) -> Any:
     if result.get("type") == []:
         return False
     return result
-
-
-OBJECT = {"properties", "patternProperties", "additionalProperties"}
 
 
 def _merged_members(a: Schema, b: Schema, path: str) -> dict[str, Any]:

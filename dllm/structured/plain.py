@@ -15,6 +15,7 @@ from .parts import SURROGATES, Bytes, Either, Letters, Part, Repeat, Row, both, 
 from .source import Source
 
 DATA = {"const", "enum", "default", "example", "examples"}  # keywords that hold values
+EMPTY = '""'
 NAMED = {"properties", "$defs", "definitions", "dependencies", "dependentSchemas"}  # schemas
 
 
@@ -106,6 +107,3 @@ def plain_grammar(grammar: Grammar) -> str:
     lines = [f"start: {text(('name', start))}"]
     lines += [f"{names[name]}: {text(node)}" for name, node in grammar.rules.items()]
     return "\n".join(lines + [f"%ignore {text(node)}" for node in grammar.ignored])
-
-
-EMPTY = '""'

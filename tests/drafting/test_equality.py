@@ -111,7 +111,7 @@ def keyed_prompt(seed: int) -> tuple[list[int], dict[str, Any]]:
     return prompt, how
 
 
-@pytest.mark.parametrize("drafter", some(DRAFTERS, 3))
+@pytest.mark.parametrize("drafter", some(DRAFTERS, 2))
 @pytest.mark.parametrize(
     "seeds", [range(2), pytest.param(range(2, 112), marks=pytest.mark.slow)], ids=["few", "many"]
 )
@@ -164,7 +164,7 @@ def test_a_useless_drafter_costs_no_tokens(verifier: dllm.DiffusionModel) -> Non
 
 
 @pytest.mark.parametrize(
-    ("kind", "tree"), [*((kind, False) for kind in ARCHITECTURES), ("full", True)]
+    ("kind", "tree"), some([*((kind, False) for kind in ARCHITECTURES), ("full", True)], 2)
 )
 def test_after_a_round_the_cache_is_that_of_a_fresh_prefill(
     verifiers: dict[str, dllm.DiffusionModel], kind: str, tree: bool

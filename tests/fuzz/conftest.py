@@ -28,7 +28,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     (default,) = mark.args
     groups = ranges(first, first + int(asked or default), FEW)
     params = [pytest.param(seeds, id=_name(seeds)) for seeds in groups]
-    if not asked:
+    if not asked and "not slow" not in metafunc.config.getoption("markexpr"):
         rest = ranges(first + default, first + MANY, LARGE)
         params += [pytest.param(seeds, id=_name(seeds), marks=pytest.mark.slow) for seeds in rest]
     metafunc.parametrize("seeds", params)

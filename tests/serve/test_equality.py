@@ -63,7 +63,7 @@ def tokens_of(request: dict[str, Any], answer: httpx.Response) -> list[list[int]
     return [ids[index] for index in sorted(ids)]
 
 
-@pytest.mark.parametrize("count", [14, pytest.param(64, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [9, pytest.param(64, marks=pytest.mark.slow)])
 def test_together_is_alone(served: Served, tiny: dllm.DiffusionModel, count: int) -> None:
     requests = mixed(count)
     answers = asyncio.run(together(served.url, requests))

@@ -30,6 +30,7 @@ from dllm.serve.replies import Reply
 from dllm.serve.requests import read_chat
 from dllm.structured.building import WORKER
 
+from ..thin import some
 from .conftest import PATIENCE, Served, Start, address, idle, posted, raw, together, until
 from .leftovers import SLOWLY, Resources, at_rest, body, nothing_left, tasks
 
@@ -125,7 +126,9 @@ class SpeechlessError(Exception):
         raise ValueError("of itself")
 
 
-@pytest.mark.parametrize("kind", [ZeroDivisionError, ConnectionResetError, SpeechlessError])
+@pytest.mark.parametrize(
+    "kind", some([SpeechlessError, ZeroDivisionError, ConnectionResetError], 1)
+)
 def test_a_model_that_raises(
     start: Start, tiny: dllm.DiffusionModel, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
 ) -> None:

@@ -9,12 +9,14 @@ from ..base import Array, Budget, Feedback, RoundStats
 from .acceptance import Acceptance
 from .control import CONTROLLERS, LengthController, at_least
 
+FIRST = 4  # tokens of a first draft
 CONTEXT = 512  # tokens of a text whose forwards are taken to cost the same
 
 
 class Costs:
     """Seconds of a forward by the tokens that it is fed, of late.  What was never measured lies
-    between its neighbours, and counts as a tenth cheaper, so that it is tried."""
+    between its neighbours or, behind the last one, on the line from the first through that, and
+    counts as a tenth cheaper, so that it is tried."""
 
     def __init__(self) -> None:
         self.known: dict[int, float] = {}
@@ -26,8 +28,10 @@ class Costs:
 
     def __call__(self, tokens: Array) -> Array:
         at = sorted(self.known) or [1]
-        between: Array = np.interp(tokens, at, [self.known.get(n, 1.0) for n in at])
-        return between * np.where(np.isin(tokens, at), 1.0, 0.9)
+        taken = [self.known.get(n, 1.0) for n in at]
+        slope = max(0.0, taken[-1] - taken[0]) / max(1, at[-1] - at[0])
+        line: Array = np.interp(tokens, at, taken) + slope * np.maximum(0, tokens - at[-1])
+        return line * np.where(np.isin(tokens, at), 1.0, 0.9)
 
 
 class Learned:
@@ -98,10 +102,13 @@ class Adaptive(LengthController):
         return self._worth_it(np.cumprod(sure, dtype=np.float64))
 
     def _worth_it(self, alive: Array) -> int:
-        """How many tokens to send that are accepted with chances ``alive`` (n,)."""
+        """How many tokens to send that are accepted with chances ``alive`` (n,), at most twice as
+        many as were ever sent: what a long forward costs here is learnt on the way."""
+        costs = self.learned.of(self._context)
+        alive = alive[: max(FIRST, 2 * max(costs.known, default=1) - self._beside)]
         emitted = self._beside_emitted + 1 + np.concatenate([[0.0], alive.cumsum()])
         fed = self._beside + 1.0 + np.arange(len(alive) + 1, dtype=np.float64)
-        seconds = self.learned.of(self._context)(fed) + self.learned.drafting
+        seconds = costs(fed) + self.learned.drafting
         return int(np.argmax(emitted / seconds))
 
     def update(self, stats: RoundStats, feedback: Feedback) -> None:

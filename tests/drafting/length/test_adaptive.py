@@ -29,7 +29,7 @@ def test_what_was_not_measured_lies_between_and_counts_as_cheaper() -> None:
     costs = Costs()
     for x in (1, 5, 9, 3, 7) * 4:
         costs.add(x, 2.0 + 0.5 * x)
-    assert costs(np.array([3, 4, 40])).tolist() == pytest.approx([3.5, 0.9 * 4.0, 0.9 * 6.5])
+    assert costs(np.array([3, 4, 40])).tolist() == pytest.approx([3.5, 0.9 * 4.0, 0.9 * 22.0])
 
 
 def test_what_a_draft_saves_is_counted_in_plain_tokens() -> None:
