@@ -251,12 +251,19 @@ class Reader(Base):
                 with contextlib.suppress(Empty):
                     self.met(found, self.tester.nested().automaton, without=True)
                     self.refuse("what is nested deeply", path)
-            part = Leaf(self.met(found, held, without=True))
+            try:
+                part = Leaf(self.met(found, held, without=True))
+            except Empty:
+                if self.tester.dropped is not None:
+                    self.refuse(f"the format {self.tester.dropped!r}", path)
+                raise
         return part
 
     @cached_property
     def tester(self) -> Reader:
-        return Reader(self.root, self.budget, self.depth, testing=True)
+        reader = Reader(self.root, self.budget, self.depth, testing=True)
+        reader.wider = not self.wider  # more is taken away, but not from what is taken away
+        return reader
 
     def target(self, schema: Any, path: str) -> Schema:
         """What a schema that is a reference stands for."""

@@ -303,6 +303,13 @@ def test_extra_keys_stand_in_any_order() -> None:
          ['{"a": 1, "b": 1}'], ['{"a": 1, "a": 1}', '{"a": 1}']),
         ({"type": "string", "format": "uri", "minLength": 1, "maxLength": 2083},
          [f'"http://x/{"y" * 150}"'], ['""', '"x y"']),
+        # A format says to some readers nothing: what may not hold is kept from all of them.
+        ({"oneOf": [{"properties": {name: {"type": "string", "format": "date"}}, "required": [name]}
+                    for name in "ab"]},
+         ['{"a": "2024-01-01"}', '{"b": "2024-01-01"}'], ['{"a": "x"}', "{}"]),
+        ({"type": ["string", "integer"],
+          "not": {"type": "string", "format": "date", "minLength": 2}},
+         ["3", '"a"'], ['"2024-01-01"', '"ab"']),
         # Properties that others ask for, declared or not.
         ({"type": "object", "dependentRequired": {"a": ["b"]}}, ['{"c": 1}', '{"a": 1, "b": 2}'],
          ['{"a": 1}']),
