@@ -7,6 +7,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import nn
+from transformers import PreTrainedConfig
 
 from dllm.models import DiffusionModel, Facts, Family
 
@@ -41,7 +42,7 @@ class _Backbone(nn.Module):
 class _Network:
     def __init__(self, table: Table) -> None:
         self.base_model = _Backbone(table)
-        self.config = SimpleNamespace(num_hidden_layers=1)
+        self.config = PreTrainedConfig(num_hidden_layers=1)
         self.device, self.dtype = torch.device("cpu"), torch.float32
         self.head = nn.Linear(VOCAB, VOCAB, bias=False)
         self.head.weight.data = torch.eye(VOCAB)
