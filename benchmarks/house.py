@@ -24,6 +24,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 PRODUCTION = ("dllm", "samplers", "cache", "kernels", "eval")
+OWN = [ROOT / name for name in PRODUCTION]  # and nothing of an environment that lies beside them
 PROMPT = "Reverse this list: Tom, Anna, Ben, Mia, Zoe, Max, Eva"
 
 
@@ -100,7 +101,7 @@ class Calls:
                     self.stack[0] = "step"
                 self.entered[self.stack[-1]] += 1
             file = Path(code.co_filename)
-            if ROOT in file.parents and file.parents[0].name != "benchmarks":
+            if any(room in file.parents for room in OWN):
                 phase = self.stack[-1]
                 self.count[phase] += 1
                 self.files.setdefault(phase, set()).add(str(file.relative_to(ROOT)))
