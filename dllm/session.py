@@ -21,7 +21,15 @@ from typing import Any, Unpack
 from .cache import compose
 from .core.config import GenerationConfig, SessionArguments, SessionConfig
 from .core.declared import ANSWER, MACHINE, VERIFIER
-from .core.errors import FAILURES, CancelledError, ConfigError, QueueFullError, one_line, short
+from .core.errors import (
+    FAILURES,
+    CancelledError,
+    ConfigError,
+    DllmError,
+    QueueFullError,
+    one_line,
+    short,
+)
 from .engine import Engine
 from .engine.work import Work
 from .models import DiffusionModel, load
@@ -341,7 +349,7 @@ def _meet_shapes(engine: Engine, make: Make, most: int) -> None:
     block = facts.block_length or BLOCK
     how = {"sampler": "llada(steps=4)", "block_length": block, "max_new_tokens": block,
            "eos_policy": "none"}  # fmt: skip
-    with suppress(ConfigError):  # what this sampler is not for is captured when it is met
+    with suppress(DllmError):  # what does not fit or fails here is captured when it is met
         request = make([int(facts.mask_token_id == 0)], None, how)
         for count in range(1, most + 1):
             for _ in engine.run([request.make() for _ in range(count)], request.recipe):

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from copy import deepcopy
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -114,6 +115,15 @@ def test_a_session_meets_its_shapes_before_its_requests() -> None:
             handle.result()
         assert static.buffer.size == size and met.keys() <= static.steps.keys()
         assert any(static.steps[shape].met > met[shape] for shape in blocks)
+
+
+def test_a_session_starts_where_no_whole_block_fits() -> None:
+    model = dllm.load("nano")
+    short = replace(model, facts=replace(model.facts, context_length=20))
+    how = {"max_new_tokens": 8, "block_length": 8}
+    with dllm.Session(short, cache="dual", cuda_graphs=True, max_batch_size=2) as session:
+        text = session.submit([5, 6], **how).result().text
+    assert text == dllm.generate(short, [[5, 6]], cache="dual", **how)[0].text
 
 
 def test_what_padding_leaves_behind_is_not_read(tiny: dllm.DiffusionModel) -> None:
