@@ -34,6 +34,7 @@ from ..thin import some
 from .conftest import PATIENCE, Served, Start, address, block_model, held, idle, posted, until
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+JSON = {"Content-Type": "application/json"}
 MARKS = "e" + "\u0301" * 50_000
 ANSWERED = 4096  # bytes that an error may have
 
@@ -269,8 +270,7 @@ def test_numbers_that_are_infinite(served: Served) -> None:
     for schema in ('{"type": "array", "maxItems": 1e999}', '{"enum": [1e999]}',
                    '{"type": "integer", "minimum": -1e999}'):  # fmt: skip
         form = f'{{"structured_outputs": {{"json": {schema}}}, "prompt": "a"}}'
-        answer = httpx.post(served.url + TEXT, content=form, timeout=PATIENCE,
-                            headers={"content-type": "application/json"})  # fmt: skip
+        answer = served.ask("POST", TEXT, content=form, headers=JSON)
         assert answer.status_code == 400 and answer.json()["error"]["code"] == "invalid_json"
 
 
@@ -309,8 +309,7 @@ def test_a_long_prompt_holds_up_nobody(
     with held(monkeypatch, chats, "encode", is_long, lambda: served.post(TEXT, long)):
         for _ in range(3):
             assert served.post(CHAT, hello()).status_code == 200
-        with httpx.Client() as client, pytest.raises(httpx.ReadTimeout):
-            client.post(served.url + TEXT, json=long, timeout=0.3)
+        served.leave(TEXT, long, 0.3)
         time.sleep(0.1)
     until(lambda: idle(served))
     assert len(read) <= len(long["prompt"])  # the second one was never begun
