@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import cached_property
 from typing import Any
+from urllib.parse import quote
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
@@ -90,7 +91,8 @@ def guarded(
         except Exception as error:
             problem = serving.failed(error)
             response = refusal(problem)
-            ACCESS.info("%s %s %d: %s", request.method, request.scope["path"][:80], problem.status,
+            path = quote(request.scope["path"])[:80]  # on one line, whatever a client writes
+            ACCESS.info("%s %s %d: %s", request.method, path, problem.status,
                         problem.message[:200])  # fmt: skip
         return named(request, response)
 

@@ -23,7 +23,7 @@ from dllm.core.text import hole_forms
 from dllm.serve import chats, reading
 from dllm.serve.bodies import ScoreBody
 from dllm.serve.connections import Connection
-from dllm.serve.encoding import CHARACTERS_PER_TOKEN, LONG, SHARE, Encoder, Line, check
+from dllm.serve.encoding import CHARACTERS_PER_TOKEN, LONG, SHARE, THREADS, Encoder, Line, check
 from dllm.serve.problems import Problem
 from dllm.serve.requests import read_chat, read_text
 from dllm.serve.responses import read_response
@@ -187,39 +187,37 @@ def test_holes_that_never_end_take_linear_time(sign: str) -> None:
 
 
 def test_clients_take_turns_where_work_takes_long() -> None:
-    """One who asks for much waits for itself, and is told why; others are answered while its first
-    work goes on."""
-    line, order = Line("test"), list[str]()
-    go_on, others = threading.Event(), threading.Event()
+    """One who asks for much waits for itself, and is told why; others are at most behind what runs
+    already."""
+    line, go_on, order = Line("test"), threading.Event(), list[str]()
 
-    def work(name: str, may: threading.Event) -> Callable[[], str]:
+    def work(name: str) -> Callable[[], str]:
         def run() -> str:
-            assert may.wait(PATIENCE)
             order.append(name)
+            assert go_on.wait(PATIENCE)
             return name
 
         return run
 
     try:
-        mine = [line.submit("greedy", work(f"greedy {i}", go_on)) for i in range(SHARE)]
+        mine = [line.submit("greedy", work(f"greedy {i}")) for i in range(SHARE)]
         with pytest.raises(QueueFullError, match=f"{SHARE} of yours wait already"):
-            line.submit("greedy", work("more", go_on))
-        other = line.submit("other", work("other", others))
-        left = line.submit("third", work("third", others))
+            line.submit("greedy", work("more"))
+        other = line.submit("other", work("other"))
+        left = line.submit("third", work("third"))
         left.cancel()
-        again = line.submit("third", work("fourth", others))
-        others.set()
-        assert other.result(PATIENCE) == "other" and again.result(PATIENCE) == "fourth"
-        assert order == ["other", "fourth"]
+        again = line.submit("third", work("fourth"))
+        until(lambda: len(order) == THREADS)  # and nobody more: they wait
         go_on.set()
+        assert other.result(PATIENCE) == "other" and again.result(PATIENCE) == "fourth"
         assert [one.result(PATIENCE) for one in mine] == [f"greedy {i}" for i in range(SHARE)]
-        line.submit("greedy", work("later", go_on)).result(PATIENCE)
+        assert order.index("other") < THREADS and "third" not in order
+        line.submit("greedy", work("later")).result(PATIENCE)
     finally:
         go_on.set()
-        others.set()
         line.close()
     with pytest.raises(RuntimeError):
-        line.submit("greedy", work("late", go_on))
+        line.submit("greedy", work("late"))
 
 
 def test_forms_of_holes_are_built_where_nobody_waits(
@@ -261,6 +259,22 @@ def test_the_server_itself_reads_no_expression(
     assert [one.status_code in (200, 400) for one in given] == [True, True]
     assert not any("uffff" in pattern for pattern in read)
     assert given[0].status_code == 200, given[0].text
+
+
+def test_bodies_that_are_nested(served: Served) -> None:
+    """So deeply that one step or another of reading them gives up."""
+    tools = '"tools": [{"type": "function", "function": {"name": "f", "parameters": %s}}]'
+    allowed = '{"type": "allowed_tools", "mode": "auto", "tools": ['
+    cases = [('"metadata": %s', '{"a": ', "}", depth) for depth in range(900, 1000, 3)]
+    cases += [(f"{tools % {}}, " + '"tool_choice": %s', allowed, "]}", 400),
+              (f'{tools}, "tool_choice": "required"', '{"anyOf": [', "]}", 400)]  # fmt: skip
+    for field, begin, end, depth in cases:
+        nested = field % (begin * depth + '{"type": "integer"}' + end * depth)
+        answer = httpx.post(
+            served.url + CHAT, content=json.dumps(hello())[:-1] + f", {nested}}}",
+            headers={"Content-Type": "application/json"}, timeout=PATIENCE,
+        )  # fmt: skip
+        assert answer.status_code in (200, 400), (nested[:80], depth, answer.text)
 
 
 def test_numbers_that_are_infinite(served: Served) -> None:
