@@ -1,16 +1,26 @@
 """A model small enough for any test: random weights under the tokenizer of the bundled models."""
 
+from __future__ import annotations
+
+import gc
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-if not torch.cuda.is_available():
-    # Triton's interpreter has to be asked for before anything imports Triton, as transformers does.
-    os.environ.setdefault("TRITON_INTERPRET", "1")
+if "PYTEST_XDIST_WORKER" in os.environ or not re.search(
+    r" (-n|--numprocesses)[ =]?(?!0)\w", " ".join(sys.argv)
+):  # else others run the tests, and this process need not wait for PyTorch
+    gc.disable()  # until the tests are collected: what is imported for them stays
+    import torch
+
+    if not torch.cuda.is_available():
+        # Triton's interpreter has to be asked for before anything imports Triton.
+        os.environ.setdefault("TRITON_INTERPRET", "1")
+    torch.set_num_threads(1)  # tiny tensors: threads cost more than they bring
 # Tests learn nothing from other calls, and leave nothing behind.
 os.environ.setdefault("DLLM_KERNELS", "")  # compiled kernels only where a folder is named
 
@@ -57,14 +67,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("smoke")
 
 
-# Tiny tensors: threads cost more than they bring, the more so beside other work.
-torch.set_num_threads(1)
+def pytest_collection_finish() -> None:
+    """No later collection of garbage looks at what was imported: 0.4 s each time."""
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # libraries in C++ warn of what is left when the process ends
 
 
 def small(network: str, family: str, **more: Any) -> dllm.DiffusionModel:
     """Random weights of a network of transformers under the tokenizer of the bundled models: a
     context of 128 and weights large enough to prefer something."""
-    import transformers  # not where only workers of xdist start
+    import torch
+    import transformers
 
     from examples.nano.tokenizer import build_tokenizer
 
@@ -105,6 +122,7 @@ def tiny_folder(tiny: dllm.DiffusionModel, tmp_path_factory: pytest.TempPathFact
 def noisy(tmp_path_factory: pytest.TempPathFactory) -> dllm.DiffusionModel:
     """A small DiffusionGemma with random weights, as `tiny`: canvases of 8 with uniform noise, and
     a window of 6 in two of its layers."""
+    import torch
     from transformers import DiffusionGemmaForBlockDiffusion
 
     from examples.nano.recipe import NanoTraining, build_model

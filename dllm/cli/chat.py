@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..core.config import GenerationConfig
 from ..core.declared import MACHINE
 from ..core.errors import ConfigError, DllmError, PromptError
+from .app import Terminated
 from .bundled import ABILITIES, is_bundled, warn_of_unknown_words
 from .options import DECODING, Generation, option, takes
 from .output import complain, interactive, note, waiting
@@ -113,6 +114,8 @@ class Conversation:
             complain(error)
             if len(self.messages) > 1:
                 note("/reset starts over")
+        except Terminated:
+            raise
         except KeyboardInterrupt:
             self.messages.pop()
             note("stopped")

@@ -24,7 +24,7 @@ def read_text(prompt: str | None, file: Path | None) -> str:
     if source is None or source == STDIN:
         text = _content(sys.stdin.read, "standard input").removesuffix("\n").removesuffix("\r")
     elif file is not None:
-        text = _content(partial(file.read_text, encoding="utf-8"), str(file)).removesuffix("\n")
+        text = _content(partial(file.read_text, encoding="utf-8-sig"), str(file)).removesuffix("\n")
     else:
         text = _checked(source, "the prompt")
     if not text.strip():

@@ -15,7 +15,7 @@ def read_json_lines(path: Path, what: str) -> Iterator[tuple[str, Any]]:
     where a line is no JSON.
     """
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the {what} in {path}: {error}") from error
     if not any(map(str.strip, lines)):

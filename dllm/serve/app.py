@@ -4,7 +4,9 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import cached_property
 from typing import Any
+from urllib.parse import quote
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
@@ -69,10 +71,7 @@ def paths_of(serving: Service) -> list[Path]:
     paths = ModelRoutes(serving).paths()
     if serving.verifying is not None:
         paths += serving.verifying.paths()
-    operation = Operation(serving)
-    paths += operation.paths()
-    operation.document = document(paths, serving.name)
-    return paths
+    return paths + Operation(serving, paths).paths()
 
 
 def guarded(
@@ -92,7 +91,8 @@ def guarded(
         except Exception as error:
             problem = serving.failed(error)
             response = refusal(problem)
-            ACCESS.info("%s %s %d: %s", request.method, request.scope["path"][:80], problem.status,
+            path = quote(request.scope["path"])[:80]  # on one line, whatever a client writes
+            ACCESS.info("%s %s %d: %s", request.method, path, problem.status,
                         problem.message[:200])  # fmt: skip
         return named(request, response)
 
@@ -102,9 +102,13 @@ def guarded(
 class Operation:
     """Health, metrics, version, the documentation, and the page."""
 
-    def __init__(self, serving: Service) -> None:
-        self.serving = serving
-        self.document: dict[str, Any] = {}
+    def __init__(self, serving: Service, others: list[Path]) -> None:
+        self.serving, self.others = serving, others
+
+    @cached_property
+    def document(self) -> dict[str, Any]:
+        """What is answered, made when it is first asked for."""
+        return document([*self.others, *self.paths()], self.serving.name)
 
     def paths(self) -> list[Path]:
         paths = [

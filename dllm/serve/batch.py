@@ -25,6 +25,7 @@ from ..core.json_lines import check_same
 from .body import is_unicode
 from .http import dumps
 from .problems import Problem
+from .reading import parsed
 from .requests import GenerateRequest, read_chat, read_infill, read_text
 from .responses import read_response
 from .service import Service, Started, cancel_all
@@ -81,8 +82,9 @@ def line_of(
     """A request of a file, see `Lines`."""
     name = f"line-{number}"
     try:
-        text = content.decode().rstrip("\r\n")
-        item = json.loads(text) if structured else text
+        text = content.decode("utf-8-sig").rstrip("\r\n")  # Windows marks the first line
+        item = parsed(text) if structured else text
+        digest_of("", item)  # what is nested more deeply than this could not be told either
     except (ValueError, RecursionError) as error:
         return Line(name, "", None, digest_of("", content), f"line {number} is not JSON: {error}")
     if isinstance(item, str):
@@ -96,10 +98,10 @@ def line_of(
         problem = f"the custom_id or url of line {number} has half a surrogate"
         return Line(name, "", None, digest_of("", content), problem)
     if "body" in item:
-        url, body = str(item.get("url", CHAT)), item["body"]
+        url, body = str(item.get("url") or CHAT), item["body"]
     else:
         body = {key: value for key, value in item.items() if key != "custom_id"}
-        url = CHAT if "messages" in body else TEXT
+        url = CHAT if body.get("messages") is not None else TEXT
         if url == TEXT and chat and isinstance(body.get("prompt"), str):
             said = body.pop("prompt")
             url, body = CHAT, {**body, "messages": [{"role": "user", "content": said}]}
@@ -112,7 +114,7 @@ def line_of(
         given["max_output_tokens"] = given.pop("max_tokens")
     if body.get("max_completion_tokens") is not None:  # the same by its newer name
         given.pop("max_tokens", None)
-    body = {**given, **body}
+    body = {**body, **{k: v for k, v in given.items() if body.get(k) is None}}
     return Line(name, url, body, digest_of(url, body))
 
 

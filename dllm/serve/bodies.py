@@ -43,12 +43,20 @@ def _is_response_format(value: Any) -> bool:
     match value.get("type"):
         case "structural_tag":
             return _is_schema(value)
-        case "json_object":
-            return _is_schema(value.get("schema", {}))  # llama.cpp's clients send one
+        case "json_object":  # llama.cpp's clients send a schema
+            given = value.get("schema"), value.get("json_schema")
+            return all(one is None or _is_schema(one) for one in given)
         case "json_schema":
             given = value.get("json_schema")
             return isinstance(given, dict) and _is_schema(given.get("schema"))
-    return bool(value == {"type": "text"})
+    return {k: v for k, v in value.items() if v is not None} == {"type": "text"}
+
+
+def _is_function(value: Any) -> bool:
+    function = value.get("function", value) if isinstance(value, dict) else None
+    return isinstance(function, dict) and value.get("type") == "function" and (
+        isinstance(function.get("name"), str)
+    )  # fmt: skip
 
 
 def _is_tool_choice(value: Any) -> bool:
@@ -56,15 +64,9 @@ def _is_tool_choice(value: Any) -> bool:
         allowed = value.get("allowed_tools", value)  # of chats, of responses
         tools = allowed.get("tools") if isinstance(allowed, dict) else None
         return isinstance(tools, list) and 0 < len(tools) <= MOST_TOOLS and (
-            allowed.get("mode") in ("auto", "required")
-            and all(isinstance(tool, dict) and _is_tool_choice(tool) for tool in tools)
+            allowed.get("mode") in ("auto", "required") and all(map(_is_function, tools))
         )  # fmt: skip
-    if isinstance(value, dict):
-        function = value.get("function", value)
-        return value.get("type") == "function" and isinstance(function, dict) and (
-            isinstance(function.get("name"), str)
-        )  # fmt: skip
-    return value in ("none", "auto", "required")
+    return _is_function(value) or value in ("none", "auto", "required")
 
 
 Seconds = Annotated[float, Field(gt=0)]

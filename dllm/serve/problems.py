@@ -94,6 +94,8 @@ def problem_of(error: BaseException, retry_after: float = 1.0, context: int = 0)
         return error
     if isinstance(error, asyncio.CancelledError):
         return Problem(CLOSED, "the client has left")
+    if isinstance(error, RecursionError):
+        return Problem(400, "the body is nested too deeply", code="invalid_body")
     text = in_http(message_of(error))
     if isinstance(error, QueueFullError):
         return Problem(429, text, code="queue_full", retry_after=retry_after)

@@ -54,12 +54,18 @@ class Reader:
 def from_json(read: Callable[[Any], T], body: bytes, limit: int) -> T:
     """What ``read`` makes of ``body``, whose texts could fit ``limit`` tokens."""
     try:
-        data = json.loads(body, parse_constant=_no_constant, parse_float=_finite)
+        data = parsed(body)
     except (ValueError, RecursionError) as error:
         raise Problem(400, f"the body is not JSON: {error}", code="invalid_json") from None
     result = read(data)
     check(getattr(result, "texts", ()), limit)
     return result
+
+
+def parsed(text: bytes | str) -> Any:
+    """What is said in JSON, whose numbers are finite; `ValueError` or `RecursionError` where that
+    is none."""
+    return json.loads(text, parse_constant=_no_constant, parse_float=_finite)
 
 
 def _no_constant(name: str) -> Any:

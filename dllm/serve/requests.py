@@ -187,9 +187,9 @@ def read_text(data: Any) -> GenerateRequest:
                               "positions and all of them are written")  # fmt: skip
     if only and body.stream:
         raise unsupported("stream", "max_tokens=0 writes nothing: drop stream")
-    if body.echo and body.suffix:
-        raise unsupported("echo", "echo repeats the prompt before the text: it does not go with "
-                          "suffix")  # fmt: skip
+    if body.suffix and (body.echo or body.prompt_logprobs is not None):
+        raise unsupported("suffix", "suffix does not go with echo, nor with prompt_logprobs: the "
+                          "prompt is the beginning of the text")  # fmt: skip
     echoed = body.echo and body.prompt_logprobs is None
     wanted = {"prompt_logprobs": body.logprobs} if echoed else {}
     return _request(
@@ -269,7 +269,7 @@ def _form(body: Writing) -> dict[str, Any]:
     if wanted["type"] == "structural_tag":
         forms["structural_tag"] = {key: wanted[key] for key in wanted if key != "type"}
     elif wanted["type"] != "text":
-        schema = wanted.get("json_schema", wanted).get("schema")
+        schema = (wanted.get("json_schema") or wanted).get("schema")
         forms["json_schema"] = {"type": "object"} if schema is None else schema
     if given is not None:
         named = {"regex": given.regex, "choice": given.choice, "json_schema": given.schema_,

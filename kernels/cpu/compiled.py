@@ -33,7 +33,7 @@ SIGNATURES = {
     "dllm_attention": (*[_A] * 6, *[_N] * 5, ctypes.c_double, _I, _I, _I),
     "dllm_lay_out": (_A, _A, _N, _N, _I),
     "dllm_product": (_A, _A, _I, _A, _A, _N, _N, _N, _I, _I),
-    "dllm_product8": (_A, _A, _A, _A, _A, _A, _N, _N, _N, _I, _I),
+    "dllm_product8": (*[_A] * 7, _N, _N, _N, _I, _I),
     "dllm_product4": (_A, _A, _A, _A, _A, _A, _A, _N, _N, _N, _N, _I, _I),
     "dllm_layer_begin": (*[_A] * 10, *[_N] * 3, _I, _I),
     "dllm_layer_end": (*[_A] * 5, _N, _I, _I),

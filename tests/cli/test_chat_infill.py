@@ -8,6 +8,7 @@ from _pytest.monkeypatch import MonkeyPatch
 
 import dllm
 from dllm.cli import chat as chat_module
+from dllm.cli.app import Terminated
 
 from ..thin import some
 from .conftest import Run
@@ -67,6 +68,15 @@ def test_a_stopped_answer_leaves_the_conversation_usable(
     result = ask("chat", stdin="Ben\nTom\n")
     assert result.stdout == say(tiny, [], "Tom") + "\n"
     assert "stopped" in result.stderr
+
+
+def test_sigterm_ends_more_than_an_answer(ask: Run, monkeypatch: MonkeyPatch) -> None:
+    def terminated(self: chat_module.Conversation) -> dllm.Result:
+        raise Terminated  # as the handler of the signal does
+
+    monkeypatch.setattr(chat_module.Conversation, "answer", terminated)
+    result = ask("chat", stdin="Ben\nTom\n")
+    assert result.exit_code == 143 and "ended by SIGTERM" in result.stderr
 
 
 def test_a_model_without_a_template_is_refused(cli: Run, tiny_folder: Path, tmp_path: Path) -> None:

@@ -42,11 +42,11 @@ HOSTILE = ["x/health?", "x/health", "/health", "x?/", "x#/metrics", "localhost/.
            "x:80/version"]  # fmt: skip
 
 
-@pytest.mark.parametrize("host", HOSTILE)
-def test_a_host_header_opens_no_door(start: Start, tiny: dllm.DiffusionModel, host: str) -> None:
+def test_a_host_header_opens_no_door(start: Start, tiny: dllm.DiffusionModel) -> None:
     """The key is asked for by the path of the request line, whatever the Host header says."""
     served = start(tiny, api_key="sesame")
-    head = f"GET /v1/models HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
-    assert raw(served, head.encode())[9:12] in (b"401", b"400")
-    good = head.replace("\r\n\r\n", "\r\nAuthorization: Bearer sesame\r\n\r\n")
-    assert raw(served, good.encode())[9:12] in (b"200", b"400")
+    for host in HOSTILE:
+        head = f"GET /v1/models HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
+        assert raw(served, head.encode())[9:12] in (b"401", b"400"), host
+        good = head.replace("\r\n\r\n", "\r\nAuthorization: Bearer sesame\r\n\r\n")
+        assert raw(served, good.encode())[9:12] in (b"200", b"400"), host

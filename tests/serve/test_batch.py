@@ -71,6 +71,25 @@ def test_a_custom_id_of_null_is_none(tmp_path: Path) -> None:
     assert [line.id for line in lines_of(file)] == ["line-1", "line-2"]
 
 
+def test_null_is_not_given(tmp_path: Path) -> None:
+    file, body = tmp_path / "requests.jsonl", '{"messages": [], "max_tokens": null}'
+    file.write_text(f'{{"url": null, "body": {body}}}\n{{"prompt": "hi", "messages": null}}\n')
+    first, second = lines_of(file, max_tokens=9)
+    assert first.url == second.url and first.body == {"messages": [], "max_tokens": 9}
+    assert second.body is not None and second.body["messages"][0]["content"] == "hi"
+
+
+def test_lines_that_are_no_requests(tmp_path: Path) -> None:
+    """Such as those of programs on Windows, whose first line has a mark before it."""
+    file, most = tmp_path / "requests.jsonl", sys.getrecursionlimit()
+    lines = [b"\xef\xbb\xbf" + b'"hi"', b'{"prompt": NaN}', b'{"prompt": 1e999}', b"\xff"]
+    nested = [f'{{"prompt": {"[" * n}{"]" * n}}}' for n in range(most // 2, most)]
+    file.write_bytes(b"\n".join([*lines, *map(str.encode, nested)]))
+    found = lines_of(file)
+    assert found[0].body is not None and len(found) == len(lines) + len(nested)
+    assert all("is not JSON" in line.problem for line in [*found[1:4], found[-1]])
+
+
 def test_formats(tmp_path: Path) -> None:
     file = tmp_path / "requests.jsonl"
     file.write_text(

@@ -31,7 +31,7 @@ from dllm.serve.requests import read_chat
 from dllm.structured.building import WORKER
 
 from ..thin import some
-from .conftest import PATIENCE, Served, Start, address, idle, posted, raw, together, until
+from .conftest import PATIENCE, PLAIN, Served, Start, address, idle, posted, raw, together, until
 from .leftovers import SLOWLY, Resources, at_rest, body, nothing_left, tasks
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -72,7 +72,7 @@ async def crowd(url: str, count: int) -> dict[str, int]:
             ends["served"] += 1
 
     limits = httpx.Limits(max_connections=64)
-    async with httpx.AsyncClient(timeout=PATIENCE * 6, limits=limits) as client:
+    async with httpx.AsyncClient(timeout=PATIENCE * 6, limits=limits, **PLAIN) as client:
         await asyncio.gather(*(one(client, i) for i in range(count)))
     return ends
 
@@ -211,8 +211,7 @@ def test_requests_that_are_not_http(caught: Served) -> None:
         assert raw(caught, sent).startswith(f"HTTP/1.1 {status}".encode())
     packed = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
     for headers, word in (({}, "Content-Type"), (packed, "Content-Encoding")):
-        answer = httpx.post(caught.url + CHAT, content=gzip.compress(b"{}"), headers=headers,
-                            timeout=PATIENCE)  # fmt: skip
+        answer = caught.ask("POST", CHAT, content=gzip.compress(b"{}"), headers=headers)
         assert answer.status_code == 415 and word in answer.json()["error"]["message"]
     assert caught.get(CHAT).status_code == 405
     assert caught.get("/none").json()["error"]["type"] == "not_found_error"
@@ -229,7 +228,7 @@ def test_a_body_that_is_too_large(start: Start, tiny: dllm.DiffusionModel) -> No
             yield b"x" * 100
 
     headers = {"Content-Type": "application/json"}
-    chunked = httpx.post(served.url + CHAT, content=parts(), headers=headers, timeout=PATIENCE)
+    chunked = served.ask("POST", CHAT, content=parts(), headers=headers)
     assert chunked.status_code == 413
     long = served.post(TEXT, {"prompt": "a b " * 20, "max_tokens": 4})
     assert long.status_code == 400 and "takes 20" in long.json()["error"]["message"]
@@ -242,7 +241,7 @@ def test_sigterm_lets_requests_end(start: Start, tiny: dllm.DiffusionModel) -> N
     loop = served.server.servers[0].get_loop()
 
     async def ask() -> tuple[list[httpx.Response], httpx.Response, httpx.Response]:
-        async with httpx.AsyncClient(timeout=PATIENCE) as client:
+        async with httpx.AsyncClient(timeout=PATIENCE, **PLAIN) as client:
             posts = [
                 asyncio.ensure_future(
                     client.post(served.url + CHAT, json=body(f"r {i}", stream=i % 2 == 0))
@@ -281,7 +280,7 @@ def test_a_drain_that_runs_out(start: Start, tiny: dllm.DiffusionModel, signals:
     score = {"prompt": "one", "continuation": ["two three four"] * 24, "samples": 4096}
 
     async def ask() -> list[httpx.Response]:
-        async with httpx.AsyncClient(timeout=PATIENCE) as client:
+        async with httpx.AsyncClient(timeout=PATIENCE, **PLAIN) as client:
             begun = partial(registry.get_sample_value, "dllm_first_draft_seconds_count", labels)
             posts = []
 
@@ -334,8 +333,7 @@ def test_a_structure_that_compiles_does_not_hold_up_the_end(
 def test_likelihoods_that_nobody_waits_for_end(served: Served) -> None:
     """The next request need not wait for the quarter of a minute that they would take."""
     long = {"prompt": "one", "continuation": ["two three four"] * 24, "samples": 4096}
-    with httpx.Client() as client, pytest.raises(httpx.ReadTimeout):
-        client.post(served.url + "/v1/score", json=long, timeout=0.3)
+    served.leave("/v1/score", long, 0.3)
     short, began = {"prompt": "one", "continuation": "two", "samples": 1}, time.perf_counter()
     assert served.post("/v1/score", short).status_code == 200
     assert time.perf_counter() - began < 10
@@ -355,8 +353,7 @@ def test_a_client_that_leaves_is_no_failure(
 
     cancelled, errors = count("cancelled"), count("error")
     for stream in (False, True):
-        with httpx.Client() as client, pytest.raises(httpx.ReadTimeout):
-            client.post(served.url + CHAT, json=body(stream=stream, n=8), timeout=0.05)
+        served.leave(CHAT, body(stream=stream, n=8), 0.05)
         left = time.monotonic()
         until(lambda: idle(served))
         assert time.monotonic() - left < 5

@@ -143,10 +143,10 @@ def test_answers_of_replicas_are_those_of_the_server(replicas: Any) -> None:
     calls = handle.calls
     assert before.post(CHAT, chat()).status_code == 401  # without a key, and without a replica
     large = b" " * (plain.service.settings.max_body + 1)
-    refused = httpx.post(before.url + CHAT, content=large, headers=KEY, timeout=PATIENCE)
+    refused = before.ask("POST", CHAT, content=large, headers=KEY)
     assert refused.status_code == 413 and "x-request-id" in refused.headers
     page = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}
-    asks = httpx.options(before.url + CHAT, headers=page, timeout=PATIENCE)
+    asks = before.ask("OPTIONS", CHAT, headers=page)
     assert asks.headers["access-control-allow-origin"] == "https://a.example"
     assert handle.calls == calls
 
@@ -196,9 +196,7 @@ def test_replicas_lost_in_mid_stream_are_told(replicas: Any) -> None:
 def test_who_leaves_frees_the_row_in_the_replicas(replicas: Any) -> None:
     before, _, plain = replicas
     for stream in (False, True):
-        with httpx.Client() as client, pytest.raises(httpx.ReadTimeout):
-            body = chat(stream=stream, n=8, max_tokens=64)
-            client.post(before.url + CHAT, json=body, headers=KEY, timeout=0.2)
+        before.leave(CHAT, chat(stream=stream, n=8, max_tokens=64), 0.2, headers=KEY)
         until(lambda: idle(plain))
     assert not before.server.serving.answers
 
@@ -262,7 +260,7 @@ def test_silent_clients_do_not_stay(
         ]
         for sock in silent:
             sock.sendall(begun)
-        answer = httpx.post(before.url + CHAT, json=chat(), headers=KEY, timeout=PATIENCE)
+        answer = before.post(CHAT, chat(), headers=KEY)
         assert answer.status_code == 200
         assert all(sock.recv(1000)[:1] in (b"", b"H") for sock in silent)  # closed, or told so
         until(lambda: len(before.server.server_state.connections) <= 1)

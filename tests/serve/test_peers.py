@@ -227,7 +227,7 @@ def test_prompts_that_are_cut(served: Served) -> None:
 
 def test_web_pages_may_ask(start: Start, tiny: dllm.DiffusionModel) -> None:
     def asked(served: Served, origin: str) -> httpx.Response:
-        return httpx.options(served.url + CHAT, headers={
+        return served.ask("OPTIONS", CHAT, headers={
             "Origin": origin, "Access-Control-Request-Method": "POST",
             "Access-Control-Request-Headers": "authorization,content-type,x-stainless-lang",
         })  # fmt: skip

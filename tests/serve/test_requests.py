@@ -70,7 +70,8 @@ def test_an_answer_that_is_sampled_without_a_seed_draws_one() -> None:
         {"frequency_penalty": 0, "presence_penalty": 0.0, "repetition_penalty": 1.0},
         {"logit_bias": {}, "logprobs": None, "stop": None, "seed": None, "tools": None},
         {"tools": [], "tool_choice": "none", "functions": [], "parallel_tool_calls": True},
-        {"response_format": {"type": "text"}, "modalities": ["text"], "store": False},
+        {"response_format": {"type": "text", "json_schema": None}, "modalities": ["text"]},
+        {"response_format": {"type": "text"}, "store": False},
         {"metadata": {"a": "b"}, "service_tier": "auto", "verbosity": "low", "store": True},
         {"plugins": None, "temprature": None, "seed": -1, "echo": False, "best_of": 1.0},
         {"reasoning_effort": "high", "prompt_cache_key": "k", "safety_identifier": "s"},
@@ -194,6 +195,8 @@ def test_fields_that_need_one_another() -> None:
     assert "needs stream=true" in refused(read_chat, {"messages": HELLO, **given}).message
     assert refused(read_text, {"prompt": "a", "suffix": "b", "stop": "c"}).param == "stop"
     assert text(suffix="").suffix is None
+    for given in ({"echo": True}, {"prompt_logprobs": 0}):  # there is no prompt beside the text
+        assert refused(read_text, {"prompt": "a", "suffix": "b", **given}).param == "suffix"
     differ = {"max_tokens": 4, "max_completion_tokens": 5}
     assert "differ" in refused(read_chat, {"messages": HELLO, **differ}).message
     assert refused(read_text, {"prompt": ["a"] * 40, "n": 2}).param == "n"
@@ -211,6 +214,8 @@ def test_forms_of_answers() -> None:
         ({"response_format": wanted}, {"json_schema": SCHEMA}),
         ({"response_format": {"type": "json_object"}}, {"json_schema": {"type": "object"}}),
         ({"response_format": {"type": "json_object", "schema": SCHEMA}}, {"json_schema": SCHEMA}),
+        ({"response_format": {"type": "json_object", "schema": None, "json_schema": None}},
+         {"json_schema": {"type": "object"}}),
         ({"structured_outputs": {"json": SCHEMA}}, {"json_schema": SCHEMA}),
         ({"structured_outputs": {"regex": "a+", "choice": None}}, {"regex": "a+"}),
         ({"structured_outputs": {"choice": ["a", "b"]}}, {"choice": ["a", "b"]}),
@@ -226,6 +231,7 @@ def test_forms_of_answers() -> None:
         ({"response_format": {"type": "xml"}}, "response_format"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"response_format": {"type": "json_object", "schema": 5}}, "response_format"),
+        ({"response_format": {"type": "json_object", "json_schema": "x"}}, "response_format"),
         ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
         ({"structured_outputs": {"regex": "a"}, "response_format": wanted}, "structured_outputs"),
         ({"structured_outputs": {"grammar": 5}}, "structured_outputs.grammar"),
