@@ -12,7 +12,7 @@ void dllm_lay_out(const void *, void *, int64_t, int64_t, int);
 int dllm_product(const void *, const void *, int, const void *, void *, int64_t, int64_t, int64_t,
                  int, int);
 int dllm_product8(const uint8_t *, const float *, const void *, const float *, const int32_t *,
-                  void *, int64_t, int64_t, int64_t, int, int);
+                  const void *, void *, int64_t, int64_t, int64_t, int, int);
 }
 
 namespace {
@@ -69,8 +69,8 @@ int main() {
     for (int i = 0; i < M * N; i++) expect(half_y[i] == half(expected[i]), "bfloat16");
   }
   const auto laid = blocks(eights.data(), D / 4);
-  dllm_product8(bytes.data(), ones.data(), laid.data(), ones.data(), total.data(), y.data(), M, N, D,
-                false, 1);
+  dllm_product8(bytes.data(), ones.data(), laid.data(), ones.data(), total.data(), nullptr, y.data(),
+                M, N, D, false, 1);
   for (int i = 0; i < M * N; i++) expect(y[i] == float(sums[i]), "int8");
   for (float &each : x) each = drawn(-1000, 1000) / 999.0f;
   for (float &each : w) each = drawn(-1000, 1000) / 997.0f;
