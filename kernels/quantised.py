@@ -31,7 +31,7 @@ from torch import nn
 
 from .cpu import library
 from .cpu.products import Rounded, Weight4, Weight8
-from .linear import ROWS, available, product
+from .linear import ROWS, onednn, product
 from .mapped import release
 
 GROUPS = (32, 64, 128)  # inputs that share a scale, of 4-bit weights
@@ -45,7 +45,7 @@ _LOCK = threading.Lock()
 @cache
 def whole_products() -> bool:
     """Whether oneDNN multiplies 8-bit numbers exactly here; without VNNI sums may overflow."""
-    if not available() or not hasattr(torch.ops.onednn, "qlinear_pointwise"):
+    if not onednn() or not hasattr(torch.ops.onednn, "qlinear_pointwise"):
         return False
     x = torch.full((4, 64), 255, dtype=torch.uint8)
     weight = torch.full((32, 64), 127, dtype=torch.int8)
@@ -224,7 +224,7 @@ class QuantisedLinear(nn.Module):
         self.register_buffer("zero", torch.empty(outputs, groups, dtype=dtype) if four else None)
         held = torch.empty(outputs, dtype=dtype) if bias else None
         self.bias = None if held is None else nn.Parameter(held, requires_grad=False)
-        self._parts: list[Any] | None = None
+        self.made: list[Any] | None = None
 
     @classmethod
     def like(cls, layer: nn.Linear, bits: int, group: int, dtype: torch.dtype) -> QuantisedLinear:
@@ -263,20 +263,20 @@ class QuantisedLinear(nn.Module):
 
     def plain_numbers(self) -> torch.Tensor:
         """The buffer ``numbers``, wherever they are by now."""
-        parts = self._parts
+        parts = self.made
         return self.numbers if parts is None else torch.cat([p.unpacked() for p in parts])
 
     def parts(self) -> list[Any] | None:
         """The weight in parts of `ROWS` outputs; None off the CPU."""
         if self.scale.device.type != "cpu" or torch.compiler.is_compiling():
             return None
-        if self._parts is None:
+        if self.made is None:
             with _LOCK:
-                if self._parts is None:
-                    self._parts = self._laid_out()
+                if self.made is None:
+                    self.made = self._laid_out()
                     release(self.numbers)
                     self.numbers = self.numbers.new_empty(0)
-        return self._parts
+        return self.made
 
     def _laid_out(self) -> list[Any]:
         held = [self.numbers, self.scale, *(() if self.zero is None else (self.zero,))]
@@ -326,8 +326,8 @@ class QuantisedLinear(nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """Moved or cast: laid out anew where it comes to stand."""
-        if self._parts is not None:
-            self.numbers, self._parts = self.plain_numbers(), None
+        if self.made is not None:
+            self.numbers, self.made = self.plain_numbers(), None
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
@@ -337,7 +337,7 @@ class QuantisedLinear(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
         state["_buffers"] = {**self._buffers, "numbers": self.plain_numbers()}
-        return state | {"_parts": None}
+        return state | {"made": None}
 
 
 def _cuts(weight: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -161,7 +161,7 @@ class Machine(Declared):
         VERIFIER, wire=None,
     )] = None  # fmt: skip
     cuda_graphs: Annotated[bool, about(
-        "Replay steps of up to 1,024 positions as CUDA graphs.  They are padded to a few sizes.",
+        "Replay steps of up to 2,048 positions as CUDA graphs.  They are padded to a few sizes.",
         MACHINE, wire=None,
     )] = False  # fmt: skip
 

@@ -31,7 +31,7 @@ from .kv import KVBuffer, Scratch
 from .packing import Packed
 
 UNCAPTURED = ContextVar("UNCAPTURED", default=False)
-MOST = 1024  # queries; larger steps keep a GPU busy as they are
+MOST = 2048  # queries; larger steps keep a GPU busy as they are
 
 
 @contextmanager

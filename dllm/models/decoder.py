@@ -2,7 +2,7 @@
 
 A layer's parts are a dozen calls of Python, which take as long as the products of small networks.
 The bits are those of the parts; where a part is not what `adopt` left (an adapter, a hook, somebody
-else's forward, a quantised weight), the layer runs as it is.
+else's forward, a weight of 4 bits), the layer runs as it is.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..kernels.cpu import layers, library
-from ..kernels.cpu.products import Weight
+from ..kernels.cpu.products import Weight, Weight8
 from ..kernels.linear import Packed, packed_of
+from ..kernels.quantised import QuantisedLinear
 from . import mlp, norms, rotary
 from .attention import FUNCTIONS
 from .forwards import classes, replace_forwards
@@ -84,15 +85,16 @@ class Joined:
             gated.gate_proj, gated.up_proj, gated.down_proj,
         )  # fmt: skip
         parts = attention, gated, *both, *linears
-        packed = [packed_of(each) for each in linears]
+        packed = [_packed(each) for each in linears]
         weights = _weights(parts, packed)
         scales = [each.weight for each in both]
         size = attention.head_dim
         self.states = scales[0].new_empty(1, attention.k_proj.out_features // size, 0, size)
         self.layer = None
-        if weights is not None and layers.suits(*scales):
+        if weights is not None:
             biases, eps = [each.bias for each in linears], [each.variance_epsilon for each in both]
-            self.layer = layers.Layer(weights, biases, scales, eps)
+            if layers.suits(*scales, *(x for x in biases if x is not None)):
+                self.layer = layers.Layer(weights, biases, scales, eps)
         self.packed = [each for each in packed if each is not None]
         self.made = [each.made for each in self.packed]
         self.children = [each._modules for each in (module, attention, gated)]
@@ -121,21 +123,30 @@ class Joined:
         ]  # fmt: skip
 
 
-def _weights(parts: tuple[Any, ...], packed: list[Packed | None]) -> list[Weight] | None:
-    """The packed weights; None where a part is not what `adopt` left."""
+def _packed(linear: Any) -> Packed | QuantisedLinear | None:
+    """What keeps a weight as the kernels multiply by it."""
+    if type(linear) is QuantisedLinear and "forward" not in linear.__dict__:
+        return linear
+    return packed_of(linear)
+
+
+def _weights(parts: tuple[Any, ...], packed: list[Any]) -> list[Any] | None:
+    """The packed weights, all of one kind; None where a part is not what `adopt` left."""
     own = rotary._forward, mlp._forward, norms._forward, norms._forward
     for part, forward in zip(parts, own, strict=False):
         given = part.__dict__.get("forward")
         if type(given) is not partial or given.func is not forward:
             return None
-    if type(parts[1].act_fn).__name__ not in mlp.SILU or any(
-        each._forward_hooks or each._forward_pre_hooks for each in parts
+    if (
+        None in packed
+        or type(parts[1].act_fn).__name__ not in mlp.SILU
+        or any(each._forward_hooks or each._forward_pre_hooks for each in parts)
     ):
         return None
-    result = list[Weight]()
-    for linear, each in zip(parts[4:], packed, strict=True):
-        found = None if each is None else each.parts(linear.weight)
-        if found is None or len(found) != 1 or type(found[0]) is not Weight:
-            return None
-        result.append(found[0])
-    return result
+    found = [
+        each.parts(linear.weight) if isinstance(each, Packed) else each.parts()
+        for linear, each in zip(parts[4:], packed, strict=True)
+    ]
+    weights = [part for each in found for part in each or (None,)]
+    one_kind = {*map(type, weights)} in ({Weight}, {Weight8})
+    return weights if one_kind and len(weights) == len(packed) else None

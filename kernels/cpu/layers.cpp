@@ -5,6 +5,11 @@
 
 extern "C" int dllm_product(const void *x, const void *weight, int plain, const void *bias,
                             void *y, int64_t m, int64_t n, int64_t d, int half, int threads);
+extern "C" int dllm_product8(const uint8_t *x, const float *row_scale, const void *weight,
+                             const float *scale, const int32_t *total, const void *bias, void *y,
+                             int64_t m, int64_t n, int64_t d, int half, int threads);
+extern "C" void dllm_round(const void *x, uint8_t *p, float *row_scale, float *row_sum, int64_t m,
+                           int64_t d, int64_t group, int zero, int half, int threads);
 
 namespace {
 
@@ -37,10 +42,34 @@ struct Turn {
 
 struct Linear {  // as in layers.py
   const void *weight, *bias;
+  const float *scale;  // of weights of 8 bits, like `total`, else nullptr
+  const int32_t *total;
   int64_t outputs, inputs, plain;
-  void multiply(const void *x, void *y, int64_t m, int half, int threads) const {
-    if (dllm_product(x, weight, int(plain), bias, y, m, outputs, inputs, half, threads))
-      throw std::bad_alloc();
+};
+
+// What products read: m rows x, rounded where the weights are of 8 bits.
+class Rows {
+  const void *x;
+  const int64_t m;
+  const int half, threads;
+  const Scratch scales, bytes;
+
+ public:
+  Rows(const void *x, const Linear &first, int64_t m, int half, int threads)
+      : x(x), m(m), half(half), threads(threads), scales(first.scale ? m * 4 : 0, 1),
+        bytes(first.scale ? m * first.inputs : 0, 1) {
+    if (first.scale)
+      dllm_round(x, (uint8_t *)bytes.own(), (float *)scales.own(), nullptr, m, first.inputs,
+                 first.inputs, 128, half, threads);
+  }
+  void times(const Linear &by, void *y) const {
+    const bool full =
+        by.scale ? dllm_product8((const uint8_t *)bytes.own(), (const float *)scales.own(),
+                                 by.weight, by.scale, by.total, by.bias, y, m, by.outputs,
+                                 by.inputs, half, threads)
+                 : dllm_product(x, by.weight, int(by.plain), by.bias, y, m, by.outputs, by.inputs,
+                                half, threads);
+    if (full) throw std::bad_alloc();
   }
 };
 
@@ -142,9 +171,10 @@ int dllm_layer_begin(const Layer *layer, const void *x, char *work, const void *
   char *q = work + size * layer->q.inputs, *k = q + size * own, *v = k + size * shared;
   dllm_rms_norm(x, layer->norm, work, m, layer->q.inputs, layer->eps, half, threads);
   const int full = with_memory([=] {
-    layer->q.multiply(work, q, m, half, threads);
-    layer->k.multiply(work, k, m, half, threads);
-    layer->v.multiply(work, v, m, half, threads);
+    const Rows rows(work, layer->q, m, half, threads);
+    rows.times(layer->q, q);
+    rows.times(layer->k, k);
+    rows.times(layer->v, v);
   });
   if (full) return full;
   const int64_t all[] = {d, own,        d,          shared,     d,
@@ -160,13 +190,14 @@ int dllm_layer_end(const Layer *layer, const void *x, const void *attended, char
   const int64_t size = m * (half ? 2 : 4), width = layer->o.outputs, wide = layer->gate.outputs;
   char *gate = work + size * width, *up = gate + size * wide;
   return with_memory([=] {
-    layer->o.multiply(attended, work, m, half, threads);
+    Rows(attended, layer->o, m, half, threads).times(layer->o, work);
     add(x, work, y, m * width, half, threads);
     dllm_rms_norm(y, layer->second_norm, work, m, width, layer->second_eps, half, threads);
-    layer->gate.multiply(work, gate, m, half, threads);
-    layer->up.multiply(work, up, m, half, threads);
+    const Rows rows(work, layer->gate, m, half, threads);
+    rows.times(layer->gate, gate);
+    rows.times(layer->up, up);
     dllm_silu_times(gate, up, gate, m * wide, half, threads);
-    layer->down.multiply(gate, work, m, half, threads);
+    Rows(gate, layer->down, m, half, threads).times(layer->down, work);
     add(y, work, y, m * width, half, threads);
   });
 }

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 
 from .compiled import library, loaded
-from .products import Weight
+from .products import Weight, Weight8
 
 DTYPES = (torch.float32, torch.bfloat16)
 _Strides = ctypes.c_int64 * 11
@@ -118,7 +118,7 @@ def attention(
 
 class _Linear(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("weight", "bias")),
+        *((name, ctypes.c_void_p) for name in ("weight", "bias", "scale", "total")),
         *((name, ctypes.c_int64) for name in ("outputs", "inputs", "plain")),
     )
 
@@ -134,18 +134,22 @@ class _Layer(ctypes.Structure):
 class Layer:
     """A decoder layer but for its attention, in two calls, with the bits of its parts.
 
-    ``weights`` (q, k, v, o, gate, up, down), ``biases`` of the same, and ``norms``: both weights
-    (d,) and ``eps`` of each; all of one dtype, float32 or bfloat16.
+    ``weights`` (q, k, v, o, gate, up, down), all of one class, ``biases`` of the same, and
+    ``norms``: both weights (d,) and ``eps`` of each; all of one dtype, float32 or bfloat16.
     """
 
     def __init__(
-        self, weights: Sequence[Weight], biases: Sequence[torch.Tensor | None],
+        self, weights: Sequence[Weight | Weight8], biases: Sequence[torch.Tensor | None],
         norms: Sequence[torch.Tensor], eps: Sequence[float],
     ) -> None:  # fmt: skip
         self.weights, self.library = list(weights), loaded()
         linears = [
-            _Linear(weight.blocks.data_ptr(), bias if bias is None else bias.data_ptr(),
-                    *weight.shape, not weight.copy)
+            _Linear(
+                weight.blocks.data_ptr(), bias if bias is None else bias.data_ptr(),
+                *(weight.scale.data_ptr(), weight.total.data_ptr())
+                if isinstance(weight, Weight8) else (None, None),
+                *weight.shape, isinstance(weight, Weight) and not weight.copy,
+            )
             for weight, bias in zip(weights, biases, strict=True)
         ]  # fmt: skip
         self.layer = _Layer(*linears, *(each.data_ptr() for each in norms), *eps)

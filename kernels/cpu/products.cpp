@@ -110,18 +110,21 @@ int dllm_product(const void *x, const void *weight, int plain, const void *bias,
 }
 
 // y (m, n) = bytes x (m, d), 128 for zero, times a packed weight of 8 bits, times the scales of
-// the outputs (n) and then of the rows (m).  `total` (n): the sum of each output's numbers.  Sums are
-// of 32 bits: d is at most 65,793, (2^31 - 1) / (255 x 128).
+// the outputs (n) and then of the rows (m), rounded, plus bias (n) or nullptr.  `total` (n): the sum
+// of each output's numbers.  Sums are of 32 bits: d is at most 65,793, (2^31 - 1) / (255 x 128).
 int dllm_product8(const uint8_t *x, const float *row_scale, const void *weight, const float *scale,
-                   const int32_t *total, void *y, int64_t m, int64_t n, int64_t d, int half,
-                   int threads) {
+                   const int32_t *total, const void *bias, void *y, int64_t m, int64_t n, int64_t d,
+                   int half, int threads) {
   const Output output{y, n, bool(half)};
   const auto done = [=](int64_t row, int64_t column, Ints sum) {
     const int64_t left = std::min<int64_t>(WIDE, n - column);
     Ints moved = {};
     if (Eights::ZERO) std::memcpy(&moved, total + column, left * 4);
     const Floats own = read_or(scale, false, column, left, 0);
-    output.put(row, column, as<Floats>(sum - moved * Eights::ZERO) * own * row_scale[row]);
+    Floats value = as<Floats>(sum - moved * Eights::ZERO) * own * row_scale[row];
+    if (bias && half) value = to_bfloat16(value);
+    if (bias) value += read_or(bias, half, column, left, 0);
+    output.put(row, column, value);
   };
   return with_memory([=] { product<Eights>(x, weight, false, m, n, d, threads, done); });
 }

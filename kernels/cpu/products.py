@@ -70,7 +70,7 @@ class Weight8:
         result = self.scale.new_empty(len(x.numbers), self.shape[0], dtype=dtype)
         loaded().dllm_product8(
             x.numbers.data_ptr(), x.scale.data_ptr(), self.blocks.data_ptr(),
-            self.scale.data_ptr(), self.total.data_ptr(), result.data_ptr(),
+            self.scale.data_ptr(), self.total.data_ptr(), None, result.data_ptr(),
             len(x.numbers), *self.shape, dtype == torch.bfloat16, torch.get_num_threads(),
         )  # fmt: skip
         return result

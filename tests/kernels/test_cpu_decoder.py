@@ -12,6 +12,7 @@ import dllm
 from dllm.engine.kv import KVBuffer
 from dllm.kernels.cpu import layers
 from dllm.models import DiffusionModel, Segment, decoder
+from dllm.models.quantisation import quantise, read
 
 pytestmark = pytest.mark.usefixtures("compiled")
 LENGTH = 40
@@ -21,13 +22,13 @@ SIZES = {
 }  # fmt: skip
 
 
-def network(family: str, dtype: torch.dtype) -> DiffusionModel:
+def network(family: str, dtype: torch.dtype, **sizes: int) -> DiffusionModel:
     torch.manual_seed(0)
     hf: Any
     if family == "llada":
-        hf = LlamaForCausalLM(LlamaConfig(**SIZES))
+        hf = LlamaForCausalLM(LlamaConfig(**SIZES | sizes))
     else:
-        hf = Qwen2ForCausalLM(Qwen2Config(**SIZES))  # type: ignore[arg-type]
+        hf = Qwen2ForCausalLM(Qwen2Config(**SIZES | sizes))  # type: ignore[arg-type]
         for layer in hf.model.layers:
             torch.nn.init.normal_(layer.self_attn.q_proj.bias)
     torch.nn.init.normal_(hf.model.layers[1].input_layernorm.weight)
@@ -81,6 +82,18 @@ def test_the_bits_of_its_parts(family: str, dtype: torch.dtype, calls: list[int]
     assert not calls
     assert all(torch.equal(a, b) for a, b in zip(run(model), before, strict=True))
     assert len(calls) == 6
+
+
+@pytest.mark.parametrize("family", ["llada", "dream"])
+def test_the_bits_of_weights_of_8_bits(family: str, calls: list[int]) -> None:
+    model = network(family, torch.float32, hidden_size=96, intermediate_size=160)
+    quantise(model.hf, read("int8"))
+    for dtype in (torch.float32, torch.bfloat16):  # a cast lays them out anew
+        model.hf.to(dtype)  # type: ignore[arg-type]
+        before = parts(model)
+        calls.clear()
+        assert all(torch.equal(a, b) for a, b in zip(run(model), before, strict=True))
+        assert len(calls) == 6
 
 
 def test_a_row_does_not_know_its_company_or_the_threads() -> None:
