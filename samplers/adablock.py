@@ -1,12 +1,11 @@
 """AdaBlock: a block ends where the text does."""
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
 
-from ..core.canvas import BoolArray, Canvas
+from ..core.canvas import Canvas
 from ..core.limits import SOME_SHARE, THRESHOLD, bounds
 from ..core.spec import FamilyDefaults
 from .base import Prediction
@@ -78,17 +77,9 @@ class AdaBlock(StaticBlocks):
         p, token, score = prediction, prediction.token, prediction.logprob
         if self.likeliest and p.top_token is not None and p.max_logprob is not None:
             token, score = p.top_token[:, 0], p.max_logprob
-        result = (here & _members(self.delimiters).take(token, mode="clip")).nonzero()[0]
+        result = (here & np.isin(token, self.delimiters or ())).nonzero()[0]
         if result.size:
             best = result[score[result].argmax()]
             if np.exp(score[best]) >= (self.delimiter_threshold or 0.0):
                 size = int(at[best]) - low + 1
         canvas.window = (low, low + size)
-
-
-@lru_cache(maxsize=8)
-def _members(ids: tuple[int, ...] | None) -> BoolArray:
-    """Whether an id is one of ``ids``; the last entry stands for all larger ones."""
-    result = np.zeros(max(ids or (0,)) + 2, np.bool_)
-    result[list(ids or ())] = True
-    return result

@@ -342,7 +342,8 @@ def top(score: FloatArray, n: int) -> BoolArray:
     return chosen
 
 
-def even_quota(items: int, steps: int) -> IntArray:
-    """``items`` over ``steps`` as evenly as possible, the larger shares first."""
+def even_share(items: int, steps: int, step: int) -> int:
+    """What falls to a ``step`` of ``items`` over ``steps`` as evenly as possible, the larger shares
+    first."""
     base, rest = divmod(items, steps)
-    return base + (np.arange(steps) < rest).astype(np.int64)
+    return base + (step < rest)

@@ -1,11 +1,10 @@
 """The Dream baseline: a continuous-time schedule over the whole region."""
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
-from ..core.canvas import SCHEDULE, SELECTION, BoolArray, Canvas, FloatArray
+from ..core.canvas import SCHEDULE, SELECTION, BoolArray, Canvas
 from ..core.capabilities import FIXED_LENGTH, FIXED_WINDOW, FORESIGHT
 from ..core.limits import COUNT, NOT_NEGATIVE, bounds, limit, one_of
 from .base import Part, Selector, View, top
@@ -29,20 +28,21 @@ class Schedule:
     steps: int = 1
 
 
-@lru_cache(maxsize=256)
-def transfer_rates(steps: int, eps: float) -> FloatArray:
-    """Share of the undecided positions that each step reveals: 1 - t[i+1] / t[i], in float32.
+def transfer_rate(steps: int, eps: float, step: int) -> np.float32:
+    """Share of the undecided that a ``step`` reveals: 1 - t[step+1] / t[step], in float32.
 
     t falls linearly from 1 to ``eps``.  It is filled from both ends with one rounding to float32
     per value (a fused multiply-add), as the official schedule is: the truncated counts depend on
     its last bits.
     """
     slope = np.float64(np.float32((np.float32(eps) - np.float32(1)) / np.float32(steps)))
-    index = np.arange(steps + 1)
-    rising = 1 + slope * index
-    falling = np.float64(np.float32(eps)) - slope * (steps - index)
-    t = np.where(index < (steps + 1) // 2, rising, falling).astype(np.float32)
-    return np.float32(1) - t[1:] / t[:-1]
+
+    def t(index: int) -> np.float32:
+        if index < (steps + 1) // 2:
+            return np.float32(1 + slope * index)
+        return np.float32(np.float64(np.float32(eps)) - slope * (steps - index))
+
+    return np.float32(1) - t(step + 1) / t(step)
 
 
 @register("dream", paper="Dream 7B", arxiv="2508.15487")
@@ -82,7 +82,7 @@ class Dream(Selector):
         steps = canvas.state(Schedule).steps
         if canvas.block_step >= steps - 1:
             return 1.0
-        return float(transfer_rates(steps, self.eps)[canvas.block_step])
+        return float(transfer_rate(steps, self.eps, canvas.block_step))
 
     def _drawn(self, canvas: Canvas) -> BoolArray:
         """origin: positions that reveal themselves in this step, independent of any prediction."""

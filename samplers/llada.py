@@ -1,12 +1,12 @@
 """The LLaDA baseline: a fixed number of commits per step, most confident first."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from ..core.canvas import BoolArray, Canvas, IntArray
+from ..core.canvas import BoolArray, Canvas
 from ..core.capabilities import FIXED_WINDOW, FORESIGHT
 from ..core.errors import ConfigError
 from ..core.limits import COUNT, bounds, one_of
-from .base import NOTHING, Part, Selector, View, even_quota, top
+from .base import Part, Selector, View, even_share, top
 from .compose import register
 from .scorers import Probability, Random
 
@@ -33,20 +33,24 @@ def block_steps(canvas: Canvas, steps: int | None) -> int:
 
 @dataclass
 class Quota:
-    """The schedule of the current window: (steps,) positions to commit."""
+    """The schedule of the current window: positions to commit, in how many steps."""
 
-    table: IntArray = field(default_factory=lambda: NOTHING)
+    items: int = 0
+    steps: int = 0
 
 
 def schedule(canvas: Canvas, steps: int | None, kind: type[Quota] = Quota) -> None:
     """Share the positions of the window that has just been opened out over its steps."""
-    canvas.state(kind).table = even_quota(len(canvas.masks()), block_steps(canvas, steps))
+    quota = canvas.state(kind)
+    quota.items, quota.steps = len(canvas.masks()), block_steps(canvas, steps)
 
 
 def scheduled(canvas: Canvas, step: int) -> int:
     """Positions that fall to a step of the schedule; all that are left when it has run out."""
-    table = canvas.state(Quota).table
-    return int(table[step]) if step < len(table) else len(canvas.masks())
+    quota = canvas.state(Quota)
+    if step < quota.steps:
+        return even_share(quota.items, quota.steps, step)
+    return len(canvas.masks())
 
 
 @register("llada", paper="Large Language Diffusion Models", arxiv="2502.09992")

@@ -13,7 +13,7 @@ REMDM = "Remasking Discrete Diffusion Models with Inference-Time Scaling"
 
 def _loop(canvas: Canvas, start: float, step: int) -> tuple[bool, int]:
     """Whether the block's step ``step`` lies in the loop, and the schedule's step it stands for."""
-    steps = len(canvas.state(Quota).table)
+    steps = canvas.state(Quota).steps
     first = int(steps * start)
     return first <= step < first + steps, step if step < first else step - steps
 

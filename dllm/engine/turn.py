@@ -17,7 +17,7 @@ from .kv import KVBuffer
 from .recipe import MaskedRecipe
 from .rows import Job, Row, Step
 
-MOST_IDLE_STEPS = 1_000_000  # a schedule that grants nothing for longer is broken
+MOST_IDLE_STEPS = 16_384  # in a row: a schedule that grants nothing for longer is broken
 
 
 def jobs_of(row: Row, cache: Cache) -> list[Job]:
@@ -33,7 +33,9 @@ def jobs_of(row: Row, cache: Cache) -> list[Job]:
         canvas.step += 1
         canvas.block_step += 1
     else:
-        raise ConfigError(f"sampler {sampler.spec!r} never decides anything")
+        raise ConfigError(
+            f"sampler {sampler.spec!r} decides nothing in {MOST_IDLE_STEPS} steps: use fewer steps"
+        )
     targets, ids = sampler.reads(canvas)
     if FORESIGHT in cache.needs:
         targets = sampler.foreseen(canvas)

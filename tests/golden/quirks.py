@@ -13,7 +13,7 @@ from dllm.core.capabilities import REPEATABLE
 from dllm.core.registry import Registry
 from dllm.core.spec import parse
 from dllm.samplers import SAMPLERS, Course, Part, Prediction, Selector, Transform, View
-from dllm.samplers.base import Reads, top
+from dllm.samplers.base import Reads, even_share, top
 from dllm.samplers.daedal import Daedal
 from dllm.samplers.dcd import slide
 from dllm.samplers.dsb import DSB
@@ -74,7 +74,7 @@ class CappedThreshold(Selector):
 
     def _scheduled(self, canvas: Canvas) -> int:
         state, step = canvas.state(Deferred), canvas.block_step
-        due = int(state.table[step]) if step < len(state.table) else 0
+        due = even_share(state.items, state.steps, step) if step < state.steps else 0
         return min(due + state.carry, len(canvas.masks()))
 
     def rests(self, canvas: Canvas) -> bool:

@@ -18,7 +18,7 @@ from dllm.engine import Engine
 from dllm.engine.recipe import MaskedRecipe
 from dllm.engine.visibility import Piece, Visibility
 from dllm.samplers import Window
-from dllm.samplers.base import Reads, even_quota, top
+from dllm.samplers.base import Reads, even_share, top
 from dllm.samplers.turn import Reviser, Turn
 
 from ..thin import some
@@ -33,7 +33,7 @@ class Loop:
     def __init__(self, case: Case, length: int) -> None:
         self.case, self.size, self.length = case, case["block_length"], length
         self.steps = min(case["num_inference_steps"], case["gen_length"] // case["minimal_topk"])
-        self.quota = even_quota(self.size, self.steps)
+        self.quota = [even_share(self.size, self.steps, k) for k in range(self.steps)]
         self.block, self.masked, self.edited = (0, 0), False, False
         self.taken = self.post = self.forward = 0
         self.ended = set[int]()  # canvases that are not touched any more
@@ -87,7 +87,7 @@ class Refinement(Reviser):
         p = turn.view.all_predictions
         old = p.take(~canvas.masked[p.positions])
         sure = score > case["threshold"]
-        quota = int(loop.quota[min(loop.taken, loop.steps - 1)])
+        quota = loop.quota[min(loop.taken, loop.steps - 1)]
         enough = np.count_nonzero(sure) >= quota
         over, bar = id(canvas) in loop.ended, case["editing_threshold"]
         turn.choose_these((sure if enough or not len(score) else top(score, quota)) & (not over))

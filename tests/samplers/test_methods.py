@@ -10,17 +10,18 @@ import pytest
 from dllm.cache import compose as compose_cache
 from dllm.core.canvas import Canvas
 from dllm.core.config import GenerationConfig
+from dllm.core.errors import ConfigError
 from dllm.samplers import Prediction, View, compose
 from dllm.samplers.credit import Credit
 from dllm.samplers.daedal import Daedal, First, end_confidence
 from dllm.samplers.ddim import DDIM
-from dllm.samplers.dream import transfer_rates
+from dllm.samplers.dream import transfer_rate
 from dllm.samplers.entropy_bound import Settled
 from dllm.samplers.llada import Quota
 from dllm.samplers.prophet import Prophet
 
 from ..decoding import Decoding, canvas_for
-from ..table import EOS, MASK, hashed, table_model, with_probabilities
+from ..table import EOS, MASK, VOCAB, hashed, table_model, with_probabilities
 from .test_vectors import canvas_of, committed, decide, predict
 
 ROW = [0.95, 0.80, 0.70, 0.76, 0.74, 0.75, 0.60, 0.80, 0.10, 0.78, 0.91, 0.50]
@@ -192,6 +193,15 @@ def test_adablock_ends_where_the_text_does(
     ids = [*tokens, *[5] * (n - len(tokens))]
     decide(sampler, canvas, predict(canvas, row, tokens=ids))
     assert canvas.window == (start, start + size)
+
+
+@pytest.mark.parametrize("id_", [-1, 10**12])
+def test_a_delimiter_that_no_token_has_ends_nothing(id_: int) -> None:
+    canvas, sampler = canvas_of(16), compose(f"adablock(4, delimiters=({id_},))+fixed")
+    sampler.prepare(canvas)
+    n = len(canvas.masks())
+    decide(sampler, canvas, predict(canvas, [0.9] * n, tokens=[VOCAB - 1] * n))
+    assert canvas.window == (0, 4)
 
 
 def test_daedal_at_equality() -> None:
@@ -425,9 +435,22 @@ def test_ddims_corrector_draws_the_least_sure_position_again(selection: str, cho
 def test_steps_in_which_dreams_schedule_reveals_nothing_cost_no_forward() -> None:
     model, masks, steps = table_model(hashed(3)), 8, 24
     left, expected = masks, []
-    for k, share in enumerate([*transfer_rates(steps, 1e-3)[:-1], 1]):
+    for k, share in enumerate([*(transfer_rate(steps, 1e-3, k) for k in range(steps - 1)), 1]):
         if count := int(np.float32(left) * np.float32(share)):
             left, expected = left - count, [*expected, k]
     engine = Decoding(model, compose(f"dream(steps={steps})"), compose_cache("none"))
     done = [*engine.run([canvas_for(model, [1, 2, 3], masks)])]
     assert [step.number for [step] in done] == expected and 1 < len(expected) <= masks
+
+
+@pytest.mark.parametrize("spec", ["llada", "remdm", "dream"])
+def test_steps_beyond_counting_take_neither_memory_nor_time(spec: str) -> None:
+    model = table_model(hashed(3))
+    sampler = compose(spec, options={"steps": 2**31 - 1})
+    engine = Decoding(model, sampler, compose_cache("none"))
+    run = engine.run([canvas_for(model, [1, 2, 3], 4)])
+    if spec == "dream":
+        with pytest.raises(ConfigError, match="use fewer steps"):
+            next(run)
+    else:
+        assert sum(len(step.decision.committed) for [step] in run) == 4

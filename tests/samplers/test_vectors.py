@@ -5,8 +5,8 @@ import pytest
 
 from dllm.core.canvas import Canvas
 from dllm.samplers import Decision, Prediction, Sampler, Seen, compose
-from dllm.samplers.base import even_quota
-from dllm.samplers.dream import transfer_rates
+from dllm.samplers.base import even_share
+from dllm.samplers.dream import transfer_rate
 from dllm.samplers.eos import CHECKS
 
 STOP = 30
@@ -58,7 +58,7 @@ def committed(spec: str, probabilities: list[float], **statistics: list[float]) 
 def test_quota_is_even_with_the_larger_shares_first(
     n: int, steps: int, expected: list[int]
 ) -> None:
-    assert even_quota(n, steps).tolist() == expected
+    assert [even_share(n, steps, step) for step in range(steps)] == expected
 
 
 def schedule(sampler: Sampler, masks: int) -> list[int]:
@@ -120,7 +120,7 @@ def commits(sampler: Sampler, canvas: Canvas) -> list[list[int]]:
 
 def test_a_position_reveals_itself_below_the_rate() -> None:
     """Noise as large as the rate does not."""
-    rate = transfer_rates(4, 1e-3)[0]
+    rate = transfer_rate(4, 1e-3, 0)
     for noise, reveals in ((rate, False), (np.nextafter(rate, np.float32(0)), True)):
         canvas = canvas_of(4, noise=lambda stream, step, at, u=noise: np.full(len(at), u))
         assert compose("dream(alg=origin)", options={"steps": 4}).prepare(canvas) is reveals
@@ -154,7 +154,8 @@ def test_transfer_rates_equal_those_of_a_float32_linspace() -> None:
 
     for steps in (*range(1, 70), 128, 255, 256, 511, 512, 1000):
         t = torch.linspace(1, 1e-3, steps + 1)
-        assert np.array_equal((1 - t[1:] / t[:-1]).numpy(), transfer_rates(steps, 1e-3))
+        rates = [transfer_rate(steps, 1e-3, step) for step in range(steps)]
+        assert (1 - t[1:] / t[:-1]).tolist() == rates
 
 
 @pytest.mark.parametrize(

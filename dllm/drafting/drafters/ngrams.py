@@ -46,7 +46,7 @@ class _Copying(Drafting):
         self.part, self.matched = part, 0
 
     def propose(self, prefix: IntArray, budget: Budget) -> Draft:
-        for n in range(self.part.n, self.part.least - 1, -1):
+        for n in range(min(self.part.n, len(prefix)), self.part.least - 1, -1):
             at = last_match(prefix, n)
             if at >= 0:
                 self.matched = n

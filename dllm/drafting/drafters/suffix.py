@@ -52,8 +52,11 @@ class SuffixDecoding(Drafter):
     tree: bool = True
 
     def __post_init__(self) -> None:
-        if self.depth < 2 or self.factor <= 0 or self.requests < 0:
-            raise ConfigError("suffix takes depth >= 2, factor > 0 and requests >= 0")
+        known = 0 < self.factor < math.inf and 0 < self.least <= 1
+        if not known or self.depth < 2 or self.requests < 0:
+            raise ConfigError(
+                "suffix takes depth >= 2, a finite factor > 0, 0 < least <= 1 and requests >= 0"
+            )
         self.shared, self.hits = History(), HitRates()
         self.ends: deque[int] = deque()  # where the kept outputs end in `shared`
         self.lock = threading.Lock()

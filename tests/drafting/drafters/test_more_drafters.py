@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import dllm
+from dllm.core.errors import ConfigError
 from dllm.drafting import register_all
 from dllm.drafting.accept.apd import AdaptiveParallel
 from dllm.drafting.accept.rows import KeyedNoise, Rows, Sampling
@@ -79,6 +80,18 @@ def test_cacheback_uses_what_it_takes_in_again() -> None:
     for pair in ([1, 4], [2, 5], [1, 6], [1, 4], [3, 7]):
         part.learn(pair)
     assert {k: list(v) for k, v in part.recent.table.items()} == {(1,): [(6,), (4,)], (3,): [(7,)]}
+
+
+@pytest.mark.parametrize("wrong", [{"least": 0.0}, {"least": -1.0}, {"factor": math.inf}])
+def test_suffixes_refuse_shares_without_a_logarithm(wrong: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match="0 < least <= 1"):
+        DRAFTERS["suffix"](**wrong)
+
+
+def test_prompt_lookup_tries_no_ngrams_longer_than_the_text() -> None:
+    asked = request([3, 4, 3, 4])
+    drafting = single("prompt_lookup(n=1000000000, k=2)", DRAFTERS, Drafter).open(asked)
+    assert drafting.propose(asked.prompt, Budget(4, 4)).tokens.tolist() == [3, 4]
 
 
 def test_suffixes_keep_so_many_outputs() -> None:
