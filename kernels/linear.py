@@ -33,9 +33,14 @@ FILLED = [SIZES[bisect_left(SIZES, rows)] for rows in range(SIZES[-1] + 1)]
 SAMPLE = 64  # numbers by which `Packed.check` knows a weight
 
 
-@cache
 def available() -> bool:
-    """Whether this build of PyTorch and this processor have what `Packed` calls."""
+    """Whether `Packed` has what it calls: compiled kernels, or oneDNN's products."""
+    return library() is not None or onednn()
+
+
+@cache
+def onednn() -> bool:
+    """Whether this build of PyTorch and this processor have oneDNN's products."""
     ops: Any = torch.ops.mkldnn
     return (
         platform.machine() in ("x86_64", "AMD64")
@@ -74,6 +79,7 @@ def suits(weight: torch.Tensor) -> bool:
         and weight.dim() == 2
         and weight.is_contiguous()
         and weight.numel() > 0
+        and (onednn() or fits(weight))
     )
 
 

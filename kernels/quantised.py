@@ -31,7 +31,7 @@ from torch import nn
 
 from .cpu import library
 from .cpu.products import Rounded, Weight4, Weight8
-from .linear import ROWS, available, product
+from .linear import ROWS, onednn, product
 from .mapped import release
 
 GROUPS = (32, 64, 128)  # inputs that share a scale, of 4-bit weights
@@ -45,7 +45,7 @@ _LOCK = threading.Lock()
 @cache
 def whole_products() -> bool:
     """Whether oneDNN multiplies 8-bit numbers exactly here; without VNNI sums may overflow."""
-    if not available() or not hasattr(torch.ops.onednn, "qlinear_pointwise"):
+    if not onednn() or not hasattr(torch.ops.onednn, "qlinear_pointwise"):
         return False
     x = torch.full((4, 64), 255, dtype=torch.uint8)
     weight = torch.full((32, 64), 127, dtype=torch.int8)

@@ -105,6 +105,12 @@ def tiny() -> dllm.DiffusionModel:
 
 
 @pytest.fixture(scope="session")
+def nano() -> dllm.DiffusionModel:
+    """The bundled model."""
+    return dllm.load("nano")
+
+
+@pytest.fixture(scope="session")
 def reordered() -> dllm.DiffusionModel:
     """A WeDLM-shaped model: it attends to decided tokens first."""
     return small("Qwen3ForCausalLM", "wedlm", head_dim=8)

@@ -14,7 +14,15 @@ from dllm.engine.forward import Forward
 from dllm.engine.recipe import check_recipe
 from dllm.kernels.noise import uniform
 from dllm.models import DiffusionModel
+from dllm.runtime.result import Result
 from dllm.samplers import Sampler
+
+
+def replayed(result: Result) -> tuple[Any, ...]:
+    """What was decided, when and with how many forwards; bits of log-probabilities aside."""
+    assert result.trace is not None
+    commits = [[(p, t) for p, t, _ in step.commits] for step in result.trace.steps]
+    return result.sequences.tolist(), result.nfe, result.order, commits
 
 
 def canvas_for(

@@ -322,9 +322,8 @@ def test_a_stop_string_does_not_end_before_the_least_tokens(least: int, text: st
     assert "".join(e.text for e in dllm.stream("nano", "What is 4 + 5?", **how)) == out.text
 
 
-def test_a_long_prompt_leaves_a_short_answer() -> None:
+def test_a_long_prompt_leaves_a_short_answer(nano: dllm.DiffusionModel) -> None:
     """The checkpoint recommends 64 new tokens; what is left of its context is taken instead."""
-    nano = dllm.load("nano")
     context = nano.facts.context_length
     out = dllm.generate(nano, [5] * (context - 1))
     assert len(out.sequences) == context

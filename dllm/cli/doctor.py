@@ -117,7 +117,7 @@ def cpu_kernels() -> Finding:
         return Finding("cpu kernels", f"compiled for {cpu.vectors()}: {cpu.built()}", GOOD)
     lacking = cpu.missing_features()
     if lacking:
-        return Finding("cpu kernels", f"PyTorch's; those of dllm need {', '.join(lacking)}")
+        return Finding("cpu kernels", f"PyTorch's; those of dllm need Linux, {', '.join(lacking)}")
     return Finding("cpu kernels", "PyTorch's; `dllm doctor --compile` makes faster ones (g++)")
 
 

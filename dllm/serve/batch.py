@@ -36,6 +36,7 @@ INFILL, LENGTHS = "/v1/infill", ("max_tokens", "min_tokens")
 READERS: dict[str, Callable[[Any], GenerateRequest]] = {
     CHAT: read_chat, TEXT: read_text, RESPONSES: read_response, INFILL: read_infill,
 }  # fmt: skip
+BEGIN = b'{"custom_id":'  # of a result
 SYNC = 1.0  # seconds between two waits for the disk
 AGAIN = 0.05  # seconds until a request is tried again that a queue had no room for
 
@@ -159,7 +160,7 @@ class Results(AbstractContextManager["Results"]):
         self._stream.seek(0)
         good = 0
         for content in self._stream:
-            if not content.endswith(b"\n"):
+            if not content.endswith(b"\n") and BEGIN.startswith(content[: len(BEGIN)]):
                 break
             try:
                 entry = json.loads(content)

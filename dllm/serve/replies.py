@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from ..runtime.spelling import Spelling
+from ..runtime.spelling import LONGEST_CHARACTER, Spelling
 from .http import event
 from .problems import Problem
 from .requests import GenerateRequest
@@ -26,6 +26,7 @@ OBJECTS = {"chat": "chat.completion", "text": "text_completion", "infill": "infi
 CHUNKS = {"chat": "chat.completion.chunk", "text": "text_completion", "infill": "infill.chunk"}
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
+BEFORE = 2 * LONGEST_CHARACTER  # tokens before a hole, among them a whole character
 
 Name = Callable[[int, str | None], str]  # what a token is called that has a text, or stands alone
 
@@ -229,7 +230,7 @@ def entries(choice: Choice, ask: GenerateRequest, spelling: Spelling) -> list[En
     of their commits.  Behind those of the prompt where it is repeated."""
     result, hole = choice.result, ask.suffix is not None
     said = [i for i, step in enumerate(result.order) if step >= 0 or not hole]
-    before = result.tokens[max(0, said[0] - 1) : said[0]] if hole else []  # the text goes on
+    before = result.tokens[max(0, said[0] - BEFORE) : said[0]] if hole else []  # the text goes on
     texts = spelling.pieces([*before, *(result.tokens[i] for i in said)])[len(before) :]
     left = len(result.text)
     tops = _alternatives(result) if ask.logprobs or ask.logprob_ids else {}

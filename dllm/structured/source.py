@@ -68,7 +68,7 @@ def schema_of(source: Any) -> Mapping[str, Any]:
     """The schema in a pydantic class, a dictionary or a file."""
     if isinstance(source, str | PathLike):
         try:
-            with open(source, encoding="utf-8") as file:
+            with open(source, encoding="utf-8-sig") as file:
                 source = json.load(file)
         except (OSError, ValueError, RecursionError) as error:
             raise ConfigError(

@@ -1,10 +1,10 @@
-"""Kernels in C++ for AVX-512 and AVX2, compiled on the machine that uses them.
+"""Kernels in C++ for AVX-512, AVX2 and NEON, compiled on the machine that uses them.
 
 PyTorch ships no compiler and knows neither our rows nor our layers; where a C++ compiler is at
 hand, ``dllm doctor --compile`` compiles these files once for the processor (some seconds), and
 every process from then on uses them.  Without them everything runs as before, on oneDNN and plain
-operations.  `vector.h` and `tiles.h` know the vector units, NEON among them (run in an emulator
-only, and never built); the other files are the same for all.
+operations.  `vector.h` and `tiles.h` know the vector units; the other files are the same for all.
+NEON, with dot products, was tested in an emulator only.
 
 A row's numbers depend neither on the other rows nor on the number of threads.  Between compiled and
 plain kernels, and between vector units, the last bits differ, except in products of 8-bit weights.

@@ -14,10 +14,15 @@ from typing import Any
 from ...core.errors import ConfigError
 
 FOLDER_VARIABLE = "DLLM_KERNELS"  # where compiled kernels lie; empty: they are not used
-NEEDED = ("avx2", "fma")
+# For each kind of processor what to compile for, and what it has to have by Linux's names.
+TARGETS = {
+    "x86_64": ("native", ("avx2", "fma")),
+    "aarch64": ("armv8.2-a+dotprod", ("asimd", "asimddp")),  # no more than was tested
+}
 WIDER = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni"}
+MARCH, NEEDED = TARGETS.get(platform.machine(), ("", ("x86-64 or AArch64",)))
 FLAGS = (
-    "-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fopenmp", "-shared", "-fPIC",
+    "-std=c++17", "-O3", f"-march={MARCH}", "-ffp-contract=off", "-fopenmp", "-shared", "-fPIC",
 )  # fmt: skip
 SOURCES = sorted(Path(__file__).parent.glob("*.cpp"))
 HEADERS = sorted(Path(__file__).parent.glob("*.h"))
@@ -47,14 +52,13 @@ ANSWERS = {  # what returns a number: 0, 1 where it refuses, 2 where there is no
 
 @cache
 def _features() -> frozenset[str]:
-    """What the processor says it can do; nothing where that is not Linux on x86."""
-    if platform.machine() not in ("x86_64", "AMD64"):
-        return frozenset()
+    """What the processor says it can do; nothing where that is not Linux."""
     try:
         lines = CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return frozenset()
-    named = next((line.partition(":")[2] for line in lines if line.startswith("flags")), "")
+    kinds = ("flags", "Features")  # of x86, of AArch64
+    named = next((line.partition(":")[2] for line in lines if line.startswith(kinds)), "")
     return frozenset(named.split())
 
 
@@ -68,6 +72,8 @@ def vectors() -> str:
     """The vector unit that the kernels are made for; empty where they cannot be."""
     if any(name not in _features() for name in NEEDED):
         return ""
+    if "asimd" in NEEDED:
+        return "NEON"
     return "AVX-512" if _features() >= WIDER else "AVX2"
 
 

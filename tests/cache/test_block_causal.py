@@ -23,6 +23,7 @@ from dllm.engine.rows import Job, Row
 from dllm.engine.visibility import Visibility
 from dllm.kernels.statistics import Filters
 
+from ..decoding import replayed
 from ..thin import some
 
 MASK, GRID = 63, 4
@@ -73,12 +74,6 @@ def run(model: dllm.DiffusionModel, prompts: Any, sampler: str, cache: str, **mo
                          eos_policy="none", trace=True, **more)  # fmt: skip
 
 
-def outcome(result: dllm.Result) -> Any:
-    assert result.trace is not None
-    commits = [[(p, t) for p, t, _ in step.commits] for step in result.trace.steps]
-    return result.sequences.tolist(), result.nfe, commits
-
-
 @both
 def test_without_a_cache_steps_are_the_masked_forward(model: dllm.DiffusionModel) -> None:
     out = run(model, PROMPTS[0], "llada", "none", steps=17)
@@ -98,10 +93,10 @@ def test_without_a_cache_steps_are_the_masked_forward(model: dllm.DiffusionModel
 def test_the_block_cache_is_exact(model: dllm.DiffusionModel, sampler: str) -> None:
     exact, reference = (run(model, PROMPTS, sampler, cache) for cache in ("block", "none"))
     for one, other in zip(exact, reference, strict=True):
-        assert outcome(one) == outcome(other)
+        assert replayed(one) == replayed(other)
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
     alone = [run(model, prompt, sampler, "block") for prompt in PROMPTS]
-    assert [outcome(r) for r in alone] == [outcome(r) for r in exact]
+    assert [replayed(r) for r in alone] == [replayed(r) for r in exact]
 
 
 def test_it_computes_two_blocks_at_most(model: dllm.DiffusionModel) -> None:
@@ -156,7 +151,7 @@ def test_layerwise_caches_have_their_exact_settings_here_too(
 ) -> None:
     exact, reference = (run(model, PROMPTS, "llada", how) for how in (cache, "none"))
     for one, other in zip(exact, reference, strict=True):
-        assert outcome(one) == outcome(other)
+        assert replayed(one) == replayed(other)
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
 
 

@@ -14,9 +14,9 @@ from dllm.core.capabilities import (
     SLIDING_BRANCHES,
     UNIFORM_NOISE,
 )
-from dllm.runtime.result import Result
 from dllm.samplers import compose
 
+from ..decoding import replayed
 from ..golden.conftest import goldens_dir
 from ..settings import EXACT, OWN_MODELS, SMALL, every_sampler
 from ..thin import some
@@ -42,12 +42,6 @@ def run(name: str, prompt: int | None, sampler: str, cache: str) -> Any:
     )
 
 
-def outcome(result: Result) -> tuple[Any, ...]:
-    assert result.trace is not None
-    commits = [[(p, t) for p, t, _ in step.commits] for step in result.trace.steps]
-    return result.sequences.tolist(), result.nfe, result.order, commits
-
-
 def refused(name: str, sampler: str, cache: str) -> bool:
     """Whether what the two declare forbids the pair, or the model the sampler."""
     family = load(name).family.name
@@ -68,7 +62,7 @@ def check_exact(name: str, sampler: str, cache: str) -> None:
             run(name, 2, sampler, cache)
         return
     reference, exact = (run(name, 2, sampler, how) for how in ("none", cache))
-    assert outcome(exact) == outcome(reference)
+    assert replayed(exact) == replayed(reference)
     assert exact.logprobs == pytest.approx(reference.logprobs, abs=1e-5)
 
 
@@ -79,7 +73,7 @@ def check_alone(name: str, sampler: str, cache: str) -> None:
             run(name, None, sampler, cache)
         return
     alone = [run(name, prompt, sampler, cache) for prompt in range(len(PROMPTS))]
-    assert [outcome(r) for r in run(name, None, sampler, cache)] == [outcome(r) for r in alone]
+    assert [replayed(r) for r in run(name, None, sampler, cache)] == [replayed(r) for r in alone]
 
 
 @pytest.mark.parametrize("i", some(range(len(SAMPLERS)), 5), ids=SAMPLERS)

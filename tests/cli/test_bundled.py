@@ -1,7 +1,5 @@
 """What the command line says of models that know a few tasks only."""
 
-from collections.abc import Iterator
-
 import pytest
 
 import dllm
@@ -16,11 +14,6 @@ from .conftest import Run
 @pytest.fixture(autouse=True)
 def not_warned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dllm.cli.bundled._warned", False)
-
-
-@pytest.fixture(scope="module")
-def nano() -> Iterator[dllm.DiffusionModel]:
-    yield dllm.load("nano")
 
 
 @pytest.mark.parametrize("task", ["fact", "sum", "story1", "story2", "copy", "insert", "sudoku"])

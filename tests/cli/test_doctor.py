@@ -86,6 +86,7 @@ PROMISED = {  # the rows of docs/hardware.md: with and without packed products, 
     ("AVX-512", True, True, False): "float32, bfloat16, int8, int4",
     ("AVX2, compiled", True, False, True): "float32, bfloat16, int8, int4",
     ("AVX2", True, False, False): "float32 only",
+    ("NEON, compiled", False, False, True): "float32, bfloat16, int8, int4",
     ("NEON", False, False, False): "not promised on this processor",
 }
 
@@ -94,9 +95,9 @@ PROMISED = {  # the rows of docs/hardware.md: with and without packed products, 
 def test_what_is_promised_of_batches_is_said(
     monkeypatch: pytest.MonkeyPatch, unit: tuple[str, bool, bool, bool], text: str
 ) -> None:
-    _, available, bfloat16, compiled = unit
+    _, onednn, bfloat16, compiled = unit
     native = (torch.float32, torch.bfloat16)[: 1 + bfloat16]
-    monkeypatch.setattr(linear, "available", lambda: available)
+    monkeypatch.setattr(linear, "onednn", lambda: onednn)
     monkeypatch.setattr(linear, "_native", lambda: native)
     monkeypatch.setattr(linear, "library", lambda: object() if compiled else None)
     said = module.batches()

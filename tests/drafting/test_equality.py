@@ -22,7 +22,7 @@ from ..thin import some
 from .conftest import ARCHITECTURES, Scripted, prompts
 
 NEW = 24
-EACH = 5  # prompts of a verifier
+EACH = 3  # prompts of a verifier
 
 
 def plain(model: dllm.DiffusionModel, prompt: list[int], **how: Any) -> dllm.SpeculativeResult:

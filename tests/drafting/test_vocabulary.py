@@ -80,12 +80,13 @@ def test_drafts_as_text_do_not_change_the_output(
     assert result.drafted > 0
 
 
-def test_text_is_carried_over_as_the_verifier_would_write_it(foreign: dllm.DiffusionModel) -> None:
+def test_text_is_carried_over_as_the_verifier_would_write_it(
+    foreign: dllm.DiffusionModel, nano: dllm.DiffusionModel
+) -> None:
     """A drafter that knows the answer is accepted, in tokens of the other kind."""
     from dllm.drafting.base import DraftRequest
     from dllm.drafting.vocabulary import Retokenizing
 
-    nano = dllm.load("nano")
     assert nano.tokenizer is not None
     words = encode_text(nano.tokenizer, TEXT)
     script = Scripted(np.array(words), k=4)
@@ -107,8 +108,9 @@ def test_the_probe_is_worth_its_name(verifier: dllm.DiffusionModel) -> None:
     assert len(set(encode_text(verifier.tokenizer, PROBE))) > 40  # type: ignore[arg-type]
 
 
-def test_special_tokens_that_the_drafter_does_not_have_may_stand_in_the_text() -> None:
-    nano = dllm.load("nano")
+def test_special_tokens_that_the_drafter_does_not_have_may_stand_in_the_text(
+    nano: dllm.DiffusionModel,
+) -> None:
     tokenizer: Any = copy.deepcopy(nano.tokenizer)
     many = nano.facts.vocab_size - len(tokenizer) + 8  # the last ones lie beyond nano's table
     names = [f"<|tool{i}|>" for i in range(many)]

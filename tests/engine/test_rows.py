@@ -11,9 +11,9 @@ from dllm.core.config import GenerationConfig
 from dllm.engine.recipe import Recipe, RowOptions
 from dllm.engine.work import Work
 from dllm.kernels.statistics.filters import Filters
-from dllm.runtime.result import Result
 from dllm.samplers.base import Draws
 
+from ..decoding import replayed
 from ..golden.conftest import goldens_dir
 
 MODELS = ["llada-tiny", "dream-tiny"]
@@ -35,15 +35,9 @@ def run(model: dllm.DiffusionModel, prompt: Any, sampler: str, cache: str, **ext
     return dllm.generate(model, prompt, sampler=sampler, cache=cache, **{**arguments, **extra})
 
 
-def outcome(result: Result) -> tuple[Any, ...]:
-    assert result.trace is not None
-    commits = [[(p, t) for p, t, _ in step.commits] for step in result.trace.steps]
-    return result.sequences.tolist(), result.nfe, result.order, commits
-
-
 def test_pd_that_refreshes_each_step_is_prefill(model: dllm.DiffusionModel) -> None:
     pd = run(model, PROMPTS[2], "llada", "dkv_pd(refresh_every=1)")
-    assert outcome(pd) == outcome(run(model, PROMPTS[2], "llada", "dkv_prefill"))
+    assert replayed(pd) == replayed(run(model, PROMPTS[2], "llada", "dkv_prefill"))
 
 
 def test_a_result_says_what_its_cache_held(model: dllm.DiffusionModel) -> None:

@@ -47,9 +47,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return asked
 
 
-def test_tokens_end_with_the_first_stop_and_leave_out_the_prompt() -> None:
+def test_tokens_end_with_the_first_stop_and_leave_out_the_prompt(nano: dllm.DiffusionModel) -> None:
     """Counted once more from the whole canvases: some answers end, some fill their canvas."""
-    nano = dllm.load("nano")
     result = measure(nano, problems("sort"), cell("llada(steps=8)", 8), "nano")
     prompts = [example.prompt for example in problems("sort").examples(8)]
     outs = dllm.generate(nano, prompts, sampler="llada(steps=8)", **CANVAS)

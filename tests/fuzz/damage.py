@@ -146,6 +146,9 @@ def files(folder: Path, rng: random.Random) -> str:
     return f"{file.name} is a folder"
 
 
+OF_FILES = (text_damage, bytes_damage, header, tensors, tensors, files)
+
+
 def damage(
     folder: Path, rng: random.Random, faults: Sequence[Fault], counts: Sequence[int]
 ) -> list[str]:

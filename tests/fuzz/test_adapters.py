@@ -12,18 +12,7 @@ import torch
 import dllm
 from dllm.models.adapters import CONFIG, WEIGHTS
 
-from .damage import (
-    HOSTILE,
-    bytes_damage,
-    damage,
-    files,
-    header,
-    of_each,
-    rewrite,
-    tensors,
-    text_damage,
-    works,
-)
+from . import damage as harm
 
 FIELDS = ("peft_type", "r", "lora_alpha", "target_modules", "bias", "rank_pattern", "use_dora",
           "task_type", "modules_to_save", "layers_to_transform", "init_lora_weights",
@@ -31,12 +20,12 @@ FIELDS = ("peft_type", "r", "lora_alpha", "target_modules", "bias", "rank_patter
 
 
 def config_field(folder: Path, rng: random.Random) -> str:
-    name, value = rng.choice(FIELDS), rng.choice(HOSTILE)
-    rewrite(folder / CONFIG, lambda content: content.__setitem__(name, value))
+    name, value = rng.choice(FIELDS), rng.choice(harm.HOSTILE)
+    harm.rewrite(folder / CONFIG, lambda content: content.__setitem__(name, value))
     return f"{name}={value!r:.40}"
 
 
-FAULTS = (config_field, config_field, text_damage, bytes_damage, header, tensors, tensors, files)
+FAULTS = (config_field, config_field, *harm.OF_FILES)
 
 
 @pytest.fixture(scope="module")
@@ -61,18 +50,18 @@ def check(base: dllm.DiffusionModel, adapter: Path, folder: Path, seed: int) -> 
     """Load and decode with a damaged copy; whether it could be."""
     rng = random.Random(seed)
     shutil.copytree(adapter, folder)
-    done = damage(folder, rng, FAULTS, (1, 1, 1, 2))
+    done = harm.damage(folder, rng, FAULTS, (1, 1, 1, 2))
 
     def read() -> None:
         model = dllm.load(base.hf, family="autoregressive", adapter=folder)
         dllm.speculate(model, None, [1, 2, 3], max_new_tokens=2)
 
-    return works(read, (seed, done))
+    return harm.works(read, (seed, done))
 
 
 @pytest.mark.fuzz(7)
 def test_a_damaged_adapter_is_one_sentence(adapter: Path, tmp_path: Path, seeds: range) -> None:
-    results = of_each(
+    results = harm.of_each(
         seeds, tmp_path, lambda folder, seed: check(dllm.load("nano-ar"), adapter, folder, seed)
     )
     assert True in results and False in results

@@ -14,20 +14,7 @@ import pytest
 import dllm
 
 from ..thin import some
-from .damage import (
-    HOSTILE,
-    bytes_damage,
-    damage,
-    drop_field,
-    files,
-    header,
-    index,
-    of_each,
-    rewrite,
-    tensors,
-    text_damage,
-    works,
-)
+from . import damage as harm
 
 DATA = Path(__file__).resolve().parents[1] / "golden" / "data"
 DECODING: Any = {"max_new_tokens": 4, "block_length": 4, "steps": 2}
@@ -49,21 +36,21 @@ GENERATION = ("eos_token_id", "max_new_tokens", "block_length", "delimiters", "m
 def config_field(folder: Path, rng: random.Random) -> str:
     config = json.loads((folder / "config.json").read_text())
     name = rng.choice([*config, *NEW_FIELDS])
-    value = rng.choice(HOSTILE)
-    rewrite(folder / "config.json", lambda c: c.__setitem__(name, value))
+    value = rng.choice(harm.HOSTILE)
+    harm.rewrite(folder / "config.json", lambda c: c.__setitem__(name, value))
     return f"config {name}={value!r:.40}"
 
 
 def section_field(folder: Path, rng: random.Random) -> str:
-    name, value = rng.choice(SECTION), rng.choice(HOSTILE)
+    name, value = rng.choice(SECTION), rng.choice(harm.HOSTILE)
     section = {"family": "llada", name: value}
-    rewrite(folder / "config.json", lambda c: c.__setitem__("dllm", section))
+    harm.rewrite(folder / "config.json", lambda c: c.__setitem__("dllm", section))
     return f"dllm section {name}={value!r:.40}"
 
 
 def generation_field(folder: Path, rng: random.Random) -> str:
-    name, value = rng.choice(GENERATION), rng.choice(HOSTILE)
-    rewrite(folder / "generation_config.json", lambda c: c.__setitem__(name, value))
+    name, value = rng.choice(GENERATION), rng.choice(harm.HOSTILE)
+    harm.rewrite(folder / "generation_config.json", lambda c: c.__setitem__(name, value))
     return f"generation {name}={value!r:.40}"
 
 
@@ -73,10 +60,8 @@ def tokenizer(folder: Path, rng: random.Random) -> str:
     return f"tokenizer {content!r}"
 
 
-FAULTS = (
-    config_field, config_field, config_field, section_field, generation_field, drop_field, index,
-    text_damage, bytes_damage, header, tensors, tensors, files, tokenizer,
-)  # fmt: skip
+FAULTS = (config_field, config_field, config_field, section_field, generation_field,
+          harm.drop_field, harm.index, *harm.OF_FILES, tokenizer)  # fmt: skip
 
 
 def check(folder: Path, seed: int) -> bool:
@@ -86,19 +71,19 @@ def check(folder: Path, seed: int) -> bool:
     folder.mkdir()
     for file in source.iterdir():
         shutil.copyfile(file, folder / file.name)
-    done = [source.name, *damage(folder, rng, FAULTS, (1, 1, 1, 2, 3))]
+    done = [source.name, *harm.damage(folder, rng, FAULTS, (1, 1, 1, 2, 3))]
 
     def read() -> None:
         model = dllm.load(folder)
         if model.facts.mask_token_id is not None:
             dllm.generate(model, [1, 2, 3], sampler="llada", **DECODING)
 
-    return works(read, (seed, done))
+    return harm.works(read, (seed, done))
 
 
 @pytest.mark.fuzz(10)
 def test_a_damaged_folder_is_one_sentence(tmp_path: Path, seeds: range) -> None:
-    assert not all(of_each(seeds, tmp_path, check))
+    assert not all(harm.of_each(seeds, tmp_path, check))
 
 
 @pytest.mark.parametrize("seed", [4, 18, 26])

@@ -22,20 +22,7 @@ from dllm.train.dflash.model import drafter_config
 from ..cli.conftest import Run, cli  # noqa: F401
 from ..drafting.conftest import make_verifier
 from ..drafting.dflash.conftest import random_weights, write
-from .damage import (
-    HOSTILE,
-    bytes_damage,
-    damage,
-    drop_field,
-    files,
-    header,
-    index,
-    of_each,
-    rewrite,
-    tensors,
-    text_damage,
-    works,
-)
+from . import damage as harm
 
 FIELDS = (
     "dflash_config", "transformer_layer_config", "speculators_model_type", "block_size",
@@ -54,12 +41,12 @@ def config_field(folder: Path, rng: random.Random) -> str:
     places = [None, *(name for name in INSIDE if isinstance(config.get(name), dict))]
     place = rng.choice(places)
     known = list(config if place is None else config[place])
-    name, value = rng.choice([*known, *FIELDS]), rng.choice(HOSTILE)
+    name, value = rng.choice([*known, *FIELDS]), rng.choice(harm.HOSTILE)
 
     def change(content: dict[str, Any]) -> None:
         (content if place is None else content[place])[name] = value
 
-    rewrite(folder / "config.json", change)
+    harm.rewrite(folder / "config.json", change)
     return f"config {place} {name}={value!r:.40}"
 
 
@@ -76,8 +63,8 @@ def vocabulary(folder: Path, rng: random.Random) -> str:
     return f"{kind} {tuple(value.shape)} {value.dtype}"
 
 
-FAULTS = (config_field, config_field, config_field, drop_field, index, text_damage, bytes_damage,
-          header, tensors, tensors, files, vocabulary)  # fmt: skip
+FAULTS = (config_field, config_field, config_field, harm.drop_field, harm.index, *harm.OF_FILES,
+          vocabulary)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -125,14 +112,14 @@ def check(verifier: Any, drafters: list[Path], folder: Path, seed: int) -> bool:
     rng = random.Random(seed)
     source = rng.choice(drafters)
     shutil.copytree(source, folder)
-    done = [source.name, *damage(folder, rng, FAULTS, (1, 1, 1, 2, 3))]
+    done = [source.name, *harm.damage(folder, rng, FAULTS, (1, 1, 1, 2, 3))]
 
     def read() -> None:
         is_block_drafter(folder)
         drafted = dllm.speculate(verifier, str(folder), [1, 2, 3], max_new_tokens=6)
         assert drafted.tokens == dllm.speculate(verifier, None, [1, 2, 3], max_new_tokens=6).tokens
 
-    return works(read, (seed, done))
+    return harm.works(read, (seed, done))
 
 
 @pytest.mark.fuzz(10)
@@ -140,7 +127,7 @@ def test_a_damaged_drafter_is_one_sentence(
     verifier: Any, drafters: list[Path], tmp_path: Path, seeds: range
 ) -> None:
     assert not all(
-        of_each(seeds, tmp_path, lambda folder, seed: check(verifier, drafters, folder, seed))
+        harm.of_each(seeds, tmp_path, lambda folder, seed: check(verifier, drafters, folder, seed))
     )
 
 

@@ -14,7 +14,7 @@ THREADS = 5
 
 
 @pytest.mark.fuzz(3)
-@pytest.mark.parametrize("kind", ["tiny", "noisy"])
+@pytest.mark.parametrize("kind", ["tiny", pytest.param("noisy", marks=pytest.mark.slow)])
 def test_threads_share_a_model(kind: str, seeds: range, request: pytest.FixtureRequest) -> None:
     model = request.getfixturevalue(kind)
     with ThreadPoolExecutor(THREADS) as pool:

@@ -1,6 +1,8 @@
 """Compiled kernels: exact where they promise it, the same with any number of threads, and errors
 that say what is missing.  Products of plain weights are in `test_linear.py`."""
 
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -152,17 +154,17 @@ def test_what_else_is_asked_changes_no_bit() -> None:
 @pytest.mark.parametrize(
     ("features", "compiler", "message"),
     [
-        ("sse2", "c++", "need a processor on Linux with avx2, fma"),
-        (" ".join((*of.NEEDED, "amx_bf16")), "c++", "no AMX"),
-        (" ".join(of.NEEDED), None, "no C\\+\\+ compiler was found"),
-        (" ".join(of.NEEDED), "false", "false could not compile"),
+        (("sse2",), "c++", f"need a processor on Linux with {', '.join(of.NEEDED)}"),
+        ((*of.NEEDED, "amx_bf16"), "c++", "no AMX"),
+        (of.NEEDED, None, "no C\\+\\+ compiler was found"),
+        (of.NEEDED, "false", "false could not compile"),
     ],
 )
 def test_what_is_missing_is_said(
-    features: str, compiler: str | None, message: str, tmp_path: Path,
+    features: tuple[str, ...], compiler: str | None, message: str, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(of, "_features", lambda: frozenset(features.split()))
+    monkeypatch.setattr(of, "_features", lambda: frozenset(features))
     monkeypatch.setattr(of.shutil, "which", lambda name: None)
     monkeypatch.delenv("CXX", raising=False)
     if compiler is not None:
@@ -171,6 +173,43 @@ def test_what_is_missing_is_said(
     with pytest.raises(ConfigError, match=message):
         cpu.build()
     assert cpu.built() is None
+
+
+@pytest.mark.parametrize(
+    ("machine", "line", "lacking", "unit"),
+    [
+        ("x86_64", "flags\t\t: fpu avx2 fma", [], "AVX2"),
+        ("x86_64", "flags\t\t: fpu sse2", ["avx2", "fma"], ""),
+        ("aarch64", "Features\t: fp asimd crc32 asimddp ssbs", [], "NEON"),
+        ("aarch64", "Features\t: fp asimd crc32", ["asimddp"], ""),
+        ("aarch64", None, ["asimd", "asimddp"], ""),  # another system
+    ],
+)
+def test_the_processor_is_asked(
+    machine: str, line: str | None, lacking: list[str], unit: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    if line is not None:
+        (tmp_path / "cpuinfo").write_text(f"processor\t: 0\n{line}\nbugs\t: none\n")
+    monkeypatch.setattr(of, "CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(of, "_features", of._features.__wrapped__)
+    monkeypatch.setattr(of, "NEEDED", of.TARGETS[machine][1])
+    assert (cpu.missing_features(), cpu.vectors()) == (lacking, unit)
+
+
+@pytest.mark.slow  # a compiler runs
+def test_products_with_neon_in_an_emulator(tmp_path: Path) -> None:
+    compiler = shutil.which("aarch64-linux-gnu-g++")
+    emulator = shutil.which("qemu-aarch64-static") or shutil.which("qemu-aarch64")
+    if compiler is None or emulator is None:
+        pytest.skip("no cross compiler, or no emulator")
+    march = f"-march={of.TARGETS['aarch64'][0]}"
+    flags = [march, *(flag for flag in of.FLAGS if "march" not in flag and flag != "-shared")]
+    files = [Path(of.__file__).with_name("products.cpp"), Path(__file__).with_name("neon.cpp")]
+    program = tmp_path / "neon"
+    subprocess.run([compiler, *flags, "-O1", "-static", *files, "-o", program], check=True)
+    done = subprocess.run([emulator, program], capture_output=True, text=True, check=True)
+    assert done.stdout == "done\n"
 
 
 @pytest.mark.usefixtures("compiled")

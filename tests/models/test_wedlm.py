@@ -23,7 +23,7 @@ from dllm.samplers.scorers import Random
 from dllm.samplers.windows import StaticBlocks, WholeRegion
 
 from ..cache.test_protocol import Some, TakeBack, noise
-from ..decoding import Decoding
+from ..decoding import Decoding, replayed
 from ..thin import covering, some
 from .wedlm import EOS, FAMILIES, MASK, network, reordered_logits, write
 
@@ -58,12 +58,6 @@ def reference(folder: Path) -> Any:
 def run(model: dllm.DiffusionModel, prompts: Any, sampler: str, cache: str, **more: Any) -> Any:
     options = {"max_new_tokens": 33, "eos_policy": "none", **more}
     return dllm.generate(model, prompts, sampler=sampler, cache=cache, trace=True, **options)
-
-
-def outcome(result: dllm.Result) -> Any:
-    assert result.trace is not None
-    commits = [[(p, t) for p, t, _ in step.commits] for step in result.trace.steps]
-    return result.sequences.tolist(), result.nfe, commits
 
 
 @both
@@ -130,11 +124,11 @@ def test_every_step_is_the_reordered_forward(
 def test_the_cache_is_exact_and_rows_are_alone(model: dllm.DiffusionModel, sampler: str) -> None:
     exact, plain = (run(model, PROMPTS, sampler, cache) for cache in ("wedlm", "none"))
     for one, other in zip(exact, plain, strict=True):
-        assert outcome(one) == outcome(other)
+        assert replayed(one) == replayed(other)
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
         assert one.computed < other.computed
     alone = [run(model, prompt, sampler, "wedlm") for prompt in PROMPTS]
-    assert [(outcome(r), r.computed) for r in alone] == [(outcome(r), r.computed) for r in exact]
+    assert [(replayed(r), r.computed) for r in alone] == [(replayed(r), r.computed) for r in exact]
 
 
 @pytest.mark.parametrize("seed", some(range(4), 1))
@@ -210,7 +204,7 @@ def test_static_steps_change_nothing(model: dllm.DiffusionModel) -> None:
     plain = run(model, PROMPTS, "wedlm(2.0)", "wedlm")
     with graphs.uncaptured():
         padded = run(model, PROMPTS, "wedlm(2.0)", "wedlm", cuda_graphs=True)
-    assert [outcome(a) for a in plain] == [outcome(b) for b in padded]
+    assert [replayed(a) for a in plain] == [replayed(b) for b in padded]
 
 
 @pytest.mark.parametrize(("how", "sentence"), [
@@ -281,7 +275,7 @@ def test_it_is_saved_and_loaded(model: dllm.DiffusionModel, tmp_path: Path) -> N
     model.save_pretrained(tmp_path / "saved")
     again = dllm.load(tmp_path / "saved")
     assert again.facts == model.facts and again.family is model.family
-    assert outcome(run(again, PROMPTS[0], "wedlm", "wedlm")) == outcome(
+    assert replayed(run(again, PROMPTS[0], "wedlm", "wedlm")) == replayed(
         run(model, PROMPTS[0], "wedlm", "wedlm")
     )
 

@@ -229,9 +229,10 @@ def test_a_line_of_the_log_per_request(served: Served, caplog: pytest.LogCapture
     assert lines[2].startswith(f"POST {CHAT} 400: n must be")
 
 
-def test_only_the_middle_is_told_of_before_a_suffix(served: Served) -> None:
-    body = {"prompt": "one two", "suffix": " three", "max_tokens": 4, "return_token_ids": True}
-    plain = served.post("/tokenize", {"prompt": "one two"}).json()
+@pytest.mark.parametrize("prompt", ["one two", "a character of several tokens: 😀"])
+def test_only_the_middle_is_told_of_before_a_suffix(served: Served, prompt: str) -> None:
+    body = {"prompt": prompt, "suffix": " three", "max_tokens": 4, "return_token_ids": True}
+    plain = served.post("/tokenize", {"prompt": prompt}).json()
     for more in ({"logprobs": 2}, {"logprobs": 0}, {}):
         (choice,) = served.post(TEXT, body | more).json()["choices"]
         assert len(choice["token_ids"]) == 4

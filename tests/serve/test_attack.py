@@ -43,26 +43,26 @@ def hello(**more: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, **more}
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        (TEXT, {"prompt": MARKS * 40}),
-        (TEXT, {"prompt": ["a" * 7_000_000]}),
-        (TEXT, {"prompt": [5] * 1_000_000}),
-        (TEXT, {"prompt": "a", "suffix": MARKS}),
-        (CHAT, {"messages": [{"role": "user", "content": "a" * 5000}] * 500}),
-        ("/v1/infill", {"text": "a" * 3_000_000 + "[[1]]"}),
-        ("/v1/infill", {"text": "x[[1]]" * 100_000}),
-        ("/v1/score", {"prompt": "a", "continuation": MARKS * 3}),
-        (CHAT, hello(constraints={str(i): "a" for i in range(200_000)})),
-        (CHAT, hello(stop=["a" * 100_000])),
-        (CHAT, hello(initial_text=MARKS)),
-        (CHAT, hello(initial_text=[5] * 1_000_000)),
-        (CHAT, hello(constraints={"0": MARKS})),
-        (CHAT, hello(tools=[{"function": {"name": "f", "description": MARKS}}])),
-        ("/v1/step", {"tokens": [-1] * 1_000_000}),
-    ],
-)
+BEYOND: list[tuple[str, Any]] = [  # made where they are sent: they are large
+    (TEXT, lambda: {"prompt": MARKS * 40}),
+    (TEXT, lambda: {"prompt": ["a" * 7_000_000]}),
+    (TEXT, lambda: {"prompt": [5] * 1_000_000}),
+    (TEXT, lambda: {"prompt": "a", "suffix": MARKS}),
+    (CHAT, lambda: {"messages": [{"role": "user", "content": "a" * 5000}] * 500}),
+    ("/v1/infill", lambda: {"text": "a" * 3_000_000 + "[[1]]"}),
+    ("/v1/infill", lambda: {"text": "x[[1]]" * 100_000}),
+    ("/v1/score", lambda: {"prompt": "a", "continuation": MARKS * 3}),
+    (CHAT, lambda: hello(constraints={str(i): "a" for i in range(200_000)})),
+    (CHAT, lambda: hello(stop=["a" * 100_000])),
+    (CHAT, lambda: hello(initial_text=MARKS)),
+    (CHAT, lambda: hello(initial_text=[5] * 1_000_000)),
+    (CHAT, lambda: hello(constraints={"0": MARKS})),
+    (CHAT, lambda: hello(tools=[{"function": {"name": "f", "description": MARKS}}])),
+    ("/v1/step", lambda: {"tokens": [-1] * 1_000_000}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), BEYOND)
 def test_what_cannot_fit_is_not_read(
     served: Served, monkeypatch: pytest.MonkeyPatch, path: str, body: Any
 ) -> None:
@@ -71,23 +71,24 @@ def test_what_cannot_fit_is_not_read(
 
     monkeypatch.setattr("dllm.request.prompts._ids_of", never)
     monkeypatch.setattr(chats, "shows_tools", lambda _: True)
-    answer = served.post(path, body)
+    answer = served.post(path, body())
     assert answer.status_code == 400 and len(answer.content) < ANSWERED, answer.text[:500]
 
 
-LARGEST = {
-    "biases": (CHAT, hello(logit_bias={str(i): 1 for i in range(400_000)})),
-    "ids": (TEXT, {"prompt": [5] * 600_000}),
-    "drafts": (CHAT, hello(initial_text=[5] * 600_000)),
-    "constraints": (CHAT, hello(constraints={str(i): "a" for i in range(200_000)})),
-    "turns": (CHAT, hello(messages=[{"role": "user", "content": ""}] * 30_000)),
-    "variables": (CHAT, hello(chat_template_kwargs={str(i): 1 for i in range(300_000)})),
-    "parameters": (CHAT, hello(tools=[{"type": "function", "function": {
+LARGEST: dict[str, tuple[str, Any]] = {
+    "biases": (CHAT, lambda: hello(logit_bias={str(i): 1 for i in range(400_000)})),
+    "ids": (TEXT, lambda: {"prompt": [5] * 600_000}),
+    "drafts": (CHAT, lambda: hello(initial_text=[5] * 600_000)),
+    "constraints": (CHAT, lambda: hello(constraints={str(i): "a" for i in range(200_000)})),
+    "turns": (CHAT, lambda: hello(messages=[{"role": "user", "content": ""}] * 30_000)),
+    "variables": (CHAT, lambda: hello(chat_template_kwargs={str(i): 1 for i in range(300_000)})),
+    "parameters": (CHAT, lambda: hello(tools=[{"type": "function", "function": {
         "name": "f", "parameters": {str(i): 1 for i in range(300_000)}}}])),
-    "metadata": ("/v1/responses", {"input": "a", "metadata": dict.fromkeys(map(str, range(9**5)))}),
-    "positions": ("/v1/step", {"tokens": [-1] * 600_000}),
-    "tokens": ("/detokenize", {"tokens": [5] * 600_000}),
-    "nothing": (CHAT, [[]] * 600_000),
+    "metadata": ("/v1/responses", lambda: {
+        "input": "a", "metadata": dict.fromkeys(map(str, range(9**5)))}),
+    "positions": ("/v1/step", lambda: {"tokens": [-1] * 600_000}),
+    "tokens": ("/detokenize", lambda: {"tokens": [5] * 600_000}),
+    "nothing": (CHAT, lambda: [[]] * 600_000),
 }  # fmt: skip
 
 
@@ -98,7 +99,7 @@ def test_large_bodies_are_parsed_where_nobody_waits(
     """The process that answers does not parse them: it would hold up everybody's answers."""
     monkeypatch.setattr(reading, "json", None)
     path, body = LARGEST[kind]
-    answer = served.post(path, body)
+    answer = served.post(path, body())
     assert answer.status_code == 400 and len(answer.content) < ANSWERED, answer.text[:500]
 
 
@@ -127,24 +128,34 @@ def test_a_reader_that_is_killed_comes_back(served: Served) -> None:
 
 
 WRONG: dict[str, Any] = {
-    "messages": (read_chat, {"messages": [{"role": 5}] * 200_000}),
-    "parts": (read_chat, hello(messages=[{"role": "user", "content": [5] * 300_000}])),
-    "calls": (read_chat, hello(messages=[{"role": "assistant", "tool_calls": [5] * 300_000}])),
-    "tools": (read_chat, hello(tools=[5] * 300_000)),
-    "biases": (read_chat, hello(logit_bias={str(i): "x" for i in range(300_000)})),
-    "fields": (read_chat, hello(**{f"x{i}": 1 for i in range(300_000)})),
-    "options": (read_chat, hello(stream=True, stream_options={f"x{i}": 1 for i in range(300_000)})),
-    "prompts": (read_text, {"prompt": [5] * 599_999 + ["a"]}),
-    "choices": (read_text, {"prompt": "a", "structured_outputs": {"choice": [5] * 300_000}}),
-    "items": (read_response, {"input": [{"type": 5}] * 200_000}),
-    "texts": (ScoreBody.read, {"continuation": [5] * 300_000}),
+    "messages": (read_chat, lambda: {"messages": [{"role": 5}] * 200_000}),
+    "parts": (read_chat, lambda: hello(messages=[{"role": "user", "content": [5] * 300_000}])),
+    "calls": (
+        read_chat,
+        lambda: hello(messages=[{"role": "assistant", "tool_calls": [5] * 300_000}]),
+    ),
+    "tools": (read_chat, lambda: hello(tools=[5] * 300_000)),
+    "biases": (read_chat, lambda: hello(logit_bias={str(i): "x" for i in range(300_000)})),
+    "fields": (read_chat, lambda: hello(**{f"x{i}": 1 for i in range(300_000)})),
+    "options": (
+        read_chat,
+        lambda: hello(stream=True, stream_options={f"x{i}": 1 for i in range(300_000)}),
+    ),
+    "prompts": (read_text, lambda: {"prompt": [5] * 599_999 + ["a"]}),
+    "choices": (
+        read_text,
+        lambda: {"prompt": "a", "structured_outputs": {"choice": [5] * 300_000}},
+    ),
+    "items": (read_response, lambda: {"input": [{"type": 5}] * 200_000}),
+    "texts": (ScoreBody.read, lambda: {"continuation": [5] * 300_000}),
 }
 
 
 @pytest.mark.parametrize("kind", some(WRONG, 3))
 def test_the_first_mistake_ends_the_reading(kind: str) -> None:
     """A wrong body costs about what it takes to write it down, whatever its number of mistakes."""
-    read, body = WRONG[kind]
+    read, make = WRONG[kind]
+    body = make()
 
     def seconds(work: Callable[[], Any]) -> float:
         costs = []

@@ -124,11 +124,16 @@ def test_a_torn_result_is_removed_and_the_rest_stays(tmp_path: Path) -> None:
         assert count == 3
         results.add(next(left), {"id": "x", "response": None, "error": None})
     whole = out.read_bytes()
-    out.write_bytes(whole + b'{"custom_id": "line-2", "requ')
-    with Results(out) as results:
-        count, left = open_requests(lines, results)
-        assert (count, [line.id for line in left]) == (2, ["line-2", "line-3"])
-    assert out.read_bytes() == whole
+    for torn in (b'{"custom_id": "line-2", "requ', b'{"cu'):
+        out.write_bytes(whole + torn)
+        with Results(out) as results:
+            count, left = open_requests(lines, results)
+            assert (count, [line.id for line in left]) == (2, ["line-2", "line-3"])
+        assert out.read_bytes() == whole
+    out.write_text("of somebody, and without an end of line")
+    with pytest.raises(ConfigError, match="something else"):
+        Results(out)
+    assert out.read_text().startswith("of somebody")
 
 
 def test_results_of_other_requests_are_not_mixed(tmp_path: Path) -> None:

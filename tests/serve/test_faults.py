@@ -192,7 +192,7 @@ def test_a_queue_that_is_full(start: Start, tiny: dllm.DiffusionModel) -> None:
     served = start(tiny, max_batch_size=1, max_waiting=2)
     before = at_rest(served)
 
-    bodies = [body(f"r {i}", n=1 + i % 3) for i in range(12)]  # all answers or none
+    bodies = [body(f"r {i}", n=1 + i % 3) for i in range(6)]  # all answers or none
     answers = asyncio.run(together(served.url, bodies))
     assert {answer.status_code for answer in answers} == {200, 429}
     refused = next(answer for answer in answers if answer.status_code == 429)

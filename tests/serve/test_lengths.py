@@ -20,11 +20,6 @@ DAEDAL = "daedal(initial=16, low=0.3, enough=0.2)"
 OTHERS = ["append(block=8)"]
 
 
-@pytest.fixture(scope="module")
-def nano() -> dllm.DiffusionModel:
-    return dllm.load("nano")
-
-
 def written(frames: list[dict[str, Any]], piece: Any) -> list[str]:
     """The answer as frames of a canvas tell it, edits applied in turn."""
     opening, *steps = frames

@@ -19,11 +19,6 @@ from ..thin import covering, some
 QUESTION = "What is 23 + 12?"
 
 
-@pytest.fixture(scope="module")
-def nano() -> dllm.DiffusionModel:
-    return dllm.load("nano")
-
-
 @pytest.mark.parametrize(("regex", "temperature"), covering(
     [r"[0-9]{2}", r"\d+ \+ \d+ = \d+", "[a-z ]{5,20}[.]", "é你+", ""], [0.0, 1.0]
 ))  # fmt: skip

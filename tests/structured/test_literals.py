@@ -50,8 +50,7 @@ def test_how_far_it_reaches(pattern: str, run: bytes) -> None:
     assert b"".join(PIECES[token] or b"-" for token in tokens) == run
 
 
-def test_answers_with_literals() -> None:
-    nano = dllm.load("nano")
+def test_answers_with_literals(nano: dllm.DiffusionModel) -> None:
     how = {"json_schema": SCHEMA, "max_new_tokens": 40, "sampler": "llada"}
     plain = dllm.generate(nano, "What is 23 + 12?", **how)
     out = dllm.generate(nano, "What is 23 + 12?", literals=True, **how)

@@ -340,7 +340,7 @@ def test_where_schemas_come_from(tmp_path: Path) -> None:
     schema_of = source.schema_of
     assert schema_of(Inner) == Inner.model_json_schema()
     file = tmp_path / "schema.json"
-    file.write_text('{"type": "null"}', encoding="utf-8")
+    file.write_text('{"type": "null"}', encoding="utf-8-sig")  # as programs on Windows do
     assert schema_of(file) == schema_of(str(file)) == {"type": "null"}
     file.write_text("[1", encoding="utf-8")
     with pytest.raises(ConfigError, match="cannot be read from"):

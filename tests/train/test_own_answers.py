@@ -170,9 +170,7 @@ def test_rounds_go_on_where_they_were(tmp_path: Path) -> None:
         train(model, replace(recipe, rounds=3), tmp_path / "parts", asked)
 
 
-def test_what_cannot_be_trained_answers_nothing(
-    noisy: dllm.DiffusionModel, tmp_path: Path
-) -> None:
+def test_what_cannot_be_trained_answers_nothing(noisy: dllm.DiffusionModel, tmp_path: Path) -> None:
     def asked(number: int) -> list[Question]:
         raise AssertionError("hours later")
 

@@ -58,9 +58,8 @@ def test_rows_score_the_positions_they_predict(
     assert bool((result[:, mask] == -torch.inf).all())
 
 
-def test_a_trained_drafter_knows_what_comes_next() -> None:
+def test_a_trained_drafter_knows_what_comes_next(nano: dllm.DiffusionModel) -> None:
     """Rows that predicted a neighbour of their position would be near chance."""
-    nano = dllm.load("nano")
     wrong = replace(nano, facts=replace(nano.facts, logit_shift=1))
     right = dict.fromkeys(("as it is", "shifted"), 0)
     for example in TASKS["copy"].examples(10, 0):
@@ -120,8 +119,7 @@ def test_the_window_is_not_the_draft(tiny: dllm.DiffusionModel) -> None:
     assert both.tokens[:3].tolist() == drafting.propose(PREFIX, Budget(3, 20)).tokens.tolist()
 
 
-def test_longer_drafts_get_more_masks() -> None:
-    nano = dllm.load("nano")
+def test_longer_drafts_get_more_masks(nano: dllm.DiffusionModel) -> None:
     request = DraftRequest(np.arange(5, 12), nano.facts.vocab_size, (0,), 7 + 60)
     drafting = dllm.DiffusionDrafter(nano, search="argmax").open(request)
     assert len(drafting.propose(request.prompt, Budget(48, 60))) == 48
@@ -130,8 +128,7 @@ def test_longer_drafts_get_more_masks() -> None:
     assert drafting.row.canvas.length == 7 + 32  # type: ignore[attr-defined]
 
 
-def test_tokens_that_may_not_be_drafted_are_not_drafted() -> None:
-    nano = dllm.load("nano")
+def test_tokens_that_may_not_be_drafted_are_not_drafted(nano: dllm.DiffusionModel) -> None:
     prompt = encode(nano, "Compute 69 + 49.")
     request = DraftRequest(prompt, nano.facts.vocab_size, (0,), len(prompt) + 60)
     free = dllm.DiffusionDrafter(nano, search="argmax", window=8).open(request)
