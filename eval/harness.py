@@ -229,7 +229,7 @@ class DLLM(TemplateLM):  # type: ignore[misc]
         owner: list[int] = []
         for i, instance in enumerate(requests):
             ids = self.tok_encode(instance.args[0], False)
-            result = get_rolling_token_windows(ids, self.prefix_token_id, self.max_length - 1, 1)
+            result = get_rolling_token_windows(ids, self.prefix_token_id, self.max_length - 2, 1)
             for prompt, text in map(make_disjoint_window, result):
                 windows.append(self._request(prompt, text, len(windows), 1))
                 owner.append(i)

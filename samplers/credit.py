@@ -7,7 +7,7 @@ import numpy as np
 
 from ..core.canvas import Canvas, Edit, FloatArray, IntArray
 from ..core.capabilities import FRESH_LOGITS, GREEDY
-from ..core.limits import NOT_NEGATIVE, SHARE, bounds
+from ..core.limits import FINITE, SHARE, bounds
 from .base import NO_SCORES, NOTHING, Prediction, Reads, Transform
 from .compose import register
 
@@ -48,7 +48,7 @@ class Credit(Transform):
 
     needs = frozenset({GREEDY, FRESH_LOGITS})
     statistics: ClassVar = {"max_logprob": 1}
-    limits = bounds(credit_alpha=NOT_NEGATIVE, boost_gamma=NOT_NEGATIVE, decay_beta=SHARE)
+    limits = bounds(credit_alpha=FINITE, boost_gamma=FINITE, decay_beta=SHARE)
 
     credit_alpha: float = 0.7
     boost_gamma: float = 0.2

@@ -4,7 +4,7 @@ import numpy as np
 
 from ..core.canvas import BoolArray
 from ..core.capabilities import ENTROPY
-from ..core.limits import NOT_NEGATIVE, bounds
+from ..core.limits import FINITE, NOT_NEGATIVE, bounds
 from .base import Part, Selector, View
 from .compose import register
 from .dcd import DCD
@@ -32,7 +32,7 @@ class WeDLM(Selector):
     """
 
     needs = frozenset({ENTROPY})
-    limits = bounds(tau=NOT_NEGATIVE, penalty=NOT_NEGATIVE)
+    limits = bounds(tau=NOT_NEGATIVE, penalty=FINITE)
 
     tau: float = 0.4
     penalty: float = 0.02

@@ -41,6 +41,17 @@ def train_attention(
 AttentionInterface.register(ATTENTION, train_attention)
 
 
+def check_trainable(model: DiffusionModel, rank: int = 0) -> None:
+    """Raise `ConfigError` for a model that `Network` cannot train."""
+    if model.facts.mask_token_id is None and rank:
+        raise ConfigError(f"{model.name} has no mask token: `dllm train convert` gives it one")
+    if model.facts.mask_kind == "causal_prefix":
+        raise ConfigError(
+            f"{model.name} counts its blocks from the end of each prompt, which training does "
+            "not do: train it with its authors' code, or a model of another family"
+        )
+
+
 class Network(nn.Module):
     """The network of ``model``, trained whole (a copy) or by an adapter of ``rank``.
 
@@ -52,13 +63,7 @@ class Network(nn.Module):
         self, model: DiffusionModel, rank: int = 0, teacher: DiffusionModel | None = None
     ) -> None:
         super().__init__()
-        if model.facts.mask_token_id is None and rank:
-            raise ConfigError(f"{model.name} has no mask token: `dllm train convert` gives it one")
-        if model.facts.mask_kind == "causal_prefix":
-            raise ConfigError(
-                f"{model.name} counts its blocks from the end of each prompt, which training does "
-                "not do: train it with its authors' code, or a model of another family"
-            )
+        check_trainable(model, rank)
         self.model, self.facts, self.rank = model, model.facts, rank
         hf: Any = model.hf
         hf.train(False)

@@ -140,6 +140,7 @@ def test_long_texts_are_scored_in_windows(tiny: dllm.DiffusionModel) -> None:
     assert total == score.logprob and (score.task, score.doc_id) == ("t", 0)
     assert score.tokens == len(lm.tok_encode(text)) > tiny.facts.context_length
     assert score.stderr == lm.usage.largest_stderr > 0 and lm.usage.likelihoods == 1
+    assert lm.usage.shortened == 0  # each window has a token before it
 
 
 def instance(text: str, **settings: Any) -> Instance:

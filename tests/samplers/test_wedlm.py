@@ -40,6 +40,6 @@ def test_what_comes_with_it() -> None:
     assert (narrow.window.s_max, len(narrow.selectors)) == (6, 1)  # type: ignore[attr-defined]
     out = dllm.generate("nano", "Compute 69 + 49.", sampler="wedlm", max_new_tokens=32)
     assert out.nfe < len(out.tokens)
-    for spec in ("wedlm(-1)", "wedlm(penalty=-1)"):
-        with pytest.raises(dllm.ConfigError, match="must not be negative"):
+    for spec in ("wedlm(-1)", "wedlm(penalty=-1)", "wedlm(penalty=inf)", "credit(inf)"):
+        with pytest.raises(dllm.ConfigError, match=r"must (not be negative|be finite)"):
             compose(spec)

@@ -170,6 +170,15 @@ def test_rounds_go_on_where_they_were(tmp_path: Path) -> None:
         train(model, replace(recipe, rounds=3), tmp_path / "parts", asked)
 
 
+def test_what_cannot_be_trained_answers_nothing(noisy: dllm.DiffusionModel, tmp_path: Path) -> None:
+    def asked(number: int) -> list[Question]:
+        raise AssertionError("hours later")
+
+    with pytest.raises(ConfigError, match="counts its blocks"):
+        train(noisy, Distillation(PRESETS["tad"]), tmp_path / "run", asked)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_diffusion_model_has_no_blocks_to_learn() -> None:
     with pytest.raises(ConfigError, match="autoregressive Llama, Qwen2 or Qwen3"):
         in_blocks(dllm.load("nano"), 4, None)

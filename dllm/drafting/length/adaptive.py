@@ -67,8 +67,8 @@ class Adaptive(LengthController):
 
     k_max: int = 24
     optimism: float = 0.2
-    explore: float = 0.02
-    loan: float = 5.0
+    explore: float = 0.01
+    loan: float = 3.0
 
     def __post_init__(self) -> None:
         at_least(1, k_max=self.k_max)

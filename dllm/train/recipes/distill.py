@@ -23,7 +23,7 @@ from ..loop import (
     resume,
     same_recipe,
 )
-from ..network import Network
+from ..network import Network, check_trainable
 from ..objectives import blocks, parallel
 from ..processes import by_the_first, is_first
 from ..trajectories import Batches, Question, read_trajectories, write_answers, write_trajectories
@@ -66,6 +66,8 @@ def train(
     those of the two before it; the first round learns from the files of ``data`` instead where
     there are any, or from what an autoregressive ``teacher`` answers.
     """
+    if recipe.schedule.steps:
+        check_trainable(model, recipe.rank)
     same_recipe(folder, recipe)
 
     def write(asked: Asked, file: Path, first: bool) -> None:

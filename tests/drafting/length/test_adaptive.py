@@ -48,7 +48,7 @@ def test_what_a_draft_saves_is_counted_in_plain_tokens() -> None:
         learned = controller.learned
         assert (learned.saved, learned.price) == pytest.approx((saved, price))
     assert learned.drafting == pytest.approx(0.2 * 0.02 + 0.8 * 0.2 * 0.02)
-    assert controller._credit == pytest.approx(5 * 0.5 + 0.02 * 1 + 1 - 1)
+    assert controller._credit == pytest.approx(3 * 0.5 + 0.01 * 1 + 1 - 1)
 
 
 @pytest.mark.parametrize(("alpha", "low", "high"), [(0.95, 12, 24), (0.5, 1, 4)])
