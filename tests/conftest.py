@@ -77,7 +77,9 @@ def pytest_unconfigure() -> None:
     gc.unfreeze()  # libraries in C++ warn of what is left when the process ends
 
 
-def small(network: str, family: str, **more: Any) -> dllm.DiffusionModel:
+def small(
+    network: str, family: str, block_length: int | None = None, **more: Any
+) -> dllm.DiffusionModel:
     """Random weights of a network of transformers under the tokenizer of the bundled models: a
     context of 128 and weights large enough to prefer something."""
     import torch
@@ -94,8 +96,9 @@ def small(network: str, family: str, **more: Any) -> dllm.DiffusionModel:
         pad_token_id=tokenizer.pad_token_id, tie_word_embeddings=False, **more,
     )  # fmt: skip
     return dllm.load(
-        kind(config), family=family, tokenizer=tokenizer, mask_token_id=tokenizer.mask_token_id
-    )
+        kind(config), family=family, tokenizer=tokenizer, mask_token_id=tokenizer.mask_token_id,
+        block_length=block_length,
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,6 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-import torch
 from typer.main import get_command
 from typer.testing import CliRunner, Result
 
@@ -13,11 +12,6 @@ from dllm.cli.app import app
 
 Run = Callable[..., Result]
 command_of = cache(get_command)  # made once: 50 ms
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.fixture

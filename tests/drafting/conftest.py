@@ -29,7 +29,6 @@ from dllm.drafting.base import (
 )
 from examples.nano.tokenizer import build_tokenizer
 
-torch.set_num_threads(1)
 ARCHITECTURES = ("full", "windowed", "gqa")
 
 

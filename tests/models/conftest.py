@@ -8,14 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from dllm.models import DiffusionModel, load
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -22,6 +22,8 @@ from dllm.serve.service import Service
 from dllm.serve.settings import Settings
 from tests.cli.conftest import cli as cli
 
+from ..conftest import small
+
 if TYPE_CHECKING:
     import openai  # takes a second
 
@@ -127,20 +129,7 @@ def serve(model: dllm.DiffusionModel, **settings: Any) -> Served:
 
 def block_model() -> dllm.DiffusionModel:
     """A random model whose blocks of 4 positions see those before."""
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    from examples.nano.tokenizer import build_tokenizer
-
-    tokenizer = build_tokenizer()
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=8, initializer_range=0.6,
-        bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
-    )  # fmt: skip
-    return dllm.load(Qwen3ForCausalLM(config), family="sdar", tokenizer=tokenizer, block_length=4,
-                     mask_token_id=tokenizer.mask_token_id)  # fmt: skip
+    return small("Qwen3ForCausalLM", "sdar", block_length=4, head_dim=8)
 
 
 def address(served: Served) -> tuple[str, int]:
