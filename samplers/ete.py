@@ -9,7 +9,7 @@ import numpy as np
 
 from ..core.canvas import BoolArray, Canvas, FloatArray
 from ..core.capabilities import BRANCHES, PROBABILITY
-from ..core.limits import COUNT, THRESHOLD, bounds, one_of
+from ..core.limits import COUNT, LANES, THRESHOLD, bounds, one_of
 from .base import Part, View, top
 from .compose import register
 from .multi_blocks import BITS_TO_ROUNDS, FirstBlock, MultiBlocks
@@ -35,7 +35,7 @@ class ETE(Explorer):
 
     needs = frozenset({BRANCHES, PROBABILITY})
     statistics: ClassVar = {"entropy": 1}
-    limits = bounds(tau=THRESHOLD, k=COUNT, e_min=COUNT, order=one_of(ORDERS))
+    limits = bounds(tau=THRESHOLD, k=LANES, e_min=COUNT, order=one_of(ORDERS))
 
     base: tuple[Part, ...] = ()
     k: int = 4

@@ -14,7 +14,7 @@ from ..core.capabilities import (
     REPEATABLE,
     SLIDING_BRANCHES,
 )
-from ..core.limits import COUNT, bounds
+from ..core.limits import LANES, bounds
 from ..core.spec import FamilyDefaults
 from .base import Part, View
 from .compose import register
@@ -48,7 +48,7 @@ class FreeDave(Explorer):
         "llada": {"draft_depth": 4},
         "dream": {"draft_depth": 8},
     }
-    limits = bounds(draft_depth=COUNT)
+    limits = bounds(draft_depth=LANES)
 
     base: tuple[Part, ...] = ()
     draft_depth: int | None = None

@@ -7,7 +7,7 @@ import numpy as np
 
 from ..core.canvas import BoolArray, Canvas
 from ..core.capabilities import BRANCHES, SLIDING_BRANCHES
-from ..core.limits import COUNT, SHARE, SOME_SHARE, bounds, one_of
+from ..core.limits import LANES, SHARE, SOME_SHARE, bounds, one_of
 from .base import Part, Prediction, View
 from .compose import register
 from .scorers import SCORES
@@ -40,7 +40,7 @@ class LoPA(Explorer):
     """
 
     needs = frozenset({BRANCHES, SLIDING_BRANCHES})
-    limits = bounds(k=COUNT, alpha=SHARE, branch_topp=SOME_SHARE, confidence=one_of(SCORES))
+    limits = bounds(k=LANES, alpha=SHARE, branch_topp=SOME_SHARE, confidence=one_of(SCORES))
 
     base: tuple[Part, ...] = ()
     k: int = 2

@@ -39,6 +39,7 @@ def one_of(words: Iterable[str]) -> Limit:
 
 
 COUNT = limit(lambda n: n >= 1, "{name} must be at least 1, not {value}")
+LANES = limit(lambda n: 1 <= n <= 256, "{name} must lie between 1 and 256, not {value}")
 NOT_NEGATIVE = limit(lambda x: x >= 0, "{name} must not be negative, not {value}")
 FINITE = limit(lambda x: 0 <= x < math.inf, "{name} must be finite and at least 0, not {value}")
 POSITIVE = limit(lambda x: x > 0, "{name} must be positive, not {value}")

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from dllm.core.canvas import Canvas
+from dllm.core.errors import ConfigError
 from dllm.samplers import Feed, Prediction, Seen, Trial, compose
 from dllm.samplers.base import NO_SCORES, NOTHING
 from dllm.samplers.ete import ETE
@@ -207,3 +208,9 @@ def test_ete_counts_what_is_as_sure_as_tau() -> None:
 
     half = np.exp(np.log(np.full(4, 0.5, np.float32)))[0]
     assert (best(float(half)), best(float(np.nextafter(half, np.float32(1))))) == (0, 1)
+
+
+@pytest.mark.parametrize("spec", ["lopa(k=1000000)", "ete(k=257)", "freedave(draft_depth=257)"])
+def test_branches_each_of_which_has_keys_and_values_are_few(spec: str) -> None:
+    with pytest.raises(ConfigError, match="between 1 and 256"):
+        compose(spec)

@@ -17,7 +17,7 @@ import pytest
 import dllm
 from dllm.core.errors import ConfigError
 
-from .conftest import PATIENCE, Served, idle, serve, until
+from .conftest import PATIENCE, PLAIN, Served, idle, serve, until
 
 pytest.importorskip("ray")
 with warnings.catch_warnings():  # of Ray's own settings
@@ -202,19 +202,25 @@ def test_who_leaves_frees_the_row_in_the_replicas(replicas: Any) -> None:
 
 
 def test_streams_end_with_an_error_when_the_drain_of_replicas_runs_out(replicas: Any) -> None:
-    before, _, plain = replicas
-    found: list[httpx.Response] = []
-    drafts = {"stream": True, "stream_options": {"include_drafts": True}, "n": 8}
-    asking = threading.Thread(
-        target=lambda: found.append(before.post(CHAT, chat(**drafts), headers=KEY))
-    )
+    before, _, _ = replicas
+    begun, lines = threading.Event(), list[str]()
+    body = chat(stream=True, stream_options={"include_drafts": True}, n=8, max_tokens=64)
+
+    def ask() -> None:
+        how: Any = {"json": body, "headers": KEY, "timeout": PATIENCE, **PLAIN}
+        with httpx.stream("POST", before.url + CHAT, **how) as answer:
+            for line in answer.iter_lines():
+                lines.append(line)
+                begun.set()
+
+    asking = threading.Thread(target=ask)
     asking.start()
-    until(lambda: plain.service.running)
+    assert begun.wait(PATIENCE)  # before, it would be a 503
     before.server.serving.draining = True
     assert before.post(CHAT, chat(), headers=KEY).json()["error"]["code"] == "stopping"
     before.server.serving.close()
     asking.join(PATIENCE)
-    assert events(found[0].text)[-1]["error"]["code"] == "stopping"
+    assert events("\n".join(lines))[-1]["error"]["code"] == "stopping"
 
 
 def test_health_does_not_wait_for_replicas(replicas: Any, monkeypatch: pytest.MonkeyPatch) -> None:
