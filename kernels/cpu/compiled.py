@@ -19,7 +19,7 @@ TARGETS = {
     "x86_64": ("native", ("avx2", "fma")),
     "aarch64": ("armv8.2-a+dotprod", ("asimd", "asimddp")),  # no more than was tested
 }
-WIDER = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni"}
+WIDER = {"avx512f", "avx512bw", "avx512dq", "avx512_vnni"}
 MARCH, NEEDED = TARGETS.get(platform.machine(), ("", ("x86-64 or AArch64",)))
 FLAGS = (
     "-std=c++17", "-O3", f"-march={MARCH}", "-ffp-contract=off", "-fopenmp", "-shared", "-fPIC",

@@ -14,11 +14,11 @@ namespace {
 
 constexpr int FEW = 3;  // rows of a tile
 
-// Sums of numbers q times numbers p.  AVX2 sums in 16 bits, which hold those of 32 inputs.
-#if defined(DLLM_AVX512)
+// Sums of numbers q times numbers p.  Plain AVX2 sums in 16 bits, which hold those of 32 inputs.
+#if defined(DLLM_VNNI)
 constexpr bool SHORT = false;
 Ints nibbles(Ints sum, Words q, Words p) {
-  asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(q), "v"(p));
+  asm(DLLM_VNNI "vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(q), "v"(p));
   return sum;
 }
 Ints lengthened(Ints sum) { return sum; }

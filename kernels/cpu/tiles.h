@@ -64,7 +64,7 @@ struct Float32 {
   static Sum add(Sum s, Words x, Words w) { return multiplied(s, x, w); }
 };
 
-#if defined(DLLM_AVX512)
+#if defined(DLLM_AVX512) && defined(__AVX512BF16__)
 
 struct Bfloat16 {
   using In = uint16_t;
@@ -77,18 +77,6 @@ struct Bfloat16 {
     return s;
   }
   static void row(const In *x, int64_t d, Row *to) { std::copy(x, x + d, to); }
-};
-
-struct Eights {  // rows from 0 to 255, 128 for zero, weights from -128 to 127
-  using In = uint8_t;
-  using Row = uint8_t;
-  using Sum = Ints;
-  static constexpr int GROUP = 4, PARTS = 1, ZERO = 128;
-  static Words part(Words w, int) { return w; }
-  static Sum add(Sum s, Words x, Words w) {
-    asm("vpdpbusd %2, %1, %0" : "+v"(s) : "v"(x), "v"(w));
-    return s;
-  }
 };
 
 #else
@@ -108,7 +96,22 @@ struct Bfloat16 {  // even and odd numbers in float32
   }
 };
 
-#if defined(DLLM_AVX2)
+#endif
+#if defined(DLLM_VNNI)
+
+struct Eights {  // rows from 0 to 255, 128 for zero, weights from -128 to 127
+  using In = uint8_t;
+  using Row = uint8_t;
+  using Sum = Ints;
+  static constexpr int GROUP = 4, PARTS = 1, ZERO = 128;
+  static Words part(Words w, int) { return w; }
+  static Sum add(Sum s, Words x, Words w) {
+    asm(DLLM_VNNI "vpdpbusd %2, %1, %0" : "+v"(s) : "v"(x), "v"(w));
+    return s;
+  }
+};
+
+#elif defined(DLLM_AVX2)
 
 struct Eights {  // numbers 0 and 2, then 1 and 3 of a group, in 16 bits: sums of bytes saturate
   using In = uint8_t;
@@ -144,7 +147,6 @@ struct Eights {
   }
 };
 
-#endif
 #endif
 
 inline Words repeated(const char *from) { return load<uint32_t>(from) - Words{}; }

@@ -15,7 +15,7 @@
 #include <cstring>
 #include <utility>
 
-#if defined(__AVX512BF16__) && defined(__AVX512VNNI__)
+#if defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VNNI__)
 #define DLLM_AVX512
 constexpr int WIDE = 16;  // numbers of 32 bits in a vector
 #elif defined(__AVX2__)
@@ -23,6 +23,11 @@ constexpr int WIDE = 16;  // numbers of 32 bits in a vector
 constexpr int WIDE = 8;
 #else
 constexpr int WIDE = 4;
+#endif
+#if defined(DLLM_AVX512)  // bytes times bytes in one instruction
+#define DLLM_VNNI ""
+#elif defined(__AVXVNNI__)
+#define DLLM_VNNI "%{vex%} "
 #endif
 constexpr int PAIRED = WIDE / 2;  // numbers of 64 bits
 

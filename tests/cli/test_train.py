@@ -59,6 +59,22 @@ def test_a_conversion_that_cannot_be_is_refused(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(("command", "said"), [
+    ("deer --prompts FILE --examples 3", "--prompts leaves nothing for --examples"),
+    ("parallel --model nano --prompts FILE --tasks copy --answers 3", "for --tasks and --answers"),
+    ("parallel --model nano --rank 0 --dtype bfloat16", "leave --dtype out"),
+    ("parallel --model nano --samples 2", "give --temperature"),
+])  # fmt: skip
+def test_an_option_without_effect_is_refused(
+    cli: Run, command: str, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "prompts.txt").write_text("Copy: a\nCopy: b\n")
+    given = command.replace("FILE", str(tmp_path / "prompts.txt")).split()
+    result = cli("train", *given, "-o", str(tmp_path / "run"))
+    assert result.exit_code == 2 and said in result.stderr
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
     "command",
     "deer;dflash --verifier nano-ar;parallel --model nano;convert --model nano-ar".split(";"),

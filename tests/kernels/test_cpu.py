@@ -179,6 +179,8 @@ def test_what_is_missing_is_said(
     ("machine", "line", "lacking", "unit"),
     [
         ("x86_64", "flags\t\t: fpu avx2 fma", [], "AVX2"),
+        ("x86_64", "flags : avx2 fma avx512f avx512bw avx512dq avx512vl", [], "AVX2"),
+        ("x86_64", "flags : avx2 fma avx512f avx512bw avx512dq avx512_vnni", [], "AVX-512"),
         ("x86_64", "flags\t\t: fpu sse2", ["avx2", "fma"], ""),
         ("aarch64", "Features\t: fp asimd crc32 asimddp ssbs", [], "NEON"),
         ("aarch64", "Features\t: fp asimd crc32", ["asimddp"], ""),

@@ -65,7 +65,7 @@ def test_sums_of_whole_numbers_are_exact_at_the_limits() -> None:
     x = torch.full((5, 4096), 255, dtype=torch.uint8)
     x[1], x[2] = 0, 128
     expected = (x.double() - 128) @ numbers.double().T
-    assert torch.equal(layer.whole(x).double(), expected)
+    assert torch.equal(layer.multiply(x).double(), expected)
 
 
 def test_weight_only_products_are_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
