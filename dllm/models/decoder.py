@@ -1,8 +1,9 @@
-"""Decoder layers by compiled kernels in two calls, before and after their attention.
+"""Decoder layers by compiled kernels: in one call where all rows attend one range of keys, else in
+two, before and after their attention.
 
 A layer's parts are a dozen calls of Python, which take as long as the products of small networks.
 The bits are those of the parts; where a part is not what `adopt` left (an adapter, a hook, somebody
-else's forward, a weight of 4 bits), the layer runs as it is.
+else's forward), the layer runs as it is.
 """
 
 from __future__ import annotations
@@ -18,13 +19,16 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..kernels.cpu import layers, library
-from ..kernels.cpu.products import Weight, Weight8
+from ..kernels.cpu.products import Weight, Weight4, Weight8
 from ..kernels.linear import Packed, packed_of
 from ..kernels.quantised import QuantisedLinear
 from . import mlp, norms, rotary
-from .attention import FUNCTIONS
+from .attention import FUNCTIONS, PREFIX
 from .forwards import classes, replace_forwards
 
+EXACT = {  # attention that a layer's one call computes, `grouped` or not, as `grouped_rows` does
+    (PREFIX + "sdpa", False): False, (PREFIX + "sdpa", True): False, (PREFIX + "eager", True): True,
+}  # fmt: skip
 MADE: WeakKeyDictionary[nn.Module, Joined] = WeakKeyDictionary()
 
 
@@ -32,6 +36,17 @@ def join_parts(hf: PreTrainedModel) -> None:
     """Let the decoder layers of ``hf`` call the kernels themselves.  Changes them in place."""
     if library() is not None:
         replace_forwards(hf, classes("DecoderLayer", ("llama", "qwen2")), _forward)
+
+
+def computes_all(hf: PreTrainedModel) -> bool:
+    """Whether the kernels compute every decoder layer of ``hf``, a row alone like one of many."""
+    own = [
+        module for module in hf.modules()
+        if getattr(module.__dict__.get("forward"), "func", None) is _forward
+    ]  # fmt: skip
+    with torch.no_grad():
+        joined = [module for module in own if Joined(module).layer is not None]
+    return len(joined) == hf.config.get_text_config().num_hidden_layers
 
 
 def _forward(
@@ -60,6 +75,14 @@ def _forward(
                 and keys.stride(3) == values.stride(3) == 1
             ):  # fmt: skip
                 cos, sin = cos[0].contiguous(), sin[0].contiguous()
+                kind = attention.config._attn_implementation, bool(rest.get("grouped"))
+                one = _alone(rest.get("segments"), keys, len(x))
+                if one is not None and kind in EXACT and rest.get("watch") is None:
+                    mask = one.folded(layer.queries // layer.shared, x.dtype)
+                    return layer(
+                        x, cos, sin, slots, keys[0], values[0], one.keys, mask, attention.scaling,
+                        EXACT[kind],
+                    )[None]  # fmt: skip
                 q = layer.begin(x, cos, sin, slots, keys[0], values[0])
                 attended, _ = FUNCTIONS[attention.config._attn_implementation](
                     attention, q[None], keys, values, attention_mask, scaling=attention.scaling,
@@ -71,6 +94,17 @@ def _forward(
         use_cache=use_cache, position_embeddings=position_embeddings, **rest,
     )  # fmt: skip
     return result
+
+
+def _alone(segments: Any, keys: torch.Tensor, count: int) -> Any:
+    """The segment of all ``count`` queries over one range of keys, where there is no other and
+    the kernel can read it: in bfloat16 in pairs."""
+    if type(segments) is not list or len(segments) != 1 or keys.shape[3] % 2 or keys.stride(2) % 2:
+        return None
+    one = segments[0]
+    if one.rows != 1 or one.queries.indices(count)[:2] != (0, count):
+        return None
+    return one if type(one.keys) is slice and one.keys.stop > one.keys.start else None
 
 
 class Joined:
@@ -148,5 +182,5 @@ def _weights(parts: tuple[Any, ...], packed: list[Any]) -> list[Any] | None:
         for linear, each in zip(parts[4:], packed, strict=True)
     ]
     weights = [part for each in found for part in each or (None,)]
-    one_kind = {*map(type, weights)} in ({Weight}, {Weight8})
+    one_kind = {*map(type, weights)} in ({Weight}, {Weight8}, {Weight4})
     return weights if one_kind and len(weights) == len(packed) else None

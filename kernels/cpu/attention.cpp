@@ -163,7 +163,7 @@ void attend(const Call &c, int64_t row, int64_t head, int64_t first, int64_t las
   const auto product = [&](int64_t rows, const void *x, int64_t stride, const char *block,
                            int64_t inner) {
     std::fill(tile, tile + ROWS * VECTORS, Floats{});
-    tile_of<T>(int(rows), (const char *)x, stride, block, inner, tile, block, 0);
+    tile_of<T>(int(rows), (const char *)x, stride, block, inner, tile, block, 0, false);
   };
   for (; first < last; first += most) {
     const int64_t count = std::min(most, last - first);

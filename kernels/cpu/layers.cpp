@@ -3,13 +3,17 @@
 
 #include "tiles.h"
 
-extern "C" int dllm_product(const void *x, const void *weight, int plain, const void *bias,
-                            void *y, int64_t m, int64_t n, int64_t d, int half, int threads);
-extern "C" int dllm_product8(const uint8_t *x, const float *row_scale, const void *weight,
-                             const float *scale, const int32_t *total, const void *bias, void *y,
-                             int64_t m, int64_t n, int64_t d, int half, int threads);
-extern "C" void dllm_round(const void *x, uint8_t *p, float *row_scale, float *row_sum, int64_t m,
-                           int64_t d, int64_t group, int zero, int half, int threads);
+extern "C" {  // of the other files
+using A = const void *;
+using N = int64_t;
+int dllm_product(A, A, int, A, void *, N, N, N, int, int);
+int dllm_product8(const uint8_t *, const float *, A, const float *, const int32_t *, A, void *, N, N,
+                  N, int, int);
+void dllm_product4(const int8_t *, const float *, const float *, const uint8_t *, const uint16_t *,
+                   const uint16_t *, void *, N, N, N, N, int, int);
+int dllm_attention(A, A, A, A, void *, const N *, N, N, N, N, N, double, int, int, int);
+void dllm_round(A, uint8_t *, float *, float *, N, N, N, int, int, int);
+}
 
 namespace {
 
@@ -40,45 +44,58 @@ struct Turn {
   }
 };
 
-struct Linear {  // as in layers.py
-  const void *weight, *bias;
-  const float *scale;  // of weights of 8 bits, like `total`, else nullptr
-  const int32_t *total;
-  int64_t outputs, inputs, plain;
-};
-
-// What products read: m rows x, rounded where the weights are of 8 bits.
-class Rows {
-  const void *x;
-  const int64_t m;
-  const int half, threads;
-  const Scratch scales, bytes;
-
- public:
-  Rows(const void *x, const Linear &first, int64_t m, int half, int threads)
-      : x(x), m(m), half(half), threads(threads), scales(first.scale ? m * 4 : 0, 1),
-        bytes(first.scale ? m * first.inputs : 0, 1) {
-    if (first.scale)
-      dllm_round(x, (uint8_t *)bytes.own(), (float *)scales.own(), nullptr, m, first.inputs,
-                 first.inputs, 128, half, threads);
-  }
-  void times(const Linear &by, void *y) const {
-    const bool full =
-        by.scale ? dllm_product8((const uint8_t *)bytes.own(), (const float *)scales.own(),
-                                 by.weight, by.scale, by.total, by.bias, y, m, by.outputs,
-                                 by.inputs, half, threads)
-                 : dllm_product(x, by.weight, int(by.plain), by.bias, y, m, by.outputs, by.inputs,
-                                half, threads);
-    if (full) throw std::bad_alloc();
-  }
-};
-
 // y = x + other, n numbers.
 void add(const void *x, const void *other, void *y, int64_t n, int half, int threads) {
 #pragma omp parallel for num_threads(threads) if (threads > 1 && n > ENOUGH) schedule(static)
   for (int64_t k = 0; k < n; k += WIDE)
     write(y, half, k, n - k, read_or(x, half, k, n - k, 0) + read_or(other, half, k, n - k, 0));
 }
+
+struct Linear {  // as in layers.py
+  const void *weight, *bias;
+  const void *scale, *second;  // as Weight8 and Weight4 have them, or nullptr
+  int64_t outputs, inputs, plain, group;  // inputs that share a scale, of 4 bits, else 0
+};
+
+// What products read: m rows x, rounded where the weights are of whole numbers.
+class Rows {
+  const void *x;
+  const int64_t m;
+  const int half, threads;
+  const int64_t count;  // of scales
+  const Scratch scales, bytes;
+
+ public:
+  Rows(const void *x, const Linear &first, int64_t m, int half, int threads)
+      : x(x), m(m), half(half), threads(threads),
+        count(!first.scale ? 0 : first.group ? m * first.inputs / first.group : m),
+        scales(count * 8, 1), bytes(first.scale ? m * first.inputs : 0, 1) {
+    float *own = (float *)scales.own();
+    if (first.scale)
+      dllm_round(x, (uint8_t *)bytes.own(), own, first.group ? own + count : nullptr, m,
+                 first.inputs, first.group ? first.group : first.inputs, first.group ? 0 : 128,
+                 half, threads);
+  }
+  void times(const Linear &by, void *y) const {
+    const float *own = (const float *)scales.own();
+    const int64_t n = by.outputs, d = by.inputs;
+    if (by.group) {
+      dllm_product4((const int8_t *)bytes.own(), own, own + count, (const uint8_t *)by.weight,
+                    (const uint16_t *)by.scale, (const uint16_t *)by.second, y, m, n, d, by.group,
+                    half, threads);
+      for (char *row = (char *)y; by.bias && row < (char *)y + m * n * (half ? 2 : 4);
+           row += n * (half ? 2 : 4))
+        add(row, by.bias, row, n, half, threads);
+      return;
+    }
+    const bool full =
+        by.scale ? dllm_product8((const uint8_t *)bytes.own(), own, by.weight,
+                                 (const float *)by.scale, (const int32_t *)by.second, by.bias, y,
+                                 m, n, d, half, threads)
+                 : dllm_product(x, by.weight, int(by.plain), by.bias, y, m, n, d, half, threads);
+    if (full) throw std::bad_alloc();
+  }
+};
 
 }  // namespace
 
@@ -200,6 +217,33 @@ int dllm_layer_end(const Layer *layer, const void *x, const void *attended, char
     Rows(gate, layer->down, m, half, threads).times(layer->down, work);
     add(y, work, y, m * width, half, threads);
   });
+}
+
+// Both, and between them attention of all rows over `length` keys from the slot `first` on, with
+// `mask` (queries of a head of keys, length) or nullptr.  `work`: what the two need, the larger, and
+// three times the numbers of all queries.
+int dllm_layer(const Layer *layer, const void *x, char *work, const void *cosine, const void *sine,
+               const int64_t *slots, char *keys, char *values, const int64_t *strides,
+               const void *mask, void *y, int64_t m, int64_t d, int64_t room, int64_t first,
+               int64_t length, double scale, int exact, int halves, int threads) {
+  const int half = halves & 1;
+  const int64_t size = half ? 2 : 4, own = layer->q.outputs, shared = layer->k.outputs;
+  char *turned = work, *attended = turned + m * own * size, *rows = attended + m * own * size;
+  char *rest = rows + m * own * size;
+  const int refused = dllm_layer_begin(layer, x, rest, cosine, sine, slots, turned, keys, values,
+                                       strides, m, d, room, halves, threads);
+  if (refused) return refused;
+  const int64_t queries = m * own / shared;  // heads that share keys attend them as one
+  const int64_t all[] = {0, queries * d, d,          0, strides[0], strides[1],
+                         0, strides[2],  strides[3], 0, length};
+  const int full = dllm_attention(turned, keys + first * strides[1] * size,
+                                  values + first * strides[3] * size, mask, attended, all, 1,
+                                  shared / d, queries, length, d, scale, exact, half, threads);
+  if (full) return full;
+  for (int64_t p = 0; p < m; p++)
+    for (int64_t h = 0; h < own / d; h++)
+      std::memcpy(rows + (p * own + h * d) * size, attended + (h * m + p) * d * size, d * size);
+  return dllm_layer_end(layer, x, rows, rest, y, m, half, threads);
 }
 
 }  // extern "C"

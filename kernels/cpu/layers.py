@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 
 from .compiled import library, loaded
-from .products import Weight, Weight8
+from .products import Weight, Weight4, Weight8
 
 DTYPES = (torch.float32, torch.bfloat16)
 _Strides = ctypes.c_int64 * 11
@@ -118,8 +118,8 @@ def attention(
 
 class _Linear(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("weight", "bias", "scale", "total")),
-        *((name, ctypes.c_int64) for name in ("outputs", "inputs", "plain")),
+        *((name, ctypes.c_void_p) for name in ("weight", "bias", "scale", "second")),
+        *((name, ctypes.c_int64) for name in ("outputs", "inputs", "plain", "group")),
     )
 
 
@@ -131,24 +131,30 @@ class _Layer(ctypes.Structure):
     )
 
 
+def _scales(weight: Weight | Weight8 | Weight4) -> tuple[int | None, int | None]:
+    if isinstance(weight, Weight):
+        return None, None
+    second = weight.total if isinstance(weight, Weight8) else weight.zero
+    return weight.scale.data_ptr(), second.data_ptr()
+
+
 class Layer:
-    """A decoder layer but for its attention, in two calls, with the bits of its parts.
+    """A decoder layer in one call, or in two without its attention, with the bits of its parts.
 
     ``weights`` (q, k, v, o, gate, up, down), all of one class, ``biases`` of the same, and
     ``norms``: both weights (d,) and ``eps`` of each; all of one dtype, float32 or bfloat16.
     """
 
     def __init__(
-        self, weights: Sequence[Weight | Weight8], biases: Sequence[torch.Tensor | None],
+        self, weights: Sequence[Weight | Weight8 | Weight4], biases: Sequence[torch.Tensor | None],
         norms: Sequence[torch.Tensor], eps: Sequence[float],
     ) -> None:  # fmt: skip
         self.weights, self.library = list(weights), loaded()
         linears = [
             _Linear(
                 weight.blocks.data_ptr(), bias if bias is None else bias.data_ptr(),
-                *(weight.scale.data_ptr(), weight.total.data_ptr())
-                if isinstance(weight, Weight8) else (None, None),
-                *weight.shape, isinstance(weight, Weight) and not weight.copy,
+                *_scales(weight), *weight.shape, isinstance(weight, Weight) and not weight.copy,
+                weight.group if isinstance(weight, Weight4) else 0,
             )
             for weight, bias in zip(weights, biases, strict=True)
         ]  # fmt: skip
@@ -156,6 +162,30 @@ class Layer:
         self.address = ctypes.addressof(self.layer)
         (self.queries, self.width), self.shared = weights[0].shape, weights[1].shape[0]
         self.wide = weights[4].shape[0]
+
+    def __call__(
+        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, slots: torch.Tensor,
+        keys: torch.Tensor, values: torch.Tensor, seen: slice, mask: torch.Tensor | None,
+        scale: float, exact: bool,
+    ) -> torch.Tensor:  # fmt: skip
+        """The rows ``x`` (m, d) after the layer: `begin`, `attention` of heads that share keys
+        together over the slots ``seen``, with ``mask`` (queries of a head, slots), and `end`."""
+        count, result = len(x), torch.empty_like(x)
+        most = max(self.queries + 2 * self.shared, 2 * self.wide)
+        work = x.new_empty(count, self.width + most + 3 * self.queries)
+        half = torch.bfloat16
+        refused = self.library.dllm_layer(
+            self.address, x.data_ptr(), work.data_ptr(), cos.data_ptr(), sin.data_ptr(),
+            slots.data_ptr(), keys.data_ptr(), values.data_ptr(),
+            _Strides(*keys.stride()[:2], *values.stride()[:2]),
+            None if mask is None else mask.data_ptr(), result.data_ptr(), count, *keys.shape[:0:-1],
+            seen.start, seen.stop - seen.start, scale, exact,
+            (x.dtype == half) | (cos.dtype == half) << 1 | (keys.dtype == half) << 2,
+            torch.get_num_threads(),
+        )  # fmt: skip
+        if refused:
+            raise IndexError(f"slots go from 0 to {keys.shape[1] - 1} here")
+        return result
 
     def begin(
         self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, slots: torch.Tensor,

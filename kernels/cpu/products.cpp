@@ -58,11 +58,15 @@ void product(const typename T::In *x, const void *weight, bool plain, int64_t m,
           }
           for (int64_t t = 0; t < tiles; t++) {
             const int64_t from = rows * t / tiles, to = rows * (t + 1) / tiles;
-            const bool ahead = tiles * 64 >= GROUP_BYTES && b + 1 < blocks && !plain;
-            const int64_t hop = GROUP_BYTES / tiles;
-            const char *next = ahead ? part + size + count * t * hop : part;
+            // a single tile waits for memory: it fetches what it reads itself
+            const bool alone = tiles == 1;
+            const int64_t hop = plain           ? 0
+                                : tiles * 64 < GROUP_BYTES
+                                    ? (GROUP_BYTES / 64 + tiles - 1) / tiles * 64
+                                    : GROUP_BYTES / tiles;
+            const char *next = part + (alone ? SOON : size + count * t * hop);
             tile_of<T>(int(to - from), ready + from * stride + g * T::PARTS * 4, stride, part,
-                       count, sums + from * VECTORS, next, hop);
+                       count, sums + from * VECTORS, next, hop, alone);
             if (g + count < groups) continue;
             for (int64_t r = from; r < to; r++)
               for (int64_t v = 0; v < VECTORS && b * BLOCK + WIDE * v < n; v++)

@@ -41,6 +41,7 @@ constexpr int VECTORS = WIDE == 8 ? 2 : 4, BLOCK = WIDE * VECTORS, ROWS = 6;
 constexpr int64_t GROUP_BYTES = 4 * BLOCK;  // of a block, per instruction and output
 constexpr int64_t CHUNK = 1024;  // groups after which sums are put aside, so that a chunk stays in L2
 constexpr int64_t MANY = 240;    // rows that go through a block before the next block is read
+constexpr int64_t SOON = 4096;   // bytes that a single tile fetches ahead
 
 // What an instruction multiplies: GROUP numbers of a row, 32 bits of the weight, in PARTS steps.  A
 // row is made ready with `row`, where a number is not what lies in memory (`Row`, not `In`).
@@ -152,10 +153,10 @@ struct Eights {
 inline Words repeated(const char *from) { return load<uint32_t>(from) - Words{}; }
 
 // `sums` += R rows, `stride` bytes apart, times a chunk of a block.  Meanwhile what lies from `next`
-// on is brought into the cache, `hop` bytes per group.
+// on is brought into a cache, `hop` bytes per group: into the first one, where it is read `soon`.
 template <class T, int R>
 void tile(const char *x, int64_t stride, const char *w, int64_t groups, typename T::Sum *sums,
-          const char *next, int64_t hop) {
+          const char *next, int64_t hop, bool soon) {
   typename T::Sum s[R][VECTORS];
 #pragma GCC unroll 6
   for (int r = 0; r < R; r++)
@@ -180,9 +181,10 @@ void tile(const char *x, int64_t stride, const char *w, int64_t groups, typename
   constexpr int TURN = WIDE == 8 && T::PARTS == 1 ? 4 : 1;
   int64_t g = 0;
   for (; g + TURN <= groups; g += TURN, next += TURN * hop) {
-    __builtin_prefetch(next, 0, 2);
-    if constexpr (TURN > 1)  // `hop` is at most 64
-      for (int64_t more = 64; more < TURN * hop; more += 64) __builtin_prefetch(next + more, 0, 2);
+    if (soon)
+      for (int64_t more = 0; more < TURN * hop; more += 64) __builtin_prefetch(next + more, 0, 3);
+    else
+      for (int64_t more = 0; more < TURN * hop; more += 64) __builtin_prefetch(next + more, 0, 2);
 #pragma GCC unroll 4
     for (int i = 0; i < TURN; i++) add(i);
     x += TURN * T::PARTS * 4, w += TURN * GROUP_BYTES;

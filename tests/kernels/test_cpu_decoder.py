@@ -1,7 +1,8 @@
-"""A decoder layer in two calls has the bits of its parts; one that is changed is left alone."""
+"""A decoder layer in one or two calls has its parts' bits; one that is changed is left alone."""
 
 import copy
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import dllm
 from dllm.engine.kv import KVBuffer
 from dllm.kernels.cpu import layers
 from dllm.models import DiffusionModel, Segment, decoder
+from dllm.models.attention import set_attention
 from dllm.models.quantisation import quantise, read
 
 pytestmark = pytest.mark.usefixtures("compiled")
@@ -38,62 +40,102 @@ def network(family: str, dtype: torch.dtype, **sizes: int) -> DiffusionModel:
     return model
 
 
-def run(model: DiffusionModel, positions: list[int] | None = None) -> list[torch.Tensor]:
-    """Hidden states of a whole pass, of a second and of one over ``positions``; keys and values."""
+def run(
+    model: DiffusionModel, positions: list[int] | None = None, *, pieces: int = 1,
+    hidden: bool = False, **how: Any,
+) -> list[torch.Tensor]:  # fmt: skip
+    """Hidden states of a whole pass, of a second and of one over ``positions``; keys and values.
+    Attention is over one range of keys, or that in ``pieces``; ``hidden``: under a mask."""
     ids = torch.randint(0, 250, (LENGTH,), generator=torch.Generator().manual_seed(0))
     buffer, everything, result = KVBuffer(2, LENGTH), torch.arange(LENGTH), []
     for at in (everything, everything, torch.tensor(positions or [3, 9, 10, 11, 30])):
-        buffer.slots = at
+        buffer.slots, n = at, len(at)
+        mask = torch.where(at[:, None] % 5 == everything % 5, -1e9, 0.0)[None] if hidden else None
+        cuts = [n * i // pieces for i in range(pieces + 1)]
+        segments = [
+            Segment(slice(a, b), slice(0, LENGTH), mask=None if mask is None else mask[:, a:b])
+            for a, b in pairwise(cuts)
+        ]
         with torch.inference_mode():
             result.append(model.backbone(
                 ids[at][None], position_ids=at[None], attention_mask=torch.empty(1, 1, 1, 1),
                 past_key_values=buffer, use_cache=False,
-                segments=[Segment(slice(0, len(at)), slice(0, LENGTH))],
+                segments=segments, **how,
             ).last_hidden_state)  # fmt: skip
     return [*result, *(x for x in (*buffer._keys, *buffer._values) if x is not None)]
 
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A number for every layer that ran in two calls."""
-    made, end = list[int](), layers.Layer.end
+    """For every layer that the kernels ran, in how many calls."""
+    made = list[int]()
+    for count, name in ((1, "__call__"), (2, "end")):
+        own = getattr(layers.Layer, name)
 
-    def counted(layer: layers.Layer, *args: Any) -> torch.Tensor:
-        made.append(len(made))
-        return end(layer, *args)
+        def counted(*args: Any, count: int = count, own: Any = own) -> torch.Tensor:
+            made.append(count)
+            result: torch.Tensor = own(*args)
+            return result
 
-    monkeypatch.setattr(layers.Layer, "end", counted)
+        monkeypatch.setattr(layers.Layer, name, counted)
     return made
 
 
-def parts(model: DiffusionModel) -> list[torch.Tensor]:
+def parts(model: DiffusionModel, **how: Any) -> list[torch.Tensor]:
     """`run` with layers that call their parts."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decoder, "MADE", {})
         patch.setattr(decoder, "_weights", lambda *_: None)
-        return run(model)
+        return run(model, **how)
 
 
+WAYS: tuple[dict[str, Any], ...] = (
+    {}, {"pieces": 2}, {"hidden": True}, {"hidden": True, "pieces": 2}, {"grouped": True},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("family", ["llada", "dream"])
-def test_the_bits_of_its_parts(family: str, dtype: torch.dtype, calls: list[int]) -> None:
+def test_the_bits_of_its_parts(
+    family: str, dtype: torch.dtype, exact: bool, calls: list[int]
+) -> None:
     model = network(family, dtype)
-    before = parts(model)
-    assert not calls
-    assert all(torch.equal(a, b) for a, b in zip(run(model), before, strict=True))
-    assert len(calls) == 6
+    if exact:
+        set_attention(model.hf, "eager")
+    for way in WAYS:
+        how = way | {"grouped": True} if exact else way
+        before = parts(model, **how)
+        assert not calls
+        assert all(torch.equal(a, b) for a, b in zip(run(model, **how), before, strict=True))
+        assert calls == [way.get("pieces", 1)] * 6
+        calls.clear()
 
 
+def test_another_attention_is_left_to_its_function(calls: list[int]) -> None:
+    model = network("llada", torch.float32)
+    set_attention(model.hf, "eager")  # not exact, as transformers has it
+    assert all(torch.equal(a, b) for a, b in zip(run(model), parts(model), strict=True))
+    assert calls == [2] * 6
+    seen: list[torch.Tensor] = []
+    set_attention(model.hf, "sdpa")
+    run(model, watch=lambda module, q, k: seen.append(q))
+    assert len(seen) == 6 and calls == [2] * 12
+
+
+@pytest.mark.parametrize("way", ["int8", "int4(group=32)"])
 @pytest.mark.parametrize("family", ["llada", "dream"])
-def test_the_bits_of_weights_of_8_bits(family: str, calls: list[int]) -> None:
+def test_the_bits_of_weights_of_whole_numbers(family: str, way: str, calls: list[int]) -> None:
     model = network(family, torch.float32, hidden_size=96, intermediate_size=160)
-    quantise(model.hf, read("int8"))
+    quantise(model.hf, read(way))
     for dtype in (torch.float32, torch.bfloat16):  # a cast lays them out anew
         model.hf.to(dtype)  # type: ignore[arg-type]
-        before = parts(model)
-        calls.clear()
-        assert all(torch.equal(a, b) for a, b in zip(run(model), before, strict=True))
-        assert len(calls) == 6
+        for pieces in (1, 2):
+            before = parts(model, pieces=pieces)
+            calls.clear()
+            after = run(model, pieces=pieces)
+            assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
+            assert calls == [pieces] * 6
 
 
 def test_a_row_does_not_know_its_company_or_the_threads() -> None:

@@ -5,9 +5,10 @@ import pytest
 import torch
 
 from dllm.drafting.base import Draft, chain
-from dllm.drafting.verifiers.packed import open_verifier
+from dllm.drafting.verifiers.packed import PackedVerifier, open_verifier
 from dllm.kernels.cpu.products import Weight
 from dllm.kernels.linear import packed_of
+from dllm.models.quantisation import quantise, read
 
 from ..drafting.verifiers.test_exact import SIZE, network, one_by_one
 from ..thin import some
@@ -34,3 +35,16 @@ def test_chains_and_trees_do_not_change_a_bit(begun: int, long: int, nodes: int)
     layer = model.hf.model.layers[0].mlp.up_proj
     with torch.inference_mode():
         assert isinstance(packed_of(layer).parts(layer.weight)[0], Weight)  # compiled, all of it
+
+
+@pytest.mark.parametrize("way", ["int8", "int4(group=32)"])
+def test_weights_of_whole_numbers_are_verified_in_one_forward(way: str) -> None:
+    """A row alone, as in plain decoding, against many; no rows are added to it."""
+    model, ids = network(), np.random.default_rng(0).integers(0, SIZE, 30)
+    quantise(model.hf, read(way))
+    verifier = open_verifier(model)
+    assert isinstance(verifier, PackedVerifier) and verifier.least == 1
+    along = verifier.score([(verifier.open(ids[:20], 200), chain(ids[20:]))])[0].logits
+    assert torch.equal(along, one_by_one(model, ids, 20))
+    model.hf.model.layers[1].mlp.register_forward_hook(lambda *_: None)  # now of its parts
+    assert PackedVerifier(model).least == 4
