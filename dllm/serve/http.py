@@ -7,6 +7,7 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -52,18 +53,28 @@ class Path(NamedTuple):
 
 async def unless_gone(client: Request | Receive, work: Awaitable[T]) -> T:
     """The result of ``work``, which is cancelled when the client leaves."""
-    working = asyncio.ensure_future(work)
     receive = client.receive if isinstance(client, Request) else client
-    gone = asyncio.ensure_future(disconnected(receive))
+    asking, left = asyncio.current_task(), False
+    assert asking is not None
+
+    async def watch() -> None:
+        nonlocal left
+        with suppress(Exception):
+            await disconnected(receive)
+        left = True
+        asking.cancel()
+
+    watching = asyncio.create_task(watch())
     try:
-        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientDisconnect
-        return working.result()
+        return await work
+    except BaseException:
+        if left and asking.cancelling() == 1:  # by nobody else
+            raise ClientDisconnect from None
+        raise
     finally:
-        for task in (working, gone):
-            task.cancel()
-        await asyncio.gather(working, gone, return_exceptions=True)
+        watching.cancel()
+        if left:
+            asking.uncancel()
 
 
 async def outcome(work: Future[T]) -> T:

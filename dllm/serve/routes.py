@@ -22,7 +22,7 @@ from .bodies import (
     TextBody,
     TokenizeBody,
 )
-from .http import Path, Streaming, as_json, unless_gone
+from .http import Client, Path, Streaming, as_json, unless_gone
 from .problems import Problem
 from .requests import GenerateRequest, read_chat, read_infill, read_text
 from .responses import ResponseBody, read_response
@@ -90,14 +90,17 @@ class ModelRoutes:
     async def _write(self, request: Request, read: Callable[[Any], GenerateRequest]) -> Response:
         arrived, service = time.monotonic(), self.service
         ask = await service.reader.read(request, read)
-        started = await unless_gone(request, service.start(ask, request.state.client))
+        return await unless_gone(request, self._answer(ask, request.state.client, arrived))
+
+    async def _answer(self, ask: GenerateRequest, client: Client, arrived: float) -> Response:
+        service = self.service
+        started, reply = await service.start(ask, client), service.reply(ask)
         handles = started.handles
-        reply = service.reply(ask)
         if ask.stream:
             chunks = aiter(Stream(service, ask, reply, started, arrived))
-            return await unless_gone(request, Streaming.begun(service, reply.failure, chunks))
+            return await Streaming.begun(service, reply.failure, chunks)
         try:
-            results = await unless_gone(request, asyncio.gather(*handles))
+            results = [await handles[0]] if len(handles) == 1 else await asyncio.gather(*handles)
         finally:
             cancel_all(handles)
         service.answered(reply.id, results, arrived)
