@@ -348,6 +348,28 @@ def llama() -> str:
     return markdown(head, rows)
 
 
+def llama_text() -> str:
+    """SmolLM2 beside llama.cpp, token by token."""
+    rows = [
+        [case["type"], f"{1e3 * case['llama']:.1f} ms", f"{1e3 * case['dllm']:.1f} ms",
+         f"{case['ratio']:.2f} ({case['low']:.2f} to {case['high']:.2f})"]
+        for case in load("llama_text")["cases"]
+    ]  # fmt: skip
+    return markdown(["weights", "llama.cpp, per token", "dllm", "dllm / llama.cpp"], rows)
+
+
+def memory() -> str:
+    """The peak of a text beside official code."""
+    cases = load("memory")["cases"]
+    base = {case["dtype"]: case["peak"] for case in cases if case["who"] == "official"}
+    rows = [
+        [case["dtype"], case["who"], f"{case['peak']:,.0f} MB",
+         f"{case['peak'] / base[case['dtype']]:.2f}"]
+        for case in cases
+    ]  # fmt: skip
+    return markdown(["dtype", "program", "peak memory", "of official code"], rows)
+
+
 def eight() -> str:
     """A network of LLaDA-8B's shape."""
     rows = [
@@ -435,6 +457,10 @@ EVIDENCE = (
     ("positions and time of caches", "samplers", "python benchmarks/caches.py", "caches.json"),
     ("time beside official code", "cpu", "python benchmarks/fast_dllm.py", "fast_dllm.json"),
     ("time beside llama.cpp", "cpu", "python benchmarks/llama_cpp.py", "llama_cpp.json"),
+    ("token by token beside llama.cpp", "cpu", "python benchmarks/llama_text.py --python PYTHON",
+     "llama_text.json"),
+    ("memory beside official code", "cpu", "python benchmarks/memory.py --code Fast-dLLM/llada",
+     "memory.json"),
     ("memory and speed of an 8B shape", "cpu", "python benchmarks/eight_billion.py",
      "eight_billion.json"),
     ("tokens per forward pass of drafters", "drafting", "python benchmarks/drafting.py",
@@ -473,9 +499,10 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "caches": cache_accuracy, "costs": cache_costs,
     },
     "docs/results/index.md": {"evidence": evidence},
-    "docs/results/cpu.md": {"official": official, "llama": llama, "eight": eight,
-                            "quantised": quantised, "cost": structures,
-                            "libraries": schema_libraries},
+    "docs/results/cpu.md": {
+        "official": official, "llama": llama, "text": llama_text, "memory": memory, "eight": eight,
+        "quantised": quantised, "cost": structures, "libraries": schema_libraries,
+    },
     "docs/results/gpu.md": {"steps": gpu_steps, "heads": gpu_heads},
     "docs/results/drafting.md": {
         "counts": lambda: drafter.counts(load("drafting_counts")),

@@ -13,6 +13,8 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped, unused-ignore]
 import torch
 
+from ..kernels.cpu import library
+
 NATIVE = {"amx_bf16", "avx512_bf16"}  # flags of x86 processors; of others nothing was measured
 SMALL = 50_000_000  # parameters
 CPUINFO = Path("/proc/cpuinfo")
@@ -47,7 +49,8 @@ def auto_dtype(name: str, stored: str, parameters: int) -> str | torch.dtype:
         return "auto"
     LOG.warning(
         "%s is stored in %s and computed in float32: this processor has no native bfloat16; "
-        "dtype='%s' halves the memory and is slower", name, stored, stored,
+        "dtype='%s' halves the memory%s", name, stored, stored,
+        "" if library() is not None else " and is slower; `dllm doctor --compile` helps",
     )  # fmt: skip
     return torch.float32
 
