@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -86,11 +87,14 @@ class Calls:
         self.entered: Counter[str] = Counter()
 
     def watched(self, function: Callable[[], Any]) -> Any:
+        gc.collect()  # what others left behind is not closed meanwhile
+        gc.disable()
         sys.setprofile(self._event)
         try:
             return function()
         finally:
             sys.setprofile(None)
+            gc.enable()
 
     def _event(self, frame: FrameType, event: str, _: Any) -> None:
         code = frame.f_code
