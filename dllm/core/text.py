@@ -40,13 +40,12 @@ def holes_in(text: Any) -> Iterator[Hole]:
         if formed:
             at = bisect_left(ends, end + (text[end : end + 1] != "\n"))
             end = ends[at] if at < len(ends) else len(text)
-        form = text[begin.end() : end]
         whole = text.startswith("]]", end) and not (
             size.isdigit() and text.startswith("]", end + 2)
         )
-        if begin.start() >= behind and whole and len(form) <= LONGEST_FORM:
+        if begin.start() >= behind and whole and end - begin.end() <= LONGEST_FORM:
             behind = end + 2
-            yield Hole(begin.start(), behind, size, form)
+            yield Hole(begin.start(), behind, size, text[begin.end() : end])
 
 
 def hole_forms(text: Any) -> list[str | None]:
