@@ -46,7 +46,7 @@ def computes_all(hf: PreTrainedModel) -> bool:
     ]  # fmt: skip
     with torch.no_grad():
         joined = [module for module in own if Joined(module).layer is not None]
-    return len(joined) == hf.config.get_text_config().num_hidden_layers
+    return bool(len(joined) == hf.config.get_text_config().num_hidden_layers)
 
 
 def _forward(
