@@ -1,16 +1,16 @@
 """What a sweep is summed up with: intervals and paired tests."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
-from scipy import optimize, stats
 
 from ..core.errors import ConfigError
 
 LEVEL = 0.95  # of all intervals
-Z95 = float(stats.norm.ppf((1 + LEVEL) / 2))
+Z95 = NormalDist().inv_cdf((1 + LEVEL) / 2)
 DROP = 5.0  # points of accuracy below the slowest setting at which a setting no longer counts
 
 
@@ -18,8 +18,10 @@ def wilson(right: int, n: int) -> tuple[float, float]:
     """Wilson score interval of a share (Wilson 1927): ``right`` of ``n``, as shares in [0, 1]."""
     if n < 1:
         raise ConfigError("an interval needs at least one example")
-    result = stats.binomtest(int(right), n).proportion_ci(LEVEL, method="wilson")
-    return float(result.low), float(result.high)
+    share, extra = right / n, Z95 * Z95 / n
+    middle = (share + extra / 2) / (1 + extra)
+    reach = math.sqrt(extra * (share * (1 - share) + extra / 4)) / (1 + extra)
+    return max(0.0, middle - reach) if right else 0.0, middle + reach if right < n else 1.0
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,8 @@ def paired(a: Sequence[bool], b: Sequence[bool]) -> Paired:
     only_a, only_b, n = int((x & ~y).sum()), int((~x & y).sum()), len(x)
     low, high = _tango(only_a, only_b, n)
     differ = only_a + only_b
-    p_value = float(stats.binomtest(only_a, differ).pvalue) if differ else 1.0
+    tail = sum(math.comb(differ, i) for i in range(min(only_a, only_b) + 1))
+    p_value = min(1.0, 2 * tail / 2**differ)
     return Paired((only_a - only_b) / n, low, high, p_value, only_a, only_b)
 
 
@@ -78,6 +81,14 @@ def _tango(only_a: int, only_b: int, n: int) -> tuple[float, float]:
 
     seen = (only_a - only_b) / n
     # At the ends the score is infinite, or the interval ends there.
-    low = -1.0 if score(-1.0) <= Z95 else optimize.bisect(lambda d: score(d) - Z95, -1.0, seen)
-    high = 1.0 if score(1.0) >= -Z95 else optimize.bisect(lambda d: score(d) + Z95, seen, 1.0)
-    return float(low), float(high)
+    low = -1.0 if score(-1.0) <= Z95 else _border(lambda d: score(d) > Z95, -1.0, seen)
+    high = 1.0 if score(1.0) >= -Z95 else _border(lambda d: score(d) < -Z95, 1.0, seen)
+    return low, high
+
+
+def _border(outside: Callable[[float], bool], out: float, within: float) -> float:
+    """Where ``outside`` ceases to hold between two differences, to the last bits."""
+    for _ in range(60):
+        middle = (out + within) / 2
+        out, within = (middle, within) if outside(middle) else (out, middle)
+    return within
