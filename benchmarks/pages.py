@@ -351,11 +351,13 @@ def llama() -> str:
 def llama_text() -> str:
     """SmolLM2 beside llama.cpp, token by token."""
     rows = [
-        [case["type"], f"{1e3 * case['llama']:.1f} ms", f"{1e3 * case['dllm']:.1f} ms",
+        [case["vectors"], case["type"], f"{1e3 * case['llama']:.1f} ms",
+         f"{1e3 * case['dllm']:.1f} ms",
          f"{case['ratio']:.2f} ({case['low']:.2f} to {case['high']:.2f})"]
         for case in load("llama_text")["cases"]
     ]  # fmt: skip
-    return markdown(["weights", "llama.cpp, per token", "dllm", "dllm / llama.cpp"], rows)
+    head = ["vectors", "weights", "llama.cpp, per token", "dllm", "dllm / llama.cpp"]
+    return markdown(head, rows)
 
 
 def memory() -> str:
@@ -363,11 +365,11 @@ def memory() -> str:
     cases = load("memory")["cases"]
     base = {case["dtype"]: case["peak"] for case in cases if case["who"] == "official"}
     rows = [
-        [case["dtype"], case["who"], f"{case['peak']:,.0f} MB",
+        [case["vectors"], case["dtype"], case["who"], f"{case['peak']:,.0f} MB",
          f"{case['peak'] / base[case['dtype']]:.2f}"]
         for case in cases
     ]  # fmt: skip
-    return markdown(["dtype", "program", "peak memory", "of official code"], rows)
+    return markdown(["vectors", "dtype", "program", "peak memory", "of official code"], rows)
 
 
 def eight() -> str:

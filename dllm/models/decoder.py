@@ -39,14 +39,26 @@ def join_parts(hf: PreTrainedModel) -> None:
 
 
 def computes_all(hf: PreTrainedModel) -> bool:
-    """Whether the kernels compute every decoder layer of ``hf``, a row alone like one of many."""
+    """Whether the kernels compute every decoder layer and the head of ``hf``, a row alone like one
+    of many."""
     own = [
         module for module in hf.modules()
         if getattr(module.__dict__.get("forward"), "func", None) is _forward
     ]  # fmt: skip
     with torch.no_grad():
-        joined = [module for module in own if Joined(module).layer is not None]
-    return bool(len(joined) == hf.config.get_text_config().num_hidden_layers)
+        whole = [module for module in own if _joined(module).layer is not None]
+    head: Any = hf.get_output_embeddings()
+    hooked = head is None or head._forward_hooks or head._forward_pre_hooks
+    count = hf.config.get_text_config().num_hidden_layers
+    return len(whole) == count and not hooked and _packed(head) is not None
+
+
+def _joined(module: Any) -> Joined:
+    """The layer as it is now."""
+    made = MADE.get(module)
+    if made is None or not made.holds():
+        made = MADE[module] = Joined(module)
+    return made
 
 
 def _forward(
@@ -63,9 +75,7 @@ def _forward(
         and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
         and not torch.is_autocast_enabled("cpu")
     ):  # fmt: skip
-        made = MADE.get(module)
-        if made is None or not made.holds():
-            made = MADE[module] = Joined(module)
+        made = _joined(module)
         layer, x, (cos, sin) = made.layer, hidden_states[0], position_embeddings
         if layer is not None and x.dtype == made.states.dtype:
             keys, values, slots = place(attention.layer_idx, made.states)
@@ -102,9 +112,10 @@ def _alone(segments: Any, keys: torch.Tensor, count: int) -> Any:
     if type(segments) is not list or len(segments) != 1 or keys.shape[3] % 2 or keys.stride(2) % 2:
         return None
     one = segments[0]
-    if one.rows != 1 or one.queries.indices(count)[:2] != (0, count):
+    if one.rows != 1 or type(one.keys) is not slice or one.queries.indices(count)[:2] != (0, count):
         return None
-    return one if type(one.keys) is slice and one.keys.stop > one.keys.start else None
+    first, last, _ = one.keys.indices(keys.shape[2])  # a kernel does not stop at the end of memory
+    return one if (first, last) == (one.keys.start, one.keys.stop) and first < last else None
 
 
 class Joined:
@@ -134,6 +145,7 @@ class Joined:
         self.children = [each._modules for each in (module, attention, gated)]
         self.parts = [list(each.values()) for each in self.children]
         self.hooks = [x for each in parts for x in (each._forward_hooks, each._forward_pre_hooks)]
+        self.hooked = any(self.hooks)
         self.attributes = [each.__dict__ for each in parts]
         self.forwards = [each.get("forward") for each in self.attributes]
         self.owners = [each._parameters for each in (*linears, *both)]
@@ -142,7 +154,7 @@ class Joined:
     def holds(self) -> bool:
         """Whether these are still its parts, with the same weights."""
         return (
-            not any(self.hooks)
+            any(self.hooks) == self.hooked
             and [*map(list, map(dict.values, self.children))] == self.parts
             and [*map(dict.get, self.attributes, repeat("forward"))] == self.forwards
             and all(map(is_, map(attrgetter("made"), self.packed), self.made))

@@ -50,7 +50,7 @@ def auto_dtype(name: str, stored: str, parameters: int) -> str | torch.dtype:
     LOG.warning(
         "%s is stored in %s and computed in float32: this processor has no native bfloat16; "
         "dtype='%s' halves the memory%s", name, stored, stored,
-        "" if library() is not None else " and is slower; `dllm doctor --compile` helps",
+        "" if library() is not None else " and is slower",
     )  # fmt: skip
     return torch.float32
 

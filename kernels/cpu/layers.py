@@ -178,8 +178,8 @@ class Layer:
             self.address, x.data_ptr(), work.data_ptr(), cos.data_ptr(), sin.data_ptr(),
             slots.data_ptr(), keys.data_ptr(), values.data_ptr(),
             _Strides(*keys.stride()[:2], *values.stride()[:2]),
-            None if mask is None else mask.data_ptr(), result.data_ptr(), count, *keys.shape[:0:-1],
-            seen.start, seen.stop - seen.start, scale, exact,
+            None if mask is None else mask.data_ptr(), result.data_ptr(), count, keys.shape[2],
+            keys.shape[1], seen.start, seen.stop - seen.start, scale, exact,
             (x.dtype == half) | (cos.dtype == half) << 1 | (keys.dtype == half) << 2,
             torch.get_num_threads(),
         )  # fmt: skip

@@ -1,6 +1,7 @@
 """Compiled kernels: exact where they promise it, the same with any number of threads, and errors
 that say what is missing.  Products of plain weights are in `test_linear.py`."""
 
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -197,6 +198,14 @@ def test_the_processor_is_asked(
     monkeypatch.setattr(of, "_features", of._features.__wrapped__)
     monkeypatch.setattr(of, "NEEDED", of.TARGETS[machine][1])
     assert (cpu.missing_features(), cpu.vectors()) == (lacking, unit)
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.skipif("CXX" in os.environ, reason="another compiler may leave a vector unit out")
+def test_what_is_said_of_the_vector_unit_is_what_was_compiled() -> None:
+    """Outputs of a block: four vectors of 32 registers, two of 16."""
+    blocks = {"AVX-512": 4 * 16, "AVX2": 2 * 8, "NEON": 4 * 4}
+    assert of.loaded().dllm_block() == blocks[cpu.vectors()]
 
 
 @pytest.mark.slow  # a compiler runs

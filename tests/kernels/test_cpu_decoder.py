@@ -210,3 +210,18 @@ def test_slots_outside_the_buffer_are_refused() -> None:
         buffer.slots = at + 1
         with pytest.raises(IndexError, match="0 to 3"):
             model.backbone(at[None], position_ids=at[None], **how)
+
+
+def test_keys_beyond_the_buffer_are_not_read(calls: list[int]) -> None:
+    model, at = network("llada", torch.float32), torch.arange(4)
+    results = []
+    for last in (4, 400):
+        buffer = KVBuffer(2, 4)
+        buffer.slots = at
+        with torch.inference_mode():
+            results.append(model.backbone(
+                at[None], position_ids=at[None], attention_mask=torch.empty(1, 1, 1, 1),
+                past_key_values=buffer, use_cache=False,
+                segments=[Segment(slice(0, 4), slice(0, last))],
+            ).last_hidden_state)  # fmt: skip
+    assert torch.equal(*results) and calls[:2] == [1, 1] and 1 not in calls[2:]

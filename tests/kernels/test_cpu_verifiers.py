@@ -5,7 +5,9 @@ import pytest
 import torch
 
 from dllm.drafting.base import Draft, chain
+from dllm.drafting.verifiers import packed
 from dllm.drafting.verifiers.packed import PackedVerifier, open_verifier
+from dllm.engine.visibility import Visibility
 from dllm.kernels.cpu.products import Weight
 from dllm.kernels.linear import packed_of
 from dllm.models.quantisation import quantise, read
@@ -46,5 +48,20 @@ def test_weights_of_whole_numbers_are_verified_in_one_forward(way: str) -> None:
     assert isinstance(verifier, PackedVerifier) and verifier.least == 1
     along = verifier.score([(verifier.open(ids[:20], 200), chain(ids[20:]))])[0].logits
     assert torch.equal(along, one_by_one(model, ids, 20))
-    model.hf.model.layers[1].mlp.register_forward_hook(lambda *_: None)  # now of its parts
-    assert PackedVerifier(model).least == 4
+    for part in (model.hf.model.layers[1].mlp, model.hf.lm_head):  # now PyTorch calls it
+        hook = part.register_forward_hook(lambda *_: None)
+        assert PackedVerifier(model).least == 4
+        hook.remove()
+    assert PackedVerifier(model).least == 1
+
+
+@pytest.mark.parametrize("way", ["int8", "int4(group=32)"])
+def test_a_packed_forward_that_sees_too_much_is_noticed(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where rows are rounded, and numbers differ more than elsewhere."""
+    model = network()
+    quantise(model.hf, read(way))
+    assert packed._agrees(model)
+    monkeypatch.setattr(packed, "CAUSAL", Visibility(causal=False))
+    assert not packed._agrees(model)
