@@ -47,7 +47,7 @@ def computes_all(hf: PreTrainedModel) -> bool:
     ]  # fmt: skip
     with torch.no_grad():
         whole = [module for module in own if _joined(module).layer is not None]
-    head: Any = hf.get_output_embeddings()
+    head: Any = hf.get_output_embeddings()  # type: ignore[no-untyped-call]
     hooked = head is None or head._forward_hooks or head._forward_pre_hooks
     count = hf.config.get_text_config().num_hidden_layers
     return len(whole) == count and not hooked and _packed(head) is not None
