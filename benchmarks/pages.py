@@ -365,11 +365,11 @@ def memory() -> str:
     cases = load("memory")["cases"]
     base = {case["dtype"]: case["peak"] for case in cases if case["who"] == "official"}
     rows = [
-        [case["vectors"], case["dtype"], case["who"], f"{case['peak']:,.0f} MB",
+        [case["dtype"], case["who"], f"{case['peak']:,.0f} MB",
          f"{case['peak'] / base[case['dtype']]:.2f}"]
         for case in cases
     ]  # fmt: skip
-    return markdown(["vectors", "dtype", "program", "peak memory", "of official code"], rows)
+    return markdown(["dtype", "program", "peak memory", "of official code"], rows)
 
 
 def eight() -> str:
