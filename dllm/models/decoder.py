@@ -1,5 +1,4 @@
-"""Decoder layers by compiled kernels: in one call where all rows attend one range of keys, else in
-two, before and after their attention.
+"""Decoder layers by compiled kernels, in one call.
 
 A layer's parts are a dozen calls of Python, which take as long as the products of small networks.
 The bits are those of the parts; where a part is not what `adopt` left (an adapter, a hook, somebody
@@ -23,7 +22,7 @@ from ..kernels.cpu.products import Weight, Weight4, Weight8
 from ..kernels.linear import Packed, packed_of
 from ..kernels.quantised import QuantisedLinear
 from . import mlp, norms, rotary
-from .attention import FUNCTIONS, PREFIX
+from .attention import PREFIX
 from .forwards import classes, replace_forwards
 
 EXACT = {  # attention that a layer's one call computes, `grouped` or not, as `grouped_rows` does
@@ -68,9 +67,11 @@ def _forward(
 ) -> torch.Tensor:  # fmt: skip
     """The forward of a decoder layer: ``hidden_states`` (1, Q, D) to the same shape."""
     attention, rest = module.self_attn, rest | {"position_ids": position_ids}
-    place = getattr(past_key_values, "place", None)
+    place, segments = getattr(past_key_values, "place", None), rest.get("segments")
+    kind = attention.config._attn_implementation, bool(rest.get("grouped"))
     if (
-        place and position_embeddings is not None and hidden_states.device.type == "cpu"
+        place and kind in EXACT and type(segments) is list and rest.get("watch") is None
+        and position_embeddings is not None and hidden_states.device.type == "cpu"
         and len(hidden_states) == 1 and hidden_states.is_contiguous()
         and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
         and not torch.is_autocast_enabled("cpu")
@@ -79,43 +80,25 @@ def _forward(
         layer, x, (cos, sin) = made.layer, hidden_states[0], position_embeddings
         if layer is not None and x.dtype == made.states.dtype:
             keys, values, slots = place(attention.layer_idx, made.states)
+            heads = layer.queries // layer.shared
+            parts = [each.part(heads, x.dtype) for each in segments]
             if (
                 x.dtype == keys.dtype == values.dtype and cos.dtype in layers.DTYPES
                 and cos.dtype == sin.dtype and slots.dtype == torch.int64 and slots.is_contiguous()
-                and keys.stride(3) == values.stride(3) == 1
+                and keys.stride(3) == values.stride(3) == 1 and None not in parts
+                and keys.shape[3] % 2 == keys.stride(2) % 2 == 0  # bfloat16 is read in pairs
             ):  # fmt: skip
                 cos, sin = cos[0].contiguous(), sin[0].contiguous()
-                kind = attention.config._attn_implementation, bool(rest.get("grouped"))
-                one = _alone(rest.get("segments"), keys, len(x))
-                if one is not None and kind in EXACT and rest.get("watch") is None:
-                    mask = one.folded(layer.queries // layer.shared, x.dtype)
-                    return layer(
-                        x, cos, sin, slots, keys[0], values[0], one.keys, mask, attention.scaling,
-                        EXACT[kind],
-                    )[None]  # fmt: skip
-                q = layer.begin(x, cos, sin, slots, keys[0], values[0])
-                attended, _ = FUNCTIONS[attention.config._attn_implementation](
-                    attention, q[None], keys, values, attention_mask, scaling=attention.scaling,
-                    **rest,
-                )  # fmt: skip
-                return layer.end(x, attended[0].contiguous())[None]
+                done = layer(
+                    x, cos, sin, slots, keys[0], values[0], parts, attention.scaling, EXACT[kind]
+                )
+                if done is not None:
+                    return done[None]
     result: torch.Tensor = type(module).forward(
         module, hidden_states, attention_mask, past_key_values=past_key_values,
         use_cache=use_cache, position_embeddings=position_embeddings, **rest,
     )  # fmt: skip
     return result
-
-
-def _alone(segments: Any, keys: torch.Tensor, count: int) -> Any:
-    """The segment of all ``count`` queries over one range of keys, where there is no other and
-    the kernel can read it: in bfloat16 in pairs."""
-    if type(segments) is not list or len(segments) != 1 or keys.shape[3] % 2 or keys.stride(2) % 2:
-        return None
-    one = segments[0]
-    if one.rows != 1 or type(one.keys) is not slice or one.queries.indices(count)[:2] != (0, count):
-        return None
-    first, last, _ = one.keys.indices(keys.shape[2])  # a kernel does not stop at the end of memory
-    return one if (first, last) == (one.keys.start, one.keys.stop) and first < last else None
 
 
 class Joined:

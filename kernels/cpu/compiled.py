@@ -35,9 +35,7 @@ SIGNATURES = {
     "dllm_product": (_A, _A, _I, _A, _A, _N, _N, _N, _I, _I),
     "dllm_product8": (*[_A] * 7, _N, _N, _N, _I, _I),
     "dllm_product4": (_A, _A, _A, _A, _A, _A, _A, _N, _N, _N, _N, _I, _I),
-    "dllm_layer_begin": (*[_A] * 10, *[_N] * 3, _I, _I),
-    "dllm_layer_end": (*[_A] * 5, _N, _I, _I),
-    "dllm_layer": (*[_A] * 11, *[_N] * 5, ctypes.c_double, _I, _I, _I),
+    "dllm_layer": (*[_A] * 10, _N, _A, *[_N] * 3, ctypes.c_double, _I, _I, _I),
     "dllm_bend": (_A, _N, _N, _N, ctypes.c_float, ctypes.c_float, _I),
     "dllm_reduce": (_A, _A, _A, _A, _A, _A, _N, _N, _N, _I, _I, _I),
     "dllm_rms_norm": (_A, _A, _A, _N, _N, ctypes.c_double, _I, _I),
@@ -45,9 +43,9 @@ SIGNATURES = {
     "dllm_silu_times": (_A, _A, _A, _N, _I, _I),
     "dllm_round": (_A, _A, _A, _A, _N, _N, _N, _I, _I, _I),
 }
-ANSWERS = {  # what returns a number: 0, 1 where it refuses, 2 where there is no memory
+ANSWERS = {  # what returns a number: 0, 1 or 3 where it refuses, 2 where there is no memory
     "dllm_block", "dllm_attention", "dllm_product", "dllm_product8", "dllm_rotate_scatter",
-    "dllm_layer_begin", "dllm_layer_end", "dllm_layer",
+    "dllm_layer",
 }  # fmt: skip
 
 

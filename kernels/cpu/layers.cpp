@@ -1,5 +1,5 @@
 // What layers do to each number or row on its own, in one pass, rounded where PyTorch rounds; and a
-// decoder layer, but for its attention, in two calls.
+// decoder layer in one call.
 
 #include "tiles.h"
 
@@ -107,6 +107,20 @@ struct Layer {  // as in layers.py
   double eps, second_eps;
 };
 
+struct Part {  // as in layers.py: queries, and the keys that they attend
+  int64_t first, count, rows;      // `count` queries of each of `rows` rows, one after the other
+  int64_t begin, length, stride;   // slots from `begin` on, of each row `stride` behind the last
+  const int64_t *chosen;           // or these slots
+  const void *mask;                // (rows, queries of heads that share keys, length), or nullptr
+
+  bool fits(int64_t m, int64_t room) const {
+    if (first < 0 || first + rows * count > m || length < 1 || stride < 0) return false;
+    const int64_t left = room - (rows - 1) * stride;
+    if (!chosen) return begin >= 0 && begin + length <= left;
+    return std::all_of(chosen, chosen + length, [=](int64_t at) { return at >= 0 && at < left; });
+  }
+};
+
 // y (m, d) = x / sqrt(mean(x x) + eps), rounded, times weight (d), all float32 or bfloat16.
 void dllm_rms_norm(const void *x, const void *weight, void *y, int64_t m, int64_t d, double eps,
                    int half, int threads) {
@@ -176,74 +190,88 @@ int dllm_rotate_scatter(const void *q, const void *k, const void *v, const void 
   return 0;
 }
 
-// What a layer does to rows x (m, width) before its attention: norm, products, rotation, as
-// `dllm_rotate_scatter` does it with the same arguments, `strides` those of keys and values.
-// `work` holds m rows of the width and of what q, k and v put out.
-int dllm_layer_begin(const Layer *layer, const void *x, char *work, const void *cosine,
-                     const void *sine, const int64_t *slots, void *turned, void *keys, void *values,
-                     const int64_t *strides, int64_t m, int64_t d, int64_t room, int halves,
-                     int threads) {
+// y (m, width): a decoder layer's output for rows x, whose keys and values go to `slots` as
+// `dllm_rotate_scatter` takes them, `strides` those of keys and values.  `parts` say who attends
+// what; other queries attend nothing; 3 where a part reads what is not there.  `work`: m rows of the
+// width, of the larger of what q, k and v and what gate and up put out, and of three times what q
+// does.
+int dllm_layer(const Layer *layer, const void *x, char *work, const void *cosine, const void *sine,
+               const int64_t *slots, char *keys, char *values, const int64_t *strides,
+               const Part *parts, int64_t many, void *y, int64_t m, int64_t d, int64_t room,
+               double scale, int exact, int halves, int threads) {
   const int half = halves & 1;
-  const int64_t size = m * (half ? 2 : 4), own = layer->q.outputs, shared = layer->k.outputs;
-  char *q = work + size * layer->q.inputs, *k = q + size * own, *v = k + size * shared;
-  dllm_rms_norm(x, layer->norm, work, m, layer->q.inputs, layer->eps, half, threads);
-  const int full = with_memory([=] {
-    const Rows rows(work, layer->q, m, half, threads);
-    rows.times(layer->q, q);
-    rows.times(layer->k, k);
-    rows.times(layer->v, v);
+  const int64_t width = layer->q.inputs, own = layer->q.outputs, shared = layer->k.outputs;
+  const int64_t wide = layer->gate.outputs, heads = own / d, kv = shared / d;
+  const int64_t size = half ? 2 : 4, most = m * size;
+  char *turned = work, *attended = turned + most * own, *rows = attended + most * own;
+  char *normed = rows + most * own, *q = normed + most * width, *k = q + most * own;
+  char *v = k + most * shared, *gate = q, *up = gate + most * wide;
+  if (!std::all_of(parts, parts + many, [=](const Part &part) { return part.fits(m, room); }))
+    return 3;
+  dllm_rms_norm(x, layer->norm, normed, m, width, layer->eps, half, threads);
+  int full = with_memory([=] {
+    const Rows read(normed, layer->q, m, half, threads);
+    read.times(layer->q, q);
+    read.times(layer->k, k);
+    read.times(layer->v, v);
   });
   if (full) return full;
   const int64_t all[] = {d, own,        d,          shared,     d,
                          shared, strides[0], strides[1], strides[2], strides[3]};
-  return dllm_rotate_scatter(q, k, v, cosine, sine, slots, turned, keys, values, all, own / d,
-                             shared / d, m, d, room, halves, threads);
-}
-
-// And after it: y (m, width) from x and what was `attended`.  `work` holds m rows of the width and
-// of what gate and up put out.
-int dllm_layer_end(const Layer *layer, const void *x, const void *attended, char *work, void *y,
-                   int64_t m, int half, int threads) {
-  const int64_t size = m * (half ? 2 : 4), width = layer->o.outputs, wide = layer->gate.outputs;
-  char *gate = work + size * width, *up = gate + size * wide;
+  if (dllm_rotate_scatter(q, k, v, cosine, sine, slots, turned, keys, values, all, heads, kv, m, d,
+                          room, halves, threads))
+    return 1;
+  // Heads that share keys attend them as one, with their queries one after the other.
+  const auto attend = [=](const Part &part) {
+    const int64_t queries = part.rows * part.count, run = part.count * d * size;
+    const int64_t length = part.length, folded = own / shared * part.count;
+    const bool whole = part.rows == 1 && part.count == m;
+    for (int64_t r = 0, to = 0; r < part.rows && !whole; r++)
+      for (int64_t h = 0; h < heads; h++, to += run)
+        std::memcpy(q + to, turned + (h * m + part.first + r * part.count) * d * size, run);
+    const char *from[] = {keys, values};
+    int64_t along[] = {kv * folded * d, folded * d, d,
+                       part.stride * strides[1], strides[0], strides[1],
+                       part.stride * strides[3], strides[2], strides[3],
+                       folded * length, length};
+    const Scratch gathered(part.chosen ? 2 * part.rows * kv * length * d * size : 0, 1);
+    for (int side = 0; side < 2 && part.chosen; side++) {
+      char *to = gathered.own() + side * part.rows * kv * length * d * size;
+      const char *source = from[side];
+      int64_t *of = along + 3 + 3 * side;  // strides of rows, heads and slots
+      from[side] = to;
+      for (int64_t r = 0; r < part.rows; r++)
+        for (int64_t h = 0; h < kv; h++)
+          for (int64_t n = 0; n < length; n++, to += d * size)
+            std::memcpy(to, source + (r * of[0] + h * of[1] + part.chosen[n] * of[2]) * size,
+                        d * size);
+      of[0] = kv * length * d, of[1] = length * d, of[2] = d;
+    }
+    const int64_t begin = part.chosen ? 0 : part.begin;
+    if (dllm_attention(whole ? turned : q, from[0] + begin * along[5] * size,
+                       from[1] + begin * along[8] * size, part.mask, attended, along, part.rows, kv,
+                       folded, length, d, scale, exact, half, threads))
+      throw std::bad_alloc();
+    for (int64_t i = 0; i < queries; i++)
+      for (int64_t h = 0; h < heads; h++) {
+        const int64_t r = i / part.count, at = (r * heads + h) * part.count + i % part.count;
+        std::memcpy(rows + ((part.first + i) * own + h * d) * size, attended + at * d * size,
+                    d * size);
+      }
+  };
   return with_memory([=] {
-    Rows(attended, layer->o, m, half, threads).times(layer->o, work);
-    add(x, work, y, m * width, half, threads);
-    dllm_rms_norm(y, layer->second_norm, work, m, width, layer->second_eps, half, threads);
-    const Rows rows(work, layer->gate, m, half, threads);
-    rows.times(layer->gate, gate);
-    rows.times(layer->up, up);
+    std::memset(rows, 0, most * own);
+    std::for_each(parts, parts + many, attend);
+    Rows(rows, layer->o, m, half, threads).times(layer->o, normed);
+    add(x, normed, y, m * width, half, threads);
+    dllm_rms_norm(y, layer->second_norm, normed, m, width, layer->second_eps, half, threads);
+    const Rows read(normed, layer->gate, m, half, threads);
+    read.times(layer->gate, gate);
+    read.times(layer->up, up);
     dllm_silu_times(gate, up, gate, m * wide, half, threads);
-    Rows(gate, layer->down, m, half, threads).times(layer->down, work);
-    add(y, work, y, m * width, half, threads);
+    Rows(gate, layer->down, m, half, threads).times(layer->down, normed);
+    add(y, normed, y, m * width, half, threads);
   });
-}
-
-// Both, and between them attention of all rows over `length` keys from the slot `first` on, with
-// `mask` (queries of a head of keys, length) or nullptr.  `work`: what the two need, the larger, and
-// three times the numbers of all queries.
-int dllm_layer(const Layer *layer, const void *x, char *work, const void *cosine, const void *sine,
-               const int64_t *slots, char *keys, char *values, const int64_t *strides,
-               const void *mask, void *y, int64_t m, int64_t d, int64_t room, int64_t first,
-               int64_t length, double scale, int exact, int halves, int threads) {
-  const int half = halves & 1;
-  const int64_t size = half ? 2 : 4, own = layer->q.outputs, shared = layer->k.outputs;
-  char *turned = work, *attended = turned + m * own * size, *rows = attended + m * own * size;
-  char *rest = rows + m * own * size;
-  const int refused = dllm_layer_begin(layer, x, rest, cosine, sine, slots, turned, keys, values,
-                                       strides, m, d, room, halves, threads);
-  if (refused) return refused;
-  const int64_t queries = m * own / shared;  // heads that share keys attend them as one
-  const int64_t all[] = {0, queries * d, d,          0, strides[0], strides[1],
-                         0, strides[2],  strides[3], 0, length};
-  const int full = dllm_attention(turned, keys + first * strides[1] * size,
-                                  values + first * strides[3] * size, mask, attended, all, 1,
-                                  shared / d, queries, length, d, scale, exact, half, threads);
-  if (full) return full;
-  for (int64_t p = 0; p < m; p++)
-    for (int64_t h = 0; h < own / d; h++)
-      std::memcpy(rows + (p * own + h * d) * size, attended + (h * m + p) * d * size, d * size);
-  return dllm_layer_end(layer, x, rows, rest, y, m, half, threads);
 }
 
 }  // extern "C"

@@ -138,8 +138,21 @@ def _scales(weight: Weight | Weight8 | Weight4) -> tuple[int | None, int | None]
     return weight.scale.data_ptr(), second.data_ptr()
 
 
+class Part(ctypes.Structure):
+    """Queries of a layer's call that attend the same keys: from ``first`` on ``count`` of each of
+    ``rows`` rows, over ``length`` slots from ``begin`` on, or over those at the address ``chosen``;
+    each row reads ``stride`` slots behind the last.  ``mask``: the address of what is added to the
+    scores, (rows, queries of heads that share keys, length)."""
+
+    _fields_ = (
+        *((each, ctypes.c_int64) for each in ("first", "count", "rows")),
+        *((each, ctypes.c_int64) for each in ("begin", "length", "stride")),
+        *((each, ctypes.c_void_p) for each in ("chosen", "mask")),
+    )
+
+
 class Layer:
-    """A decoder layer in one call, or in two without its attention, with the bits of its parts.
+    """A decoder layer in one call, with the bits of its parts.
 
     ``weights`` (q, k, v, o, gate, up, down), all of one class, ``biases`` of the same, and
     ``norms``: both weights (d,) and ``eps`` of each; all of one dtype, float32 or bfloat16.
@@ -165,53 +178,23 @@ class Layer:
 
     def __call__(
         self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, slots: torch.Tensor,
-        keys: torch.Tensor, values: torch.Tensor, seen: slice, mask: torch.Tensor | None,
-        scale: float, exact: bool,
-    ) -> torch.Tensor:  # fmt: skip
-        """The rows ``x`` (m, d) after the layer: `begin`, `attention` of heads that share keys
-        together over the slots ``seen``, with ``mask`` (queries of a head, slots), and `end`."""
+        keys: torch.Tensor, values: torch.Tensor, parts: Sequence[Part], scale: float, exact: bool,
+    ) -> torch.Tensor | None:  # fmt: skip
+        """The rows ``x`` (m, d) after the layer.  Their keys and values, rotated by ``cos`` and
+        ``sin`` (m, dh), go to ``slots`` of ``keys`` and ``values`` (Hkv, S, dh), which the
+        ``parts`` attend, as `attention` does.  None where a part reads what is not there."""
         count, result = len(x), torch.empty_like(x)
         most = max(self.queries + 2 * self.shared, 2 * self.wide)
         work = x.new_empty(count, self.width + most + 3 * self.queries)
-        half = torch.bfloat16
+        half, many = torch.bfloat16, len(parts)
         refused = self.library.dllm_layer(
             self.address, x.data_ptr(), work.data_ptr(), cos.data_ptr(), sin.data_ptr(),
             slots.data_ptr(), keys.data_ptr(), values.data_ptr(),
-            _Strides(*keys.stride()[:2], *values.stride()[:2]),
-            None if mask is None else mask.data_ptr(), result.data_ptr(), count, keys.shape[2],
-            keys.shape[1], seen.start, seen.stop - seen.start, scale, exact,
+            _Strides(*keys.stride()[:2], *values.stride()[:2]), (Part * many)(*parts), many,
+            result.data_ptr(), count, keys.shape[2], keys.shape[1], scale, exact,
             (x.dtype == half) | (cos.dtype == half) << 1 | (keys.dtype == half) << 2,
             torch.get_num_threads(),
         )  # fmt: skip
-        if refused:
+        if refused == 1:
             raise IndexError(f"slots go from 0 to {keys.shape[1] - 1} here")
-        return result
-
-    def begin(
-        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, slots: torch.Tensor,
-        keys: torch.Tensor, values: torch.Tensor,
-    ) -> torch.Tensor:  # fmt: skip
-        """Norm, products and `rotate_scatter` of rows ``x`` (m, d): the queries (H, m, dh)."""
-        count, size = len(x), keys.shape[2]
-        work = x.new_empty(count, self.width + self.queries + 2 * self.shared)
-        turned = keys.new_empty(self.queries // size, count, size)
-        strides = _Strides(*keys.stride()[:2], *values.stride()[:2])
-        half = torch.bfloat16
-        halves = (x.dtype == half) | (cos.dtype == half) << 1 | (keys.dtype == half) << 2
-        refused = self.library.dllm_layer_begin(
-            self.address, x.data_ptr(), work.data_ptr(), cos.data_ptr(), sin.data_ptr(),
-            slots.data_ptr(), turned.data_ptr(), keys.data_ptr(), values.data_ptr(), strides, count,
-            size, keys.shape[1], halves, torch.get_num_threads(),
-        )  # fmt: skip
-        if refused:
-            raise IndexError(f"slots go from 0 to {keys.shape[1] - 1} here")
-        return turned
-
-    def end(self, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-        """The rows (m, d) after the layer, from those before it and what was attended (m, ...)."""
-        work, result = x.new_empty(len(x), self.width + 2 * self.wide), torch.empty_like(x)
-        self.library.dllm_layer_end(
-            self.address, x.data_ptr(), attended.data_ptr(), work.data_ptr(), result.data_ptr(),
-            len(x), x.dtype == torch.bfloat16, torch.get_num_threads(),
-        )  # fmt: skip
-        return result
+        return None if refused else result

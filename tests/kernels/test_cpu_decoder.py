@@ -1,8 +1,7 @@
-"""A decoder layer in one or two calls has its parts' bits; one that is changed is left alone."""
+"""A decoder layer in one call has its parts' bits; one that is changed is left alone."""
 
 import copy
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -40,22 +39,49 @@ def network(family: str, dtype: torch.dtype, **sizes: int) -> DiffusionModel:
     return model
 
 
+def pieces(n: int) -> list[Segment]:
+    """Two ranges, each over all keys."""
+    return [Segment(slice(a, b), slice(0, LENGTH)) for a, b in ((0, n // 3), (n // 3, n))]
+
+
+def hidden(n: int) -> list[Segment]:
+    """The same under masks."""
+    mask = torch.where(torch.arange(n)[:, None] % 5 == torch.arange(LENGTH) % 5, -1e9, 0.0)[None]
+    cut = n // 3
+    return [
+        Segment(slice(0, cut), slice(0, LENGTH), mask=mask[:, :cut]),
+        Segment(slice(cut, n), slice(0, LENGTH), mask=mask[:, cut:]),
+    ]
+
+
+def rows(n: int) -> list[Segment]:
+    """Rows in one segment; the last query attends nothing."""
+    mask = torch.where(torch.rand(2, n // 2, LENGTH // 2) < 0.3, -torch.inf, 0.0)
+    each = slice(0, n // 2 * 2)
+    return [Segment(each, slice(0, LENGTH // 2), rows=2, key_stride=LENGTH // 2, mask=mask)]
+
+
+def chosen(n: int) -> list[Segment]:
+    """Keys by name, of one row and of two."""
+    keys, cut = torch.tensor([7, 3, 0, 11]), n - n // 3 * 2
+    return [
+        Segment(slice(0, cut), torch.arange(1, LENGTH, 2)),
+        Segment(slice(cut, n), keys, rows=2, key_stride=LENGTH // 2),
+    ]
+
+
 def run(
-    model: DiffusionModel, positions: list[int] | None = None, *, pieces: int = 1,
-    hidden: bool = False, **how: Any,
+    model: DiffusionModel, positions: list[int] | None = None,
+    attended: Callable[[int], list[Segment]] | None = None, **how: Any,
 ) -> list[torch.Tensor]:  # fmt: skip
     """Hidden states of a whole pass, of a second and of one over ``positions``; keys and values.
-    Attention is over one range of keys, or that in ``pieces``; ``hidden``: under a mask."""
+    ``attended``: what some number of queries attend, by default all keys."""
     ids = torch.randint(0, 250, (LENGTH,), generator=torch.Generator().manual_seed(0))
     buffer, everything, result = KVBuffer(2, LENGTH), torch.arange(LENGTH), []
     for at in (everything, everything, torch.tensor(positions or [3, 9, 10, 11, 30])):
+        torch.manual_seed(0)
         buffer.slots, n = at, len(at)
-        mask = torch.where(at[:, None] % 5 == everything % 5, -1e9, 0.0)[None] if hidden else None
-        cuts = [n * i // pieces for i in range(pieces + 1)]
-        segments = [
-            Segment(slice(a, b), slice(0, LENGTH), mask=None if mask is None else mask[:, a:b])
-            for a, b in pairwise(cuts)
-        ]
+        segments = attended(n) if attended else [Segment(slice(0, n), slice(0, LENGTH))]
         with torch.inference_mode():
             result.append(model.backbone(
                 ids[at][None], position_ids=at[None], attention_mask=torch.empty(1, 1, 1, 1),
@@ -67,17 +93,15 @@ def run(
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """For every layer that the kernels ran, in how many calls."""
-    made = list[int]()
-    for count, name in ((1, "__call__"), (2, "end")):
-        own = getattr(layers.Layer, name)
+    """For every layer that was called, how many parts it has; 0 where it refused."""
+    made, own = list[int](), layers.Layer.__call__
 
-        def counted(*args: Any, count: int = count, own: Any = own) -> torch.Tensor:
-            made.append(count)
-            result: torch.Tensor = own(*args)
-            return result
+    def counted(*args: Any) -> torch.Tensor | None:
+        result = own(*args)
+        made.append(0 if result is None else len(args[7]))
+        return result
 
-        monkeypatch.setattr(layers.Layer, name, counted)
+    monkeypatch.setattr(layers.Layer, "__call__", counted)
     return made
 
 
@@ -90,7 +114,7 @@ def parts(model: DiffusionModel, **how: Any) -> list[torch.Tensor]:
 
 
 WAYS: tuple[dict[str, Any], ...] = (
-    {}, {"pieces": 2}, {"hidden": True}, {"hidden": True, "pieces": 2}, {"grouped": True},
+    {}, {"grouped": True}, *({"attended": each} for each in (pieces, hidden, rows, chosen)),
 )  # fmt: skip
 
 
@@ -108,7 +132,7 @@ def test_the_bits_of_its_parts(
         before = parts(model, **how)
         assert not calls
         assert all(torch.equal(a, b) for a, b in zip(run(model, **how), before, strict=True))
-        assert calls == [way.get("pieces", 1)] * 6
+        assert calls == [len(way["attended"](3)) if "attended" in way else 1] * 6
         calls.clear()
 
 
@@ -116,11 +140,10 @@ def test_another_attention_is_left_to_its_function(calls: list[int]) -> None:
     model = network("llada", torch.float32)
     set_attention(model.hf, "eager")  # not exact, as transformers has it
     assert all(torch.equal(a, b) for a, b in zip(run(model), parts(model), strict=True))
-    assert calls == [2] * 6
     seen: list[torch.Tensor] = []
     set_attention(model.hf, "sdpa")
     run(model, watch=lambda module, q, k: seen.append(q))
-    assert len(seen) == 6 and calls == [2] * 12
+    assert len(seen) == 6 and not calls
 
 
 @pytest.mark.parametrize("way", ["int8", "int4(group=32)"])
@@ -130,12 +153,11 @@ def test_the_bits_of_weights_of_whole_numbers(family: str, way: str, calls: list
     quantise(model.hf, read(way))
     for dtype in (torch.float32, torch.bfloat16):  # a cast lays them out anew
         model.hf.to(dtype)  # type: ignore[arg-type]
-        for pieces in (1, 2):
-            before = parts(model, pieces=pieces)
-            calls.clear()
-            after = run(model, pieces=pieces)
-            assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
-            assert calls == [pieces] * 6
+        before = parts(model, attended=pieces)
+        calls.clear()
+        after = run(model, attended=pieces)
+        assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
+        assert calls == [2] * 6
 
 
 def test_a_row_does_not_know_its_company_or_the_threads() -> None:
@@ -224,4 +246,11 @@ def test_keys_beyond_the_buffer_are_not_read(calls: list[int]) -> None:
                 past_key_values=buffer, use_cache=False,
                 segments=[Segment(slice(0, 4), slice(0, last))],
             ).last_hidden_state)  # fmt: skip
-    assert torch.equal(*results) and calls[:2] == [1, 1] and 1 not in calls[2:]
+    assert torch.equal(*results) and calls == [1, 1, 0, 0]
+    buffer.slots = at
+    with pytest.raises(IndexError), torch.inference_mode():
+        model.backbone(
+            at[None], position_ids=at[None], attention_mask=torch.empty(1, 1, 1, 1),
+            past_key_values=buffer, use_cache=False,
+            segments=[Segment(slice(0, 4), torch.tensor([0, 4]))],
+        )  # fmt: skip
