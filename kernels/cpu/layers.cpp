@@ -17,6 +17,7 @@ void dllm_round(A, uint8_t *, float *, float *, N, N, N, int, int, int);
 
 namespace {
 
+constexpr int64_t GATES = 3 << 18;  // bytes of them that stay in L2
 constexpr int64_t ENOUGH = 1 << 15;  // numbers from which on threads bring more than they cost
 
 // Rows of 2 * half numbers whose first half turns against the second.
@@ -169,9 +170,9 @@ int dllm_rotate_scatter(const void *q, const void *k, const void *v, const void 
 #pragma omp parallel for num_threads(threads) if (threads > 1 && all * count * d > ENOUGH) \
     schedule(static)
   for (int64_t i = 0; i < all * count; i++) {
-    const int64_t head = i / count, p = i % count;
+    const int64_t head = i % all, p = i / all;  // as they lie where a layer makes them
     if (head < heads) {
-      turn.row(q, head * strides[0] + p * strides[1], p, turned, i * d);
+      turn.row(q, head * strides[0] + p * strides[1], p, turned, (head * count + p) * d);
       continue;
     }
     const int64_t own = head - heads;
@@ -192,10 +193,8 @@ int dllm_rotate_scatter(const void *q, const void *k, const void *v, const void 
 
 // y (m, width): a decoder layer's output for rows x, whose keys and values go to `slots` as
 // `dllm_rotate_scatter` takes them, `strides` those of keys and values.  `parts` say who attends
-// what; other queries attend nothing; 3 where a part reads what is not there.  `work`: m rows of the
-// width, of the larger of what q, k and v and what gate and up put out, and of three times what q
-// does.
-int dllm_layer(const Layer *layer, const void *x, char *work, const void *cosine, const void *sine,
+// what; other queries attend nothing; 3 where a part reads what is not there.
+int dllm_layer(const Layer *layer, const void *x, const void *cosine, const void *sine,
                const int64_t *slots, char *keys, char *values, const int64_t *strides,
                const Part *parts, int64_t many, void *y, int64_t m, int64_t d, int64_t room,
                double scale, int exact, int halves, int threads) {
@@ -203,75 +202,85 @@ int dllm_layer(const Layer *layer, const void *x, char *work, const void *cosine
   const int64_t width = layer->q.inputs, own = layer->q.outputs, shared = layer->k.outputs;
   const int64_t wide = layer->gate.outputs, heads = own / d, kv = shared / d;
   const int64_t size = half ? 2 : 4, most = m * size;
-  char *turned = work, *attended = turned + most * own, *rows = attended + most * own;
-  char *normed = rows + most * own, *q = normed + most * width, *k = q + most * own;
-  char *v = k + most * shared, *gate = q, *up = gate + most * wide;
+  const int64_t fit = GATES / (2 * wide * size) / ROWS * ROWS;
+  const int64_t step = std::min(m, fit < 32 ? m : fit);  // rows whose gates stay in a cache
   if (!std::all_of(parts, parts + many, [=](const Part &part) { return part.fits(m, room); }))
     return 3;
-  dllm_rms_norm(x, layer->norm, normed, m, width, layer->eps, half, threads);
-  int full = with_memory([=] {
-    const Rows read(normed, layer->q, m, half, threads);
-    read.times(layer->q, q);
-    read.times(layer->k, k);
-    read.times(layer->v, v);
-  });
-  if (full) return full;
-  const int64_t all[] = {d, own,        d,          shared,     d,
-                         shared, strides[0], strides[1], strides[2], strides[3]};
-  if (dllm_rotate_scatter(q, k, v, cosine, sine, slots, turned, keys, values, all, heads, kv, m, d,
-                          room, halves, threads))
-    return 1;
-  // Heads that share keys attend them as one, with their queries one after the other.
-  const auto attend = [=](const Part &part) {
-    const int64_t queries = part.rows * part.count, run = part.count * d * size;
-    const int64_t length = part.length, folded = own / shared * part.count;
-    const bool whole = part.rows == 1 && part.count == m;
-    for (int64_t r = 0, to = 0; r < part.rows && !whole; r++)
-      for (int64_t h = 0; h < heads; h++, to += run)
-        std::memcpy(q + to, turned + (h * m + part.first + r * part.count) * d * size, run);
-    const char *from[] = {keys, values};
-    int64_t along[] = {kv * folded * d, folded * d, d,
-                       part.stride * strides[1], strides[0], strides[1],
-                       part.stride * strides[3], strides[2], strides[3],
-                       folded * length, length};
-    const Scratch gathered(part.chosen ? 2 * part.rows * kv * length * d * size : 0, 1);
-    for (int side = 0; side < 2 && part.chosen; side++) {
-      char *to = gathered.own() + side * part.rows * kv * length * d * size;
-      const char *source = from[side];
-      int64_t *of = along + 3 + 3 * side;  // strides of rows, heads and slots
-      from[side] = to;
-      for (int64_t r = 0; r < part.rows; r++)
-        for (int64_t h = 0; h < kv; h++)
-          for (int64_t n = 0; n < length; n++, to += d * size)
-            std::memcpy(to, source + (r * of[0] + h * of[1] + part.chosen[n] * of[2]) * size,
-                        d * size);
-      of[0] = kv * length * d, of[1] = length * d, of[2] = d;
+  int refused = 0;
+  const int full = with_memory([&] {
+    const int64_t larger = std::max(m * (own + 2 * shared), step * 2 * wide);
+    const Scratch memory((m * (3 * own + width) + larger) * size, 1);
+    char *const turned = memory.own(), *const attended = turned + most * own;
+    char *const rows = attended + most * own, *const normed = rows + most * own;
+    char *const q = normed + most * width, *const k = q + most * own, *const v = k + most * shared;
+    char *const gate = q, *const up = gate + step * wide * size;
+    dllm_rms_norm(x, layer->norm, normed, m, width, layer->eps, half, threads);
+    {
+      const Rows read(normed, layer->q, m, half, threads);
+      read.times(layer->q, q);
+      read.times(layer->k, k);
+      read.times(layer->v, v);
     }
-    const int64_t begin = part.chosen ? 0 : part.begin;
-    if (dllm_attention(whole ? turned : q, from[0] + begin * along[5] * size,
-                       from[1] + begin * along[8] * size, part.mask, attended, along, part.rows, kv,
-                       folded, length, d, scale, exact, half, threads))
-      throw std::bad_alloc();
-    for (int64_t i = 0; i < queries; i++)
-      for (int64_t h = 0; h < heads; h++) {
-        const int64_t r = i / part.count, at = (r * heads + h) * part.count + i % part.count;
-        std::memcpy(rows + ((part.first + i) * own + h * d) * size, attended + at * d * size,
-                    d * size);
+    const int64_t all[] = {d, own,        d,          shared,     d,
+                           shared, strides[0], strides[1], strides[2], strides[3]};
+    refused = dllm_rotate_scatter(q, k, v, cosine, sine, slots, turned, keys, values, all, heads,
+                                  kv, m, d, room, halves, threads);
+    if (refused) return;
+    // Heads that share keys attend them as one, with their queries one after the other.
+    const auto attend = [=](const Part &part) {
+      const int64_t queries = part.rows * part.count, run = part.count * d * size;
+      const int64_t length = part.length, folded = own / shared * part.count;
+      const bool whole = part.rows == 1 && part.count == m;
+      for (int64_t r = 0, to = 0; r < part.rows && !whole; r++)  // what q held is turned already
+        for (int64_t h = 0; h < heads; h++, to += run)
+          std::memcpy(q + to, turned + (h * m + part.first + r * part.count) * d * size, run);
+      const char *from[] = {keys, values};
+      int64_t along[] = {kv * folded * d, folded * d, d,
+                         part.stride * strides[1], strides[0], strides[1],
+                         part.stride * strides[3], strides[2], strides[3],
+                         folded * length, length};
+      const Scratch gathered(part.chosen ? 2 * part.rows * kv * length * d * size : 0, 1);
+      for (int side = 0; side < 2 && part.chosen; side++) {
+        char *to = gathered.own() + side * part.rows * kv * length * d * size;
+        const char *source = from[side];
+        int64_t *of = along + 3 + 3 * side;  // strides of rows, heads and slots
+        from[side] = to;
+        for (int64_t r = 0; r < part.rows; r++)
+          for (int64_t h = 0; h < kv; h++)
+            for (int64_t n = 0; n < length; n++, to += d * size)
+              std::memcpy(to, source + (r * of[0] + h * of[1] + part.chosen[n] * of[2]) * size,
+                          d * size);
+        of[0] = kv * length * d, of[1] = length * d, of[2] = d;
       }
-  };
-  return with_memory([=] {
+      const int64_t begin = part.chosen ? 0 : part.begin * size;
+      if (dllm_attention(whole ? turned : q, from[0] + begin * along[5], from[1] + begin * along[8],
+                         part.mask, attended, along, part.rows, kv, folded, length, d, scale, exact,
+                         half, threads))
+        throw std::bad_alloc();
+      for (int64_t i = 0; i < queries; i++)
+        for (int64_t h = 0; h < heads; h++) {
+          const int64_t r = i / part.count, at = (r * heads + h) * part.count + i % part.count;
+          std::memcpy(rows + ((part.first + i) * own + h * d) * size, attended + at * d * size,
+                      d * size);
+        }
+    };
     std::memset(rows, 0, most * own);
     std::for_each(parts, parts + many, attend);
     Rows(rows, layer->o, m, half, threads).times(layer->o, normed);
     add(x, normed, y, m * width, half, threads);
     dllm_rms_norm(y, layer->second_norm, normed, m, width, layer->second_eps, half, threads);
-    const Rows read(normed, layer->gate, m, half, threads);
-    read.times(layer->gate, gate);
-    read.times(layer->up, up);
-    dllm_silu_times(gate, up, gate, m * wide, half, threads);
-    Rows(gate, layer->down, m, half, threads).times(layer->down, normed);
+    for (int64_t first = 0; first < m; first += step) {
+      const int64_t some = std::min(step, m - first);
+      char *const from = normed + first * width * size;
+      const Rows read(from, layer->gate, some, half, threads);
+      read.times(layer->gate, gate);
+      read.times(layer->up, up);
+      dllm_silu_times(gate, up, gate, some * wide, half, threads);
+      Rows(gate, layer->down, some, half, threads).times(layer->down, from);
+    }
     add(y, normed, y, m * width, half, threads);
   });
+  return full ? full : refused;
 }
 
 }  // extern "C"

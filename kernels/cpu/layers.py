@@ -173,8 +173,7 @@ class Layer:
         ]  # fmt: skip
         self.layer = _Layer(*linears, *(each.data_ptr() for each in norms), *eps)
         self.address = ctypes.addressof(self.layer)
-        (self.queries, self.width), self.shared = weights[0].shape, weights[1].shape[0]
-        self.wide = weights[4].shape[0]
+        self.queries, self.shared = (weight.shape[0] for weight in weights[:2])
 
     def __call__(
         self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, slots: torch.Tensor,
@@ -183,15 +182,12 @@ class Layer:
         """The rows ``x`` (m, d) after the layer.  Their keys and values, rotated by ``cos`` and
         ``sin`` (m, dh), go to ``slots`` of ``keys`` and ``values`` (Hkv, S, dh), which the
         ``parts`` attend, as `attention` does.  None where a part reads what is not there."""
-        count, result = len(x), torch.empty_like(x)
-        most = max(self.queries + 2 * self.shared, 2 * self.wide)
-        work = x.new_empty(count, self.width + most + 3 * self.queries)
-        half, many = torch.bfloat16, len(parts)
+        result, half, many = torch.empty_like(x), torch.bfloat16, len(parts)
         refused = self.library.dllm_layer(
-            self.address, x.data_ptr(), work.data_ptr(), cos.data_ptr(), sin.data_ptr(),
+            self.address, x.data_ptr(), cos.data_ptr(), sin.data_ptr(),
             slots.data_ptr(), keys.data_ptr(), values.data_ptr(),
             _Strides(*keys.stride()[:2], *values.stride()[:2]), (Part * many)(*parts), many,
-            result.data_ptr(), count, keys.shape[2], keys.shape[1], scale, exact,
+            result.data_ptr(), len(x), keys.shape[2], keys.shape[1], scale, exact,
             (x.dtype == half) | (cos.dtype == half) << 1 | (keys.dtype == half) << 2,
             torch.get_num_threads(),
         )  # fmt: skip

@@ -19,7 +19,7 @@ struct Output {  // rows of n numbers, float32 or bfloat16
   }
 };
 
-// done(row, column, sum of WIDE outputs) for all of x (m, d) times the weight, which is laid out in
+// done(column)(row, sum of WIDE outputs) for all of x (m, d) times the weight, which is laid out in
 // blocks or, where it is `plain`, now.
 template <class T, class Done>
 void product(const typename T::In *x, const void *weight, bool plain, int64_t m, int64_t n,
@@ -68,9 +68,10 @@ void product(const typename T::In *x, const void *weight, bool plain, int64_t m,
             tile_of<T>(int(to - from), ready + from * stride + g * T::PARTS * 4, stride, part,
                        count, sums + from * VECTORS, next, hop, alone);
             if (g + count < groups) continue;
-            for (int64_t r = from; r < to; r++)
-              for (int64_t v = 0; v < VECTORS && b * BLOCK + WIDE * v < n; v++)
-                done(first + r, b * BLOCK + WIDE * v, sums[r * VECTORS + v]);
+            for (int64_t v = 0; v < VECTORS && b * BLOCK + WIDE * v < n; v++) {
+              const auto put = done(b * BLOCK + WIDE * v);
+              for (int64_t r = from; r < to; r++) put(first + r, sums[r * VECTORS + v]);
+            }
           }
         }
       }
@@ -82,9 +83,9 @@ template <class T>
 void with_bias(const void *x, const void *weight, bool plain, const void *bias, Output y, int64_t m,
                int64_t d, int threads) {
   product<T>((const typename T::In *)x, weight, plain, m, y.n, d, threads,
-             [=](int64_t row, int64_t column, Floats sum) {
-               if (bias) sum += read_or(bias, y.half, column, y.n - column, 0);
-               y.put(row, column, sum);
+             [=](int64_t column) {
+               const Floats more = bias ? read_or(bias, y.half, column, y.n - column, 0) : Floats{};
+               return [=](int64_t row, Floats sum) { y.put(row, column, bias ? sum + more : sum); };
              });
 }
 
@@ -120,15 +121,21 @@ int dllm_product8(const uint8_t *x, const float *row_scale, const void *weight, 
                    const int32_t *total, const void *bias, void *y, int64_t m, int64_t n, int64_t d,
                    int half, int threads) {
   const Output output{y, n, bool(half)};
-  const auto done = [=](int64_t row, int64_t column, Ints sum) {
+  const auto done = [=](int64_t column) {
     const int64_t left = std::min<int64_t>(WIDE, n - column);
     Ints moved = {};
-    if (Eights::ZERO) std::memcpy(&moved, total + column, left * 4);
+    if (Eights::ZERO && left == WIDE)
+      moved = load<Ints>(total + column);  // a copy of any length would be read before it is there
+    else if (Eights::ZERO)
+      std::memcpy(&moved, total + column, left * 4);
+    moved *= Eights::ZERO;
     const Floats own = read_or(scale, false, column, left, 0);
-    Floats value = as<Floats>(sum - moved * Eights::ZERO) * own * row_scale[row];
-    if (bias && half) value = to_bfloat16(value);
-    if (bias) value += read_or(bias, half, column, left, 0);
-    output.put(row, column, value);
+    const Floats more = bias ? read_or(bias, half, column, left, 0) : Floats{};
+    return [=](int64_t row, Ints sum) {
+      Floats value = as<Floats>(sum - moved) * own * row_scale[row];
+      if (bias && half) value = to_bfloat16(value);
+      output.put(row, column, bias ? value + more : value);
+    };
   };
   return with_memory([=] { product<Eights>(x, weight, false, m, n, d, threads, done); });
 }

@@ -146,7 +146,10 @@ void dllm_round(const void *x, uint8_t *p, float *row_scale, float *row_sum, int
       const Ints q = (Ints)(read(k) / scale + 12582912.0f) - 0x4b400000;
       sum += q;
       const Bytes bytes = as<Bytes>(q + zero);
-      std::memcpy(p + from + k, &bytes, std::min<int64_t>(WIDE, group - k));
+      if (group - k >= WIDE)
+        store(p + from + k, bytes);
+      else
+        std::memcpy(p + from + k, &bytes, group - k);
     }
     row_scale[i] = scale;
     if (!row_sum) continue;

@@ -142,8 +142,9 @@ inline void write(void *to, bool half, int64_t k, int64_t left, Floats value) {
   if (left >= WIDE) {
     half ? store(at, halved(value)) : store(at, value);
   } else if (left > 0) {
+    const Floats some = value;  // whose address is taken: `value` stays in its register
     const Halves shorter = halved(value);
-    half ? std::memcpy(at, &shorter, left * 2) : std::memcpy(at, &value, left * 4);
+    half ? std::memcpy(at, &shorter, left * 2) : std::memcpy(at, &some, left * 4);
   }
 }
 
