@@ -1,6 +1,7 @@
 """Which keys the queries of a packed forward attend to."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,32 +26,38 @@ class Segment:
     key_stride: int = 0
     mask: Tensor | None = None
     _folded: Tensor | None = field(default=None, init=False, repr=False)
-    _part: Part | None = field(default=None, init=False, repr=False)
+    _part: tuple[Any, ...] | None = field(default=None, init=False, repr=False)
 
     def folded(self, heads: int, dtype: torch.dtype) -> Tensor | None:
         """The mask for ``heads`` heads whose queries lie one after the other, (rows, heads x
         queries of a row, keys); the same for every layer, and made once."""
-        if self.mask is not None and self._folded is None:
-            self._folded = self.mask.to(dtype).repeat(1, heads, 1)
+        made, mask = self._folded, self.mask
+        if mask is None or (made is not None and made.dtype == dtype
+                            and made.shape[1] == heads * mask.shape[1]):  # fmt: skip
+            return made
+        self._folded = mask.to(dtype).repeat(1, heads, 1)
         return self._folded
 
     def part(self, heads: int, dtype: torch.dtype) -> Part | None:
         """The segment for a layer in one call, with its mask `folded`; None where that cannot read
         it.  The same for every layer, and made once."""
-        if self._part is None:
-            queries, keys, chosen, mask = self.queries, self.keys, None, self.folded(heads, dtype)
-            if isinstance(keys, Tensor):
-                if keys.dtype != torch.int64 or not keys.is_contiguous():
-                    return None
-                keys, chosen = slice(0, len(keys)), keys.data_ptr()
-            count, length = (queries.stop - queries.start) // self.rows, keys.stop - keys.start
-            if mask is not None and mask.shape != (self.rows, heads * count, length):
+        if self._part is not None and self._part[:2] == (heads, dtype):
+            known: Part = self._part[2]
+            return known
+        queries, keys, chosen, mask = self.queries, self.keys, None, self.folded(heads, dtype)
+        if isinstance(keys, Tensor):
+            if keys.dtype != torch.int64 or not keys.is_contiguous():
                 return None
-            self._part = Part(
-                queries.start, count, self.rows, keys.start, length, self.key_stride, chosen,
-                None if mask is None else mask.data_ptr(),
-            )  # fmt: skip
-        return self._part
+            keys, chosen = slice(0, len(keys)), keys.data_ptr()
+        count, length = (queries.stop - queries.start) // self.rows, keys.stop - keys.start
+        if mask is not None and mask.shape != (self.rows, heads * count, length):
+            return None
+        part = Part(
+            queries.start, count, self.rows, keys.start, length, self.key_stride, chosen,
+            None if mask is None else mask.data_ptr(),
+        )  # fmt: skip
+        self._part = heads, dtype, part, mask  # whose memory it names
+        return part
 
     def rows_of(self, x: Tensor) -> Tensor:
         """Keys or values ``x`` (1, Hkv, S, dh) of the segment's rows as (rows, Hkv, n, dh); a view
