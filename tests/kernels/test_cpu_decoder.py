@@ -254,3 +254,14 @@ def test_keys_beyond_the_buffer_are_not_read(calls: list[int]) -> None:
             past_key_values=buffer, use_cache=False,
             segments=[Segment(slice(0, 4), torch.tensor([0, 4]))],
         )  # fmt: skip
+
+
+def test_a_segments_mask_is_that_of_who_asks() -> None:
+    segment = Segment(slice(0, 2), slice(0, 3), mask=torch.zeros(1, 2, 3))
+    for heads, dtype in ((2, torch.float32), (3, torch.float32), (3, torch.bfloat16)):
+        part, mask = segment.part(heads, dtype), segment.folded(heads, dtype)
+        assert part is segment.part(heads, dtype) and part is not None and mask is not None
+        assert mask.shape == (1, 2 * heads, 3) and mask.dtype == dtype
+        assert part.mask == mask.data_ptr()
+    segment = Segment(slice(0, 2), slice(0, 4), mask=torch.zeros(1, 2, 3))
+    assert segment.part(2, torch.float32) is None  # it would be read beyond its end
