@@ -48,7 +48,7 @@ class Segment:
         if isinstance(keys, Tensor):
             if keys.dtype != torch.int64 or not keys.is_contiguous():
                 return None
-            keys, chosen = slice(0, len(keys)), keys.data_ptr()
+            chosen, keys = keys.data_ptr(), slice(0, len(keys))
         count, length = (queries.stop - queries.start) // self.rows, keys.stop - keys.start
         if mask is not None and mask.shape != (self.rows, heads * count, length):
             return None

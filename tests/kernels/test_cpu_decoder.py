@@ -97,7 +97,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     made, own = list[int](), layers.Layer.__call__
 
     def counted(*args: Any) -> torch.Tensor | None:
-        result = own(*args)
+        result: torch.Tensor | None = own(*args)
         made.append(0 if result is None else len(args[7]))
         return result
 
