@@ -115,7 +115,8 @@ struct Part {  // as in layers.py: queries, and the keys that they attend
   const void *mask;                // (rows, queries of heads that share keys, length), or nullptr
 
   bool fits(int64_t m, int64_t room) const {
-    if (first < 0 || first + rows * count > m || length < 1 || stride < 0) return false;
+    if (first < 0 || count < 0 || rows < 1 || length < 1 || stride < 0) return false;
+    if (first + rows * count > m) return false;
     const int64_t left = room - (rows - 1) * stride;
     if (!chosen) return begin >= 0 && begin + length <= left;
     return std::all_of(chosen, chosen + length, [=](int64_t at) { return at >= 0 && at < left; });

@@ -136,6 +136,18 @@ def test_the_bits_of_its_parts(
         calls.clear()
 
 
+@pytest.mark.parametrize("way", [None, "int8"])
+def test_gates_of_many_rows_go_in_turns(way: str | None, calls: list[int]) -> None:
+    """36 of 40 rows, then four: 2 x 36 x 2432 numbers of float32 are what stays in a cache."""
+    model = network("llada", torch.float32, hidden_size=96, intermediate_size=2432)
+    if way:
+        quantise(model.hf, read(way))
+    before = parts(model)
+    calls.clear()
+    assert all(torch.equal(a, b) for a, b in zip(run(model), before, strict=True))
+    assert calls == [1] * 6
+
+
 def test_another_attention_is_left_to_its_function(calls: list[int]) -> None:
     model = network("llada", torch.float32)
     set_attention(model.hf, "eager")  # not exact, as transformers has it
