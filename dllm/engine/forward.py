@@ -193,7 +193,8 @@ class Forward:
             inputs["input_ids"] = None
         hidden: torch.Tensor
         if self.hook is None:
-            hidden = self.backbone(**inputs).last_hidden_state[0]
+            only = packed.scored if packed.guided is None else None  # what is read of the rows
+            hidden = self.backbone(**inputs, scored=only).last_hidden_state[0]
         else:
             hidden = self.hook.run(packed, inputs)
         return hidden

@@ -65,8 +65,10 @@ def _forward(
     position_ids: torch.Tensor | None = None, past_key_values: Any = None, use_cache: bool = False,
     position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None, **rest: Any,
 ) -> torch.Tensor:  # fmt: skip
-    """The forward of a decoder layer: ``hidden_states`` (1, Q, D) to the same shape."""
-    attention, rest = module.self_attn, rest | {"position_ids": position_ids}
+    """The forward of a decoder layer: ``hidden_states`` (1, Q, D) to the same shape.  The last one
+    may leave rows as they are that are not ``scored``: nobody reads them."""
+    attention, scored = module.self_attn, rest.pop("scored", None)
+    rest["position_ids"] = position_ids
     place, segments = getattr(past_key_values, "place", None), rest.get("segments")
     kind = attention.config._attn_implementation, bool(rest.get("grouped"))
     if (
@@ -89,9 +91,12 @@ def _forward(
                 and keys.shape[3] % 2 == keys.stride(2) % 2 == 0  # bfloat16 is read in pairs
             ):  # fmt: skip
                 cos, sin = cos[0].contiguous(), sin[0].contiguous()
+                if not made.last or module._forward_hooks:
+                    scored = None
                 done = layer(
-                    x, cos, sin, slots, keys[0], values[0], parts, attention.scaling, EXACT[kind]
-                )
+                    x, cos, sin, slots, keys[0], values[0], parts, attention.scaling, EXACT[kind],
+                    scored,
+                )  # fmt: skip
                 if done is not None:
                     return done[None]
     result: torch.Tensor = type(module).forward(
@@ -116,7 +121,8 @@ class Joined:
         packed = [_packed(each) for each in linears]
         weights = _weights(parts, packed)
         scales = [each.weight for each in both]
-        size = attention.head_dim
+        size, count = attention.head_dim, attention.config.num_hidden_layers
+        self.last = attention.layer_idx == count - 1
         self.states = scales[0].new_empty(1, attention.k_proj.out_features // size, 0, size)
         self.layer = None
         if weights is not None:

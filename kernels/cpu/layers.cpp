@@ -111,17 +111,75 @@ struct Layer {  // as in layers.py
 struct Part {  // as in layers.py: queries, and the keys that they attend
   int64_t first, count, rows;      // `count` queries of each of `rows` rows, one after the other
   int64_t begin, length, stride;   // slots from `begin` on, of each row `stride` behind the last
-  const int64_t *chosen;           // or these slots
+  const int64_t *chosen;           // or these slots, counted from `begin` on
   const void *mask;                // (rows, queries of heads that share keys, length), or nullptr
 
+  bool holds(int64_t query) const { return query >= first && query < first + rows * count; }
   bool fits(int64_t m, int64_t room) const {
-    if (first < 0 || count < 0 || rows < 1 || length < 1 || stride < 0) return false;
+    if (first < 0 || count < 0 || rows < 1 || begin < 0 || length < 1 || stride < 0) return false;
     if (first + rows * count > m) return false;
-    const int64_t left = room - (rows - 1) * stride;
-    if (!chosen) return begin >= 0 && begin + length <= left;
+    const int64_t left = room - begin - (rows - 1) * stride;
+    if (!chosen) return length <= left;
     return std::all_of(chosen, chosen + length, [=](int64_t at) { return at >= 0 && at < left; });
   }
 };
+
+}  // extern "C"
+
+namespace {
+
+// Rows that alone are worked out, with memory for them; nothing where all are.
+class Kept {
+  const bool apart;
+  const int64_t *kept;
+  const int64_t n, row, angle;  // bytes of a row, and of its angles
+  const Scratch memory;
+
+  const char *pick(const char *from, int64_t bytes, char *to) const {
+    if (!apart) return from;
+    for (int64_t i = 0; i < n; i++) std::memcpy(to + i * bytes, from + kept[i] * bytes, bytes);
+    return to;
+  }
+
+ public:
+  Kept(bool apart, const int64_t *kept, int64_t n, int64_t row, int64_t angle)
+      : apart(apart), kept(kept), n(n), row(row), angle(angle),
+        memory(apart ? n * (3 * row + 2 * angle) : 0, 1) {}
+  char *room(int which) const { return memory.own() + which * n * row; }
+  const char *of(const char *rows, int which) const { return pick(rows, row, room(which)); }
+  const char *angles(const char *from, int which) const {
+    return pick(from, angle, room(3) + which * n * angle);
+  }
+
+  // For these queries, which lie one after the other now, `attend` what `parts` say of them.
+  template <class Attend>
+  void parts(const Part *parts, int64_t many, int64_t sharing, int64_t size, Attend attend) const {
+    const Part *part = parts;
+    for (int64_t i = 0, end; i < n; i = end) {
+      end = i + 1;
+      for (int64_t tried = 0; tried < many && !part->holds(kept[i]); tried++)
+        if (++part == parts + many) part = parts;
+      if (!many || !part->holds(kept[i])) continue;
+      const int64_t r = (kept[i] - part->first) / part->count;
+      const int64_t first = part->first + r * part->count;
+      while (end < n && kept[end] >= first && kept[end] < first + part->count) end++;
+      Part one{i, end - i, 1, part->begin + r * part->stride, part->length, 0, part->chosen, nullptr};
+      const int64_t bytes = one.length * size;
+      const Scratch mask(part->mask ? sharing * one.count * bytes : 0, 1);
+      for (int64_t to = 0; to < sharing * one.count && part->mask; to++) {
+        const int64_t from = (r * sharing + to / one.count) * part->count +
+                             kept[i + to % one.count] - first;
+        std::memcpy(mask.own() + to * bytes, (const char *)part->mask + from * bytes, bytes);
+        one.mask = mask.own();
+      }
+      attend(one);
+    }
+  }
+};
+
+}  // namespace
+
+extern "C" {
 
 // y (m, d) = x / sqrt(mean(x x) + eps), rounded, times weight (d), all float32 or bfloat16.
 void dllm_rms_norm(const void *x, const void *weight, void *y, int64_t m, int64_t d, double eps,
@@ -194,48 +252,62 @@ int dllm_rotate_scatter(const void *q, const void *k, const void *v, const void 
 
 // y (m, width): a decoder layer's output for rows x, whose keys and values go to `slots` as
 // `dllm_rotate_scatter` takes them, `strides` those of keys and values.  `parts` say who attends
-// what; other queries attend nothing; 3 where a part reads what is not there.
-int dllm_layer(const Layer *layer, const void *x, const void *cosine, const void *sine,
+// what; other queries attend nothing; 3 where a part reads what is not there.  Where n < m, only
+// the rows `kept` (n) are worked out, and the others of y are those of x.
+int dllm_layer(const Layer *layer, const char *x, const char *cosine, const char *sine,
                const int64_t *slots, char *keys, char *values, const int64_t *strides,
-               const Part *parts, int64_t many, void *y, int64_t m, int64_t d, int64_t room,
-               double scale, int exact, int halves, int threads) {
+               const Part *parts, int64_t many, const int64_t *kept, int64_t n, char *y,
+               int64_t m, int64_t d, int64_t room, double scale, int exact, int halves,
+               int threads) {
   const int half = halves & 1;
   const int64_t width = layer->q.inputs, own = layer->q.outputs, shared = layer->k.outputs;
   const int64_t wide = layer->gate.outputs, heads = own / d, kv = shared / d;
-  const int64_t size = half ? 2 : 4, most = m * size;
+  const int64_t size = half ? 2 : 4, angle = halves & 2 ? 2 : 4;
+  const int64_t most = n * size;
+  const bool apart = n < m;
   const int64_t fit = GATES / (2 * wide * size) / ROWS * ROWS;
-  const int64_t step = std::min(m, fit < 32 ? m : fit);  // rows whose gates stay in a cache
+  const int64_t step = std::min(n, fit < 32 ? n : fit);  // rows whose gates stay in a cache
   if (!std::all_of(parts, parts + many, [=](const Part &part) { return part.fits(m, room); }))
     return 3;
+  if (apart && !std::all_of(kept, kept + n, [=](int64_t at) { return at >= 0 && at < m; })) return 3;
   int refused = 0;
   const int full = with_memory([&] {
-    const int64_t larger = std::max(m * (own + 2 * shared), step * 2 * wide);
-    const Scratch memory((m * (3 * own + width) + larger) * size, 1);
+    const int64_t larger = std::max(n * own + m * 2 * shared, step * 2 * wide);
+    const Scratch memory((n * 3 * own + m * width + larger) * size, 1);
     char *const turned = memory.own(), *const attended = turned + most * own;
     char *const rows = attended + most * own, *const normed = rows + most * own;
-    char *const q = normed + most * width, *const k = q + most * own, *const v = k + most * shared;
-    char *const gate = q, *const up = gate + step * wide * size;
+    char *const q = normed + m * width * size, *const k = q + most * own;
+    char *const v = k + m * shared * size, *const gate = q, *const up = gate + step * wide * size;
     dllm_rms_norm(x, layer->norm, normed, m, width, layer->eps, half, threads);
     {
-      const Rows read(normed, layer->q, m, half, threads);
-      read.times(layer->q, q);
+      const Rows read(normed, layer->k, m, half, threads);
       read.times(layer->k, k);
       read.times(layer->v, v);
+      if (!apart) read.times(layer->q, q);
     }
     const int64_t all[] = {d, own,        d,          shared,     d,
                            shared, strides[0], strides[1], strides[2], strides[3]};
-    refused = dllm_rotate_scatter(q, k, v, cosine, sine, slots, turned, keys, values, all, heads,
-                                  kv, m, d, room, halves, threads);
+    refused = dllm_rotate_scatter(q, k, v, cosine, sine, slots, turned, keys, values, all,
+                                  apart ? 0 : heads, kv, m, d, room, halves, threads);
     if (refused) return;
+    const Kept these(apart, kept, n, width * size, d * angle);
+    const char *const wanted = these.of(x, 0);
+    char *const result = apart ? these.room(2) : y;
+    if (apart) {
+      Rows(these.of(normed, 1), layer->q, n, half, threads).times(layer->q, q);
+      dllm_rotate_scatter(q, k, v, these.angles(cosine, 0), these.angles(sine, 1), slots, turned,
+                          keys, values, all, heads, 0, n, d, room, halves, threads);
+    }
     // Heads that share keys attend them as one, with their queries one after the other.
     const auto attend = [=](const Part &part) {
       const int64_t queries = part.rows * part.count, run = part.count * d * size;
       const int64_t length = part.length, folded = own / shared * part.count;
-      const bool whole = part.rows == 1 && part.count == m;
+      const bool whole = part.rows == 1 && part.count == n;
       for (int64_t r = 0, to = 0; r < part.rows && !whole; r++)  // what q held is turned already
         for (int64_t h = 0; h < heads; h++, to += run)
-          std::memcpy(q + to, turned + (h * m + part.first + r * part.count) * d * size, run);
-      const char *from[] = {keys, values};
+          std::memcpy(q + to, turned + (h * n + part.first + r * part.count) * d * size, run);
+      const int64_t begin = part.begin * size;
+      const char *from[] = {keys + begin * strides[1], values + begin * strides[3]};
       int64_t along[] = {kv * folded * d, folded * d, d,
                          part.stride * strides[1], strides[0], strides[1],
                          part.stride * strides[3], strides[2], strides[3],
@@ -248,15 +320,13 @@ int dllm_layer(const Layer *layer, const void *x, const void *cosine, const void
         from[side] = to;
         for (int64_t r = 0; r < part.rows; r++)
           for (int64_t h = 0; h < kv; h++)
-            for (int64_t n = 0; n < length; n++, to += d * size)
-              std::memcpy(to, source + (r * of[0] + h * of[1] + part.chosen[n] * of[2]) * size,
+            for (int64_t i = 0; i < length; i++, to += d * size)
+              std::memcpy(to, source + (r * of[0] + h * of[1] + part.chosen[i] * of[2]) * size,
                           d * size);
         of[0] = kv * length * d, of[1] = length * d, of[2] = d;
       }
-      const int64_t begin = part.chosen ? 0 : part.begin * size;
-      if (dllm_attention(whole ? turned : q, from[0] + begin * along[5], from[1] + begin * along[8],
-                         part.mask, attended, along, part.rows, kv, folded, length, d, scale, exact,
-                         half, threads))
+      if (dllm_attention(whole ? turned : q, from[0], from[1], part.mask, attended, along,
+                         part.rows, kv, folded, length, d, scale, exact, half, threads))
         throw std::bad_alloc();
       for (int64_t i = 0; i < queries; i++)
         for (int64_t h = 0; h < heads; h++) {
@@ -266,12 +336,15 @@ int dllm_layer(const Layer *layer, const void *x, const void *cosine, const void
         }
     };
     std::memset(rows, 0, most * own);
-    std::for_each(parts, parts + many, attend);
-    Rows(rows, layer->o, m, half, threads).times(layer->o, normed);
-    add(x, normed, y, m * width, half, threads);
-    dllm_rms_norm(y, layer->second_norm, normed, m, width, layer->second_eps, half, threads);
-    for (int64_t first = 0; first < m; first += step) {
-      const int64_t some = std::min(step, m - first);
+    if (apart)
+      these.parts(parts, many, own / shared, size, attend);
+    else
+      std::for_each(parts, parts + many, attend);
+    Rows(rows, layer->o, n, half, threads).times(layer->o, normed);
+    add(wanted, normed, result, n * width, half, threads);
+    dllm_rms_norm(result, layer->second_norm, normed, n, width, layer->second_eps, half, threads);
+    for (int64_t first = 0; first < n; first += step) {
+      const int64_t some = std::min(step, n - first);
       char *const from = normed + first * width * size;
       const Rows read(from, layer->gate, some, half, threads);
       read.times(layer->gate, gate);
@@ -279,7 +352,11 @@ int dllm_layer(const Layer *layer, const void *x, const void *cosine, const void
       dllm_silu_times(gate, up, gate, some * wide, half, threads);
       Rows(gate, layer->down, some, half, threads).times(layer->down, from);
     }
-    add(y, normed, y, m * width, half, threads);
+    add(result, normed, result, n * width, half, threads);
+    if (!apart) return;
+    std::memcpy(y, x, m * width * size);
+    for (int64_t i = 0; i < n; i++)
+      std::memcpy(y + kept[i] * width * size, result + i * width * size, width * size);
   });
   return full ? full : refused;
 }

@@ -178,15 +178,22 @@ class Layer:
     def __call__(
         self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, slots: torch.Tensor,
         keys: torch.Tensor, values: torch.Tensor, parts: Sequence[Part], scale: float, exact: bool,
+        kept: torch.Tensor | None = None,
     ) -> torch.Tensor | None:  # fmt: skip
         """The rows ``x`` (m, d) after the layer.  Their keys and values, rotated by ``cos`` and
         ``sin`` (m, dh), go to ``slots`` of ``keys`` and ``values`` (Hkv, S, dh), which the
-        ``parts`` attend, as `attention` does.  None where a part reads what is not there."""
+        ``parts`` attend, as `attention` does.  None where a part reads what is not there.
+
+        ``kept`` (n,) int64: fewer rows, which alone are worked out; the others come out as they
+        are."""
         result, half, many = torch.empty_like(x), torch.bfloat16, len(parts)
+        if kept is not None and len(kept) >= len(x):
+            kept = None
         refused = self.library.dllm_layer(
             self.address, x.data_ptr(), cos.data_ptr(), sin.data_ptr(),
             slots.data_ptr(), keys.data_ptr(), values.data_ptr(),
             _Strides(*keys.stride()[:2], *values.stride()[:2]), (Part * many)(*parts), many,
+            None if kept is None else kept.data_ptr(), len(x if kept is None else kept),
             result.data_ptr(), len(x), keys.shape[2], keys.shape[1], scale, exact,
             (x.dtype == half) | (cos.dtype == half) << 1 | (keys.dtype == half) << 2,
             torch.get_num_threads(),

@@ -141,9 +141,10 @@ void dllm_round(const void *x, uint8_t *p, float *row_scale, float *row_sum, int
     }
     const float scale = any(nan) ? NAN : std::max(largest_of(most) / 127.0f, 1e-30f);
     Ints sum = {};
+    const int known = any(nan) ? 0 : -1;
     for (int64_t k = 0; k < group; k += WIDE) {
       // beside 1.5 * 2^23 a number has no place for fractions: it is rounded, to even
-      const Ints q = (Ints)(read(k) / scale + 12582912.0f) - 0x4b400000;
+      const Ints q = ((Ints)(read(k) / scale + 12582912.0f) - 0x4b400000) & known;
       sum += q;
       const Bytes bytes = as<Bytes>(q + zero);
       if (group - k >= WIDE)

@@ -72,16 +72,20 @@ def chosen(n: int) -> list[Segment]:
 
 def run(
     model: DiffusionModel, positions: list[int] | None = None,
-    attended: Callable[[int], list[Segment]] | None = None, **how: Any,
+    attended: Callable[[int], list[Segment]] | None = None,
+    scored: Callable[[int], list[int]] | None = None, **how: Any,
 ) -> list[torch.Tensor]:  # fmt: skip
     """Hidden states of a whole pass, of a second and of one over ``positions``; keys and values.
-    ``attended``: what some number of queries attend, by default all keys."""
+    ``attended``: what some number of queries attend, by default all keys; ``scored``: which of so
+    many are."""
     ids = torch.randint(0, 250, (LENGTH,), generator=torch.Generator().manual_seed(0))
     buffer, everything, result = KVBuffer(2, LENGTH), torch.arange(LENGTH), []
     for at in (everything, everything, torch.tensor(positions or [3, 9, 10, 11, 30])):
         torch.manual_seed(0)
         buffer.slots, n = at, len(at)
         segments = attended(n) if attended else [Segment(slice(0, n), slice(0, LENGTH))]
+        if scored:
+            how["scored"] = torch.tensor(scored(n), dtype=torch.int64)
         with torch.inference_mode():
             result.append(model.backbone(
                 ids[at][None], position_ids=at[None], attention_mask=torch.empty(1, 1, 1, 1),
@@ -134,6 +138,54 @@ def test_the_bits_of_its_parts(
         assert all(torch.equal(a, b) for a, b in zip(run(model, **how), before, strict=True))
         assert calls == [len(way["attended"](3)) if "attended" in way else 1] * 6
         calls.clear()
+
+
+SCORED: tuple[Callable[[int], list[int]], ...] = (
+    lambda n: [n - 1], lambda n: [0, 2], lambda n: [], lambda n: [*range(n - 1)],
+    lambda n: [*range(n - 1, -1, -2)], lambda n: [2, 2],
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("way", [None, "int8", "int4(group=32)"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_last_layer_works_out_what_is_scored(
+    dtype: torch.dtype, way: str | None, calls: list[int]
+) -> None:
+    model = network("dream", dtype, hidden_size=96, intermediate_size=160)
+    if way:
+        quantise(model.hf, read(way))
+    for how in WAYS:
+        before = run(model, **how)
+        calls.clear()
+        for scored in SCORED:
+            after = run(model, scored=scored, **how)
+            assert len(calls) == 6 and 0 not in calls
+            calls.clear()
+            for at, n in enumerate((LENGTH, LENGTH, 5)):
+                rows = torch.tensor(scored(n), dtype=torch.int64)
+                assert torch.equal(after[at][0, rows], before[at][0, rows])
+                assert len(rows) > n // 2 or not torch.equal(after[at], before[at])
+            assert all(torch.equal(a, b) for a, b in zip(after[3:], before[3:], strict=True))
+
+
+def test_a_row_that_is_not_there_is_not_read(calls: list[int]) -> None:
+    model = network("llada", torch.float32)
+    before = run(model)
+    calls.clear()
+    for row in (-1, 100):
+        after = run(model, scored=lambda n, row=row: [0, row])  # type: ignore[misc]
+        assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
+    assert calls == [1, 0] * 6
+
+
+def test_somebody_who_looks_at_the_last_layer_sees_all_rows() -> None:
+    model, seen = network("llada", torch.float32), list[torch.Tensor]()
+    before = run(model)
+    with torch.inference_mode():
+        model.hf.model.layers[1].register_forward_hook(lambda *given: seen.append(given[-1]))
+    after = run(model, scored=SCORED[0])
+    assert len(seen) == 3
+    assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
 
 
 @pytest.mark.parametrize("way", [None, "int8"])

@@ -159,7 +159,7 @@ class PackedVerifier(Verifier):
         ):
             inputs = packed.inputs(self.buffer)
             logits: torch.Tensor = self.hf(
-                **inputs, grouped=True, logits_to_keep=packed.scored
+                **inputs, grouped=True, logits_to_keep=packed.scored, scored=packed.scored
             ).logits[0]
         return logits, joined(outputs, self.target_layer_ids)
 
