@@ -178,6 +178,32 @@ def test_a_row_that_is_not_there_is_not_read(calls: list[int]) -> None:
     assert calls == [1, 0] * 6
 
 
+def test_generation_and_verifiers_ask_for_scored_rows_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen, own = list[tuple[int, int | None]](), layers.Layer.__call__
+
+    def counted(*args: Any) -> torch.Tensor | None:
+        kept = args[10]
+        seen.append((len(args[1]), None if kept is None else len(kept)))
+        result: torch.Tensor | None = own(*args)
+        return result
+
+    monkeypatch.setattr(layers.Layer, "__call__", counted)
+    model, how = network("llada", torch.float32), {"max_new_tokens": 8, "block_length": 4}
+    dllm.generate(model, [1, 2, 3], sampler="llada(steps=4)", **how)
+    assert seen == [(11, None), (11, 4), (11, None), (11, 2)] * 2
+    seen.clear()
+    dllm.generate(model, [1, 2, 3], sampler="llada(steps=4)", cfg_scale=1, **how)
+    # of rows without their prompt others are read, too
+    assert len(seen) == 8 and not any(kept for _, kept in seen)
+    seen.clear()
+    hf = LlamaForCausalLM(LlamaConfig(**SIZES))
+    verifier = dllm.load(hf, family="autoregressive", eos_token_id=0)
+    dllm.speculate(verifier, None, [1, 2, 3], max_new_tokens=2)
+    assert seen[2:4] == [(3, None), (3, 1)]  # behind a trial whether texts can be packed
+
+
 def test_somebody_who_looks_at_the_last_layer_sees_all_rows() -> None:
     model, seen = network("llada", torch.float32), list[torch.Tensor]()
     before = run(model)
