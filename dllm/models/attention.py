@@ -73,7 +73,7 @@ def attend(
         if not causal:  # flash kernels would take gaps between positions for borders of rows
             options.pop("position_ids", None)
         return call(module, q, k, v, mask, is_causal=causal, **options)
-    for name in ("is_causal", "position_ids", "sliding_window"):
+    for name in ("is_causal", "position_ids", "sliding_window", "scored"):  # not the base's
         options.pop(name, None)
     if base in VARLEN and VARLEN[base].suits(v, q.shape[-1]):  # else transformers casts
         result = VARLEN[base](q, k, v, segments, scale)

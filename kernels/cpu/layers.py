@@ -140,9 +140,9 @@ def _scales(weight: Weight | Weight8 | Weight4) -> tuple[int | None, int | None]
 
 class Part(ctypes.Structure):
     """Queries of a layer's call that attend the same keys: from ``first`` on ``count`` of each of
-    ``rows`` rows, over ``length`` slots from ``begin`` on, or over those at the address ``chosen``;
-    each row reads ``stride`` slots behind the last.  ``mask``: the address of what is added to the
-    scores, (rows, queries of heads that share keys, length)."""
+    ``rows`` rows, over ``length`` slots from ``begin`` on, or over those at the address ``chosen``,
+    counted from ``begin``; each row reads ``stride`` slots behind the last.  ``mask``: the address
+    of what is added to the scores, (rows, queries of heads that share keys, length)."""
 
     _fields_ = (
         *((each, ctypes.c_int64) for each in ("first", "count", "rows")),

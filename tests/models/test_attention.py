@@ -165,3 +165,19 @@ def test_casting_a_whole_network_keeps_its_frequencies(checkpoints: Path) -> Non
     (ids,) = ids_of(200)
     with torch.inference_mode():
         assert torch.equal(cast.hf(ids).logits, exact.hf(ids).logits)
+
+
+def test_a_base_gets_no_options_that_are_not_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[dict[str, Any]] = []
+
+    def base(module: Any, q: Any, k: Any, v: Any, mask: Any, **options: Any) -> Any:
+        given.append(options)
+        return q.transpose(1, 2), None
+
+    monkeypatch.setattr("dllm.models.attention._base", lambda name, module: base)
+    x, segments = torch.zeros(1, 2, 3, 4), [Segment(slice(0, 3), slice(0, 3))]
+    attend(
+        torch.nn.Module(), x, x, x, None, base="eager", scaling=1.0, segments=segments,
+        scored=torch.tensor([2]), position_ids=torch.arange(3)[None],
+    )  # fmt: skip
+    assert given == [{"scaling": 1.0, "dropout": 0.0, "is_causal": False}]
