@@ -1,8 +1,8 @@
 """Which settings make up the curve of a sampler: one knob each, from slow and safe to fast.
 
-The table names the knob of every sampler.  One that is not in it is swept over the first of its
-arguments that `BY_FIELD` knows, and a part that only says where to commit or what to think of the
-predictions, over the threshold it is combined with: so new ones and those of third parties appear.
+A sampler is swept over the first of its arguments that `BY_FIELD` knows, and a part that only says
+where to commit or what to think of the predictions, over the threshold it is combined with: so new
+ones and those of third parties appear.  `KNOBS` has those for which that is not right.
 """
 
 import re
@@ -37,21 +37,15 @@ class Knob:
 
 
 KNOBS: dict[str, Knob] = {
-    "llada": Knob("llada(steps={})", SHARES),
-    "dream": Knob("dream(steps={})", SHARES),
     "random": Knob("random+llada(steps={})", SHARES),
     "margin": Knob("margin+llada(steps={})", SHARES),
     "neg_entropy": Knob("neg_entropy+llada(steps={})", SHARES),
     "fixed": Knob("fixed(n={})", (1, 2, 4, 8)),
-    "threshold": Knob("threshold(tau={})", TAUS),
     "factor": Knob("factor(factor={})", (0.1, 0.25, 0.5, 1.0, 1.5, 2.0)),
-    "eb": Knob("eb(gamma={})", (0.001, 0.01, 0.05, 0.1, 0.5, 1.0)),
     "dparallel": Knob("dparallel(tau={})", (0.01, 0.05, 0.1, 0.25, 0.5, 1.0)),
     "eotp": Knob("threshold(tau={})+eotp", TAUS),
-    "hierarchical": Knob("hierarchical(threshold={})", TAUS),
     "localleap": Knob("localleap(tau_r={})", (0.9, 0.8, 0.75, 0.6, 0.5, 0.3)),
     "r2": Knob("r2(spatial_threshold={})", (0.9, 0.8, 0.7, 0.6, 0.5)),
-    "ete": Knob("ete(tau={})", TAUS),
     "prophet": Knob(
         "prophet({})",
         ("early=15.0,mid=10.0,late=5.0", "early=7.5,mid=5.0,late=2.5",
@@ -61,14 +55,10 @@ KNOBS: dict[str, Knob] = {
     "lopa": Knob("lopa(threshold(tau={}))", TAUS),
 }  # fmt: skip
 BY_FIELD: dict[str, Sequence[Any]] = {
-    "tau": TAUS, "threshold": TAUS, "gamma": KNOBS["eb"].values, "steps": SHARES,
+    "tau": TAUS, "threshold": TAUS, "gamma": (0.001, 0.01, 0.05, 0.1, 0.5, 1.0), "steps": SHARES,
 }  # fmt: skip
 OPTIONS = ("steps", "block_length", "eos_policy")  # arguments that are meant for samplers
-WITHOUT = {  # registered parts that have no curve of their own, and why
-    "blocks": "the window of every sampler that brings no other",
-    "prob": "the score of every sampler that brings no other",
-    "eos": "the end of every sampler that brings no other",
-}
+WITHOUT = ("blocks", "prob", "eos")  # no curve of their own: parts of all that bring no other
 
 
 def samplers_with_curves() -> list[str]:
@@ -87,7 +77,7 @@ def curve(name: str, canvas: int) -> list[str]:
 
 
 def _derived(part: Info) -> Knob:
-    """The knob of a sampler that the table does not know."""
+    """The knob of a sampler that `KNOBS` does not know."""
     for argument, values in BY_FIELD.items():
         if argument in part.defaults:
             return Knob(f"{part.name}({argument}={{}})", values)
