@@ -94,10 +94,6 @@ class Record:
         value = getattr(self, name)
         return float(value if isinstance(value, float) else sum(value)) / self.examples
 
-    @property
-    def label(self) -> str:
-        return Setting(self.method, self.sampler, self.cache).label
-
 
 def fingerprint(model: DiffusionModel) -> str:
     """Tells checkpoints of one name apart: shapes and some values of every weight, and what kind
