@@ -17,9 +17,7 @@ from .parallel import NEVER, divergence
 
 @dataclass(frozen=True)
 class BlockSettings:
-    """``ends``: whether end tokens are learnt (OPDLM leaves them out)."""
-
-    ends: bool = True
+    """There is nothing to set.  End tokens are learnt, which OPDLM leaves out."""
 
 
 class Blocks(nn.Module):
@@ -35,15 +33,12 @@ class Blocks(nn.Module):
     ) -> dict[str, torch.Tensor]:  # fmt: skip
         """``loss`` of a batch."""
         generator = torch.Generator().manual_seed(int(seed))
-        facts = self.network.facts
-        own = torch.arange(ids.shape[1]) // (facts.block_length or 1)
+        own = torch.arange(ids.shape[1]) // (self.network.facts.block_length or 1)
         ratio = torch.rand(len(ids), int(own[-1]) + 1, generator=generator)[:, own]
         noise = torch.rand(ids.shape, generator=generator)
         masked = (order >= 0) & (noise < ratio).to(ids.device)
         noisy = torch.where(masked, self.network.mask_id, ids)
         learnt = masked & (order < NEVER)
-        if not self.settings.ends:
-            learnt &= ~torch.isin(ids, ids.new_tensor(facts.stop_token_ids))
         student = self.network.logits(noisy, valid, ids)[learnt]
         teacher = self.network.teacher_logits(ids, valid)[learnt]
         return {"loss": divergence(student, teacher, 1.0)}

@@ -46,7 +46,6 @@ class Alignment:
     window: int = 16
     far: int = 16
     alpha: float = 1.01
-    end_marker: int | None = None  # default: a spare row of the vocabulary, else the last token
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -54,9 +53,7 @@ class Alignment:
             raise ConfigError("rows, window, far and alpha must be at least 1")
 
     def marker_for(self, model: DiffusionModel) -> int:
-        """The id of the end marker: one that no text contains."""
-        if self.end_marker is not None:
-            return self.end_marker
+        """The id of the end marker: a spare row of the vocabulary, else its last token."""
         known = len(model.tokenizer) if model.tokenizer is not None else model.facts.vocab_size
         return min(known, model.facts.vocab_size - 1)
 

@@ -175,5 +175,5 @@ def finish(run: Loop, model: DiffusionModel, recipe: Distillation, folder: Path)
     else:
         network.snapshot().save_pretrained(folder)
     settings = {"objective": type(objective).__name__.lower(), "base": model.name}
-    settings |= asdict(recipe) | {"torch": str(__import__("torch").__version__)}
+    settings |= asdict(recipe) | {"torch": str(torch.__version__)}
     (folder / "recipe.json").write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
