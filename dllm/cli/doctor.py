@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +11,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from ..core.errors import INSTALL_EXTRA, DllmError, requirements
+from ..core import errors
+from ..core.errors import INSTALL_EXTRA, DllmError
 from .output import distribution_version, versions, waiting
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 GOOD, BAD, PLAIN = "ok", "problem", ""
 SIGNS = {GOOD: ("✓", "green"), BAD: ("✗", "red"), PLAIN: ("·", "dim")}
 DEVELOPMENT = ("test", "dev", "docs")  # extras that users need not hear about
-REQUIREMENT = re.compile(r"""^([A-Za-z0-9._-]+).*;.*extra == ["']([a-z]+)["']""")
 
 
 @dataclass(frozen=True)
@@ -150,10 +149,7 @@ def main_memory() -> tuple[int, int]:
 
 def extras() -> Iterator[Finding]:
     """Optional dependencies, as this distribution declares them."""
-    wanted: dict[str, list[str]] = {}
-    for requirement in requirements():
-        if result := REQUIREMENT.match(requirement):
-            wanted.setdefault(result[2], []).append(result[1])
+    wanted = errors.extras()
     if not wanted:
         yield Finding("extras", "unknown, because this copy of dllm is not installed")
     for extra, names in wanted.items():

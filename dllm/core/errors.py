@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, requires
 
@@ -78,21 +79,22 @@ def missing(what: str, extra: str, otherwise: str = "") -> ConfigError:
     return ConfigError(f"{what} is missing: {INSTALL_EXTRA.format(extra=extra)}{otherwise}")
 
 
-def requirements() -> list[str]:
-    """What this distribution asks for; nothing in a checkout that is not installed."""
-    try:
-        return requires("dllm") or []
-    except PackageNotFoundError:
-        return []
+def extras() -> dict[str, list[str]]:
+    """What each extra of this distribution brings; none in a checkout that is not installed."""
+    found: dict[str, list[str]] = {}
+    with suppress(PackageNotFoundError):
+        for line in requires("dllm") or ():
+            if match := re.match(r"(?!dllm\b)([\w.-]+).*;.*extra == ['\"](\w+)['\"]", line):
+                found.setdefault(match[2], []).append(match[1])
+    return found
 
 
 def missing_module(error: ModuleNotFoundError) -> ConfigError | None:
     """`missing` for a module that an extra of the installed package brings; None for others."""
     name = (error.name or "").partition(".")[0].replace("_", "-")
-    for line in requirements():
-        found = re.match(r"(?!dllm\b)([\w-]+).*extra == ['\"](\w+)['\"]", line)
-        if found and found[1].replace("_", "-") == name:
-            return missing(name, found[2])
+    for extra, brought in extras().items():
+        if name in [one.replace("_", "-") for one in brought]:
+            return missing(name, extra)
     return None
 
 

@@ -109,7 +109,7 @@ def test_extras_come_with_the_command_that_installs_them(monkeypatch: pytest.Mon
         "torch>=2.9", 'flash-attn>=2.7; extra == "flash"', "fastapi>=0.1; extra == 'serve'",
         'pytest>=8; extra == "test"', 'dllm[test]; extra == "dev"',
     ]  # fmt: skip
-    monkeypatch.setattr(module, "requirements", lambda: declared)
+    monkeypatch.setattr(errors, "requires", lambda name: declared)
     installed = {"fastapi": "0.9"}
     monkeypatch.setattr(module, "distribution_version", installed.get)
     flash, serve = module.extras()
