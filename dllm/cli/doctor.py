@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 GOOD, BAD, PLAIN = "ok", "problem", ""
 SIGNS = {GOOD: ("✓", "green"), BAD: ("✗", "red"), PLAIN: ("·", "dim")}
-DEVELOPMENT = ("test", "dev", "docs")  # extras that users need not hear about
+DEVELOPMENT = ("test", "dev", "docs", "browser", "clients")  # users need not hear about them
 
 
 @dataclass(frozen=True)
