@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 
 from ..core.config import FILTERS, Count, GenerationConfig, Number
 from ..core.declared import ANSWER, HOLES
-from .body import Body, Must, Refusals
+from .body import Body, Echoed, Must, Refusals
 from .problems import Problem
 from .wire import LONGEST_STOP, MOST_HOLES, SPEC, is_spec
 
@@ -120,19 +120,15 @@ ToolChoice = Annotated[
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 
-class CalledFunction(Body):
+class CalledFunction(Echoed):
     """Which tool was called; ``arguments`` is JSON."""
-
-    STRICT = False
 
     name: str
     arguments: str
 
 
-class ToolCall(Body):
+class ToolCall(Echoed):
     """A call that an answer made."""
-
-    STRICT = False
 
     id: str = ""
     type: Literal["function"] = "function"
@@ -140,11 +136,9 @@ class ToolCall(Body):
     function: CalledFunction
 
 
-class Message(Body):
+class Message(Echoed):
     """What somebody says.  ``tool_calls`` and ``reasoning_content`` are of answers,
     ``tool_call_id`` of what a tool returned."""
-
-    STRICT = False
 
     role: Role
     content: Content | None = None
@@ -206,10 +200,8 @@ class Asking(Body):
         return self.prompt or None if self.messages is None else conversation(self.messages)
 
 
-class Function(Body):
+class Function(Echoed):
     """A tool; ``parameters`` is a JSON schema."""
-
-    STRICT = False
 
     name: Annotated[
         str,
@@ -227,10 +219,8 @@ FunctionOnly = Annotated[
 ]
 
 
-class Tool(Body):
+class Tool(Echoed):
     """What an answer may call."""
-
-    STRICT = False
 
     type: FunctionOnly = "function"
     function: Function

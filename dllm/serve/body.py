@@ -131,6 +131,12 @@ class Body(BaseModel):
         return {name: getattr(self, name) for name in self.model_fields_set}
 
 
+class Echoed(Body):
+    """A part that clients send back as they got it, which may hold more than is read here."""
+
+    STRICT = False
+
+
 def _is_among(value: Any, harmless: Collection[Any]) -> bool:
     """Whether a JSON value is one of some: 1.0 is 1, and true is not."""
     return any(

@@ -24,7 +24,7 @@ from .bodies import (
     Values,
     parsed,
 )
-from .body import UNFIT, Body, Must
+from .body import UNFIT, Body, Echoed, Must
 from .http import event
 from .problems import Problem, unsupported
 from .replies import Choice, Reply, chat_logprobs, entries, figures, message, usage
@@ -37,11 +37,9 @@ LIKELY = "message.output_text.logprobs"
 Included = Literal["reasoning.encrypted_content", "message.output_text.logprobs"]
 
 
-class Item(Body):
+class Item(Echoed):
     """Of the input of ``/v1/responses``: a message, thoughts and calls of an answer before, and
     what a tool returned."""
-
-    STRICT = False
 
     type: Annotated[
         Literal["message", "reasoning", "function_call", "function_call_output"],
