@@ -313,6 +313,8 @@ class Forward:
             odds = self.uniform * options.signal / (1 - options.signal)
             drawn |= {"select": ids, "lowered": (ids, math.log1p(odds)),
                       "floor": 1 - options.signal}  # fmt: skip
+        if options.soft:  # rows of the embedding, not scaled
+            drawn["embeddings"] = lambda low, high: self.model.embedding.weight[low:high]
         result = token_statistics(
             hidden,
             self._head(options),
@@ -322,7 +324,6 @@ class Forward:
             uniforms=up.get("uniforms"),
             filters=options.filters,
             tempered=self._tempered,
-            embeddings=self._embeddings if options.soft else None,
             top=options.top,
             needs=options.needs,
             classes=options.classes,
@@ -335,11 +336,6 @@ class Forward:
                 at += len(job.asked)
                 job.soft = Soft(job.targets, result.soft[here])
         return result
-
-    def _embeddings(self, low: int, high: int) -> torch.Tensor:
-        """Rows of the embedding, not scaled."""
-        weight: torch.Tensor = self.model.embedding.weight[low:high]
-        return weight
 
     def _clean(
         self, options: RowOptions, hidden: torch.Tensor, result: TokenStatistics,

@@ -192,10 +192,6 @@ def attending(hf: PreTrainedModel, name: str) -> Iterator[None]:
         hf.config._attn_implementation = before
 
 
-def _register() -> None:
-    for base in BASES:
-        AttentionInterface.register(PREFIX + base, partial(attend, base=base))
-        AttentionMaskInterface.register(PREFIX + base, MASKS[base])
-
-
-_register()
+for _name in BASES:
+    AttentionInterface.register(PREFIX + _name, partial(attend, base=_name))
+    AttentionMaskInterface.register(PREFIX + _name, MASKS[_name])

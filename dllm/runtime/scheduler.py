@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from typing import Any, Self
 
-from ..core.canvas import Canvas
 from ..core.errors import FAILURES, CancelledError, DeadlineError, failure
 from ..engine.memory import PeakMemory
 from ..engine.work import Row, Step, Work
@@ -119,7 +118,10 @@ class Scheduler:
                 return done
             try:
                 canvas = request.canvas = request.canvas or request.make()
-                trace = self._trace(request, canvas) if request.traced else None
+                trace = None
+                if request.traced:
+                    names = request.recipe.sampler.spec, self.engine.cache_name, self.model.name
+                    trace = Trace.start(canvas, *names)
                 row = self.engine.admit(canvas, request.recipe)
             except FAILURES as error:
                 self.waiting.popleft()
@@ -136,10 +138,6 @@ class Scheduler:
                 self._finish(request)
                 done.append(request)
         return done
-
-    def _trace(self, request: Request, canvas: Canvas) -> Trace:
-        names = request.recipe.sampler.spec, self.engine.cache_name, self.model.name
-        return Trace.start(canvas, *names)
 
     def _finish(self, request: Request, step: Step | None = None) -> None:
         """Turn a finished canvas into a result; a tokenizer may refuse to."""

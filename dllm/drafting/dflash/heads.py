@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -83,13 +82,9 @@ class ConfidenceHead:
 
         def sure(previous: int, row: int) -> float:
             more = of_token @ self.first[previous] if len(of_token) else 0.0
-            return float(_sigmoid(of_row[row] + more))
+            return float(0.5 * (1 + np.tanh(0.5 * (of_row[row] + more))))  # does not overflow
 
         return sure
-
-
-def _sigmoid(x: Any) -> Any:
-    return 0.5 * (1 + np.tanh(0.5 * x))  # does not overflow
 
 
 def _host(values: torch.Tensor) -> Floats:
