@@ -29,16 +29,13 @@ class TokenScores:
     top_logprobs: FloatArray
 
 
-def token_scores(
-    model: DiffusionModel, ids: IntArray, top: int = 1, how: Scoring | None = None
-) -> TokenScores:
+def token_scores(model: DiffusionModel, ids: IntArray, top: int, how: Scoring) -> TokenScores:
     """Scores of the tokens ``ids`` (n,).
 
     A diffusion model is asked once per token, with what follows masked: the estimator
     "left_to_right" of `dllm.score`, whose sum over any part of the text is that part's likelihood
     given what stands before it.  An autoregressive one takes one forward.
     """
-    how = how or Scoring()
     if len(ids) > model.facts.context_length:
         raise PromptError(
             f"the text has {len(ids)} tokens, the context {model.facts.context_length}: shorten it"

@@ -196,16 +196,13 @@ def answering(
                 )
         begun = len(draft)
         length = begun + recipe.first_length(facts, len(ids), begun, cap - begun)
-        make = partial(_canvas, model, config, ids, draft, max(length, least), cap, fixed)
+        size = max(length, least)
+        make = partial(_canvas, model, config, ids, draft, size, cap, fixed)
         if recipe.format is not None:
             _check_room(recipe, make(0))
-        for i in range(n):
-            size = max(length, least)
-            requests.append(
-                Request(
-                    len(requests), partial(make, first + i), recipe, len(ids) + size, size, trace
-                )
-            )
+        for row in range(first, first + n):
+            index, positions = len(requests), len(ids) + size
+            requests.append(Request(index, partial(make, row), recipe, positions, size, trace))
     return requests
 
 
