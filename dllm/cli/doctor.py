@@ -44,8 +44,7 @@ def doctor(
         bool, typer.Option("--selftest", help="Compare what can be compared on this machine.")
     ] = False,
     compile_kernels: Annotated[
-        bool,
-        typer.Option("--compile", help="Compile faster kernels for this processor, once."),
+        bool, typer.Option("--compile", help="Compile faster kernels for this processor, once.")
     ] = False,
 ) -> None:
     """Report versions, devices and extras, and whether a model fits.

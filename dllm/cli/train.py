@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     from ..train.trajectories import Question
 
 train_app = typer.Typer(
-    help="Train drafters, and adapt diffusion models.",
-    no_args_is_help=True,
-    add_completion=False,
+    help="Train drafters, and adapt diffusion models.", no_args_is_help=True, add_completion=False
 )
 # Options of the help page; --help-all has all.
 SHOWN = (

@@ -37,12 +37,7 @@ def score(
     model: Any, prompt: OnePrompt, continuation: OnePrompt, *, chat: bool | None = None, **how: Any
 ) -> Score: ...
 def score(
-    model: Any,
-    prompt: Any,
-    continuation: Any,
-    *,
-    chat: bool | None = None,
-    **how: Any,
+    model: Any, prompt: Any, continuation: Any, *, chat: bool | None = None, **how: Any
 ) -> Any:
     """A lower bound of log p(continuation | prompt), with its standard error, as a `Score`.
 

@@ -59,11 +59,7 @@ DREAM = Family(
     chat_template=CHAT_TEMPLATE,
     releases={
         152064: Release(
-            facts={
-                "mask_token_id": 151666,
-                "eos_token_id": 151643,
-                "pad_token_id": 151643,
-            },
+            facts={"mask_token_id": 151666, "eos_token_id": 151643, "pad_token_id": 151643},
             tokens={
                 "<|endoftext|>": 151643,
                 "<|im_start|>": 151644,

@@ -199,7 +199,7 @@ ELSEWHERE = {
     **dict.fromkeys(
         ("MDLM", "BD3LM", "SEDD"),
         "it is a diffusion transformer with adaptive norms, and transformers has no class for it",
-    ),
+    )
 }
 
 

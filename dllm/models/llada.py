@@ -100,11 +100,7 @@ LLADA = Family(
     replace_chat_template=True,
     releases={
         126464: Release(
-            facts={
-                "mask_token_id": 126336,
-                "eos_token_id": 126081,
-                "pad_token_id": 126081,
-            },
+            facts={"mask_token_id": 126336, "eos_token_id": 126081, "pad_token_id": 126081},
             tokens={
                 "<|startoftext|>": 126080,
                 "<|endoftext|>": 126081,

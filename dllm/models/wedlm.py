@@ -41,10 +41,7 @@ WEDLM_QWEN2 = Family(
     mask_kind="decided_first",
     end_of_turn="<|im_end|>",
     tokenizer_class="Qwen2Tokenizer",
-    checkpoints=(
-        Published("tencent/WeDLM-7B-Base"),
-        Published("tencent/WeDLM-7B-Instruct"),
-    ),
+    checkpoints=(Published("tencent/WeDLM-7B-Base"), Published("tencent/WeDLM-7B-Instruct")),
     verified=VERIFIED,
 )
 WEDLM = Family(
@@ -56,10 +53,7 @@ WEDLM = Family(
     mask_kind="decided_first",
     end_of_turn="<|im_end|>",
     tokenizer_class="Qwen2Tokenizer",
-    checkpoints=(
-        Published("tencent/WeDLM-8B-Base"),
-        Published("tencent/WeDLM-8B-Instruct"),
-    ),
+    checkpoints=(Published("tencent/WeDLM-8B-Base"), Published("tencent/WeDLM-8B-Instruct")),
     verified=VERIFIED,
     note="Decode with `sampler='wedlm', cache='wedlm'`.  Where a checkpoint states no mask "
     "token, Tencent's engine takes id 151665: pass `mask_token_id=151665`.",

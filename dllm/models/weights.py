@@ -20,11 +20,7 @@ from .fields import FACTS
 from .headers import check_headers, lacking, misshapen
 from .quiet import logging
 
-DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 ARGUMENTS = ("dtype", "device", "device_map", "attn_implementation", "quantization_config",
              "revision", "family", "tokenizer")  # fmt: skip
 OPTIONS = ("max_memory", "offload_folder", "offload_buffers", "distributed_config", "tp_plan",

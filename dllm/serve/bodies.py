@@ -87,8 +87,7 @@ Holed = Annotated[
          lambda value: value.count("[[") <= MOST_HOLES),
 ]  # fmt: skip
 Continuation = Annotated[
-    str | Annotated[list[str], Several],
-    Must(f"a string or 1 to {MOST_TEXTS} strings"),
+    str | Annotated[list[str], Several], Must(f"a string or 1 to {MOST_TEXTS} strings")
 ]
 Content = Annotated[
     str | Annotated[list[Part], Field(fail_fast=True)],
@@ -101,8 +100,7 @@ Choice = Annotated[
     Must(f"a list of 1 to {MOST_CHOICES_OF_TEXT} strings"),
 ]  # fmt: skip
 Values = Annotated[
-    dict[str, Any],
-    Must(f"an object of at most {LONGEST_FORM} characters", _is_schema),
+    dict[str, Any], Must(f"an object of at most {LONGEST_FORM} characters", _is_schema)
 ]
 ResponseFormat = Annotated[
     dict[str, Any],
@@ -214,8 +212,7 @@ class Function(Echoed):
 
 
 FunctionOnly = Annotated[
-    Literal["function"],
-    Must('"function", a tool that the client runs (this server runs none)'),
+    Literal["function"], Must('"function", a tool that the client runs (this server runs none)')
 ]
 
 

@@ -85,7 +85,4 @@ def _check_sudoku(example: Example, text: str) -> bool:
     return boxes and kept
 
 
-TASKS = (
-    Task("latin", _draw_latin, _check_latin),
-    Task("sudoku", _draw_sudoku, _check_sudoku),
-)
+TASKS = (Task("latin", _draw_latin, _check_latin), Task("sudoku", _draw_sudoku, _check_sudoku))

@@ -191,10 +191,7 @@ def _or(tensor: torch.Tensor | None, other: torch.Tensor) -> torch.Tensor:
 
 
 def token_statistics(
-    hidden: torch.Tensor,
-    head: Head,
-    options: Options,
-    inputs: Inputs,
+    hidden: torch.Tensor, head: Head, options: Options, inputs: Inputs
 ) -> TokenStatistics:
     """As `dllm.kernels.statistics.token_statistics`."""
     linear = plain_linear(head)
@@ -218,11 +215,7 @@ def token_statistics(
     )  # fmt: skip
 
 
-def logits_statistics(
-    logits: torch.Tensor,
-    options: Options,
-    inputs: Inputs,
-) -> TokenStatistics:
+def logits_statistics(logits: torch.Tensor, options: Options, inputs: Inputs) -> TokenStatistics:
     """As `dllm.kernels.statistics.logits_statistics`."""
     logits = logits[:, : inputs.vocab_size]
     rows, size = logits.shape

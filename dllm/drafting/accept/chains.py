@@ -79,11 +79,7 @@ class Ratio(AcceptRule):
         return Outcome(path, rows.draw(rows.distribution(len(draft) - 1), len(draft) - 1))
 
 
-@register(
-    "block",
-    paper="Block Verification Accelerates Speculative Decoding",
-    arxiv="2403.10444",
-)
+@register("block", paper="Block Verification Accelerates Speculative Decoding", arxiv="2403.10444")
 @dataclass
 class Block(AcceptRule):
     """Judge the sampled chain as a whole: never accepts fewer tokens than `ratio` on average."""
