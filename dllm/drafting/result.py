@@ -71,7 +71,6 @@ class SpeculativeResult(Result):
         return {name: value / total for name, value in seconds.items()}
 
     def footer(self) -> str:
-        """One line of figures."""
         lossy = f" · LOSSY rule {self.rule}: {self.deviations} tokens are not the verifier's"
         return (
             f"{len(self.tokens)} tokens · {self.nfe} verifier forwards · "

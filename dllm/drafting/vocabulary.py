@@ -13,7 +13,7 @@ import numpy as np
 from ..core.canvas import IntArray
 from ..core.errors import ConfigError
 from ..request.prompts import encode_text
-from .base import EMPTY, Budget, Draft, Drafter, Drafting, DraftRequest, Feedback, chain
+from .base import EMPTY, Budget, Draft, Drafter, Drafting, DraftRequest, chain
 
 PROBE = "def f(x):\n    return x ** 2  # naïve\n你好，世界 3.14159 1234567\t\t  \n👩‍🚀 Straße ΑΒΓ"
 TAIL = 12  # committed tokens of the verifier that are encoded again with a draft
@@ -137,6 +137,8 @@ class Retokenizing(Drafter):
 
 
 class _Retokenizing(Drafting):
+    """The inner drafter is told of no outcome: accepted lengths count in other tokens."""
+
     def __init__(self, part: Retokenizing, inner: Drafting) -> None:
         self.part, self.inner = part, inner
 
@@ -168,9 +170,6 @@ class _Retokenizing(Drafting):
             return []
         fresh = ids[len(again) :]
         return fresh[:-1] if len(fresh) > 1 else fresh
-
-    def observe(self, feedback: Feedback) -> None:
-        """Accepted lengths count in other tokens: the inner drafter is told nothing."""
 
     def close(self) -> None:
         self.inner.close()

@@ -56,12 +56,10 @@ class Row(AnyRow):
 
     @property
     def size(self) -> int:
-        """Slots it owns, or needs."""
         return self.lanes * self.capacity
 
     @property
     def cost(self) -> int:
-        """Token positions that its planned step feeds to the model."""
         jobs = self.jobs
         return jobs[0].size if len(jobs) == 1 else sum([job.size for job in jobs])
 
@@ -107,7 +105,6 @@ class Row(AnyRow):
             self.slots, self.previous = self.slots.fresh(canvas.length), None
 
     def restart(self) -> None:
-        """Forget everything since the admission."""
         self.canvas.become(self.fresh.fork())
         self.capacity = len(self.canvas.tokens)
         self.slots = self.slots.fresh(self.capacity)

@@ -75,7 +75,6 @@ class Reader(Base):
             raise ConfigError(f"the schema is not well formed: {one_line(error)}") from None
 
     def value(self, schema: Any, path: str) -> Part:
-        """The texts of a schema; remembered."""
         self.parts += 1
         if self.parts > MOST_PARTS:
             raise TooLarge(f"has more than {MOST_PARTS:,} parts: allow less")
@@ -172,7 +171,6 @@ class Reader(Base):
         return target
 
     def followed(self, parts: Sequence[Any], rest: Schema, path: str) -> Part:
-        """The schema of all ``parts`` and ``rest`` together, references followed."""
         opened = len(self.open)
         try:
             todo, schema = list(parts), dict(rest)
@@ -266,7 +264,6 @@ class Reader(Base):
         return reader
 
     def target(self, schema: Any, path: str) -> Schema:
-        """What a schema that is a reference stands for."""
         for _ in range(8):
             if isinstance(schema, Mapping) and "$ref" in schema:
                 schema = self.resolve(schema["$ref"], path)
