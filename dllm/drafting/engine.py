@@ -86,7 +86,6 @@ class SpeculativeEngine(Work[DraftedRow, Step]):
         return not row.recipe.outside
 
     def admit(self, canvas: Canvas, recipe: DraftedRecipe, held: bool = False) -> DraftedRow | None:
-        """Take a text in; None when there is no room for it now."""
         with self._lock:
             self.must_fit(recipe, len(canvas.tokens))
             row = DraftedRow(canvas, recipe, canvas.fork(), held=held)
@@ -97,10 +96,10 @@ class SpeculativeEngine(Work[DraftedRow, Step]):
             self.verifier.prefixes.allow(tokens)
 
     def _allot(self, row: DraftedRow) -> bool:
-        if self._most is not None and self.takes_room(row):
-            if self.used + row.size > self._most:
+        if self.positions is not None and self.takes_room(row):
+            if self.used + row.size > self.positions:
                 return False
-            self.verifier.prefixes.shrink(self._most - self.used - row.size)
+            self.verifier.prefixes.shrink(self.positions - self.used - row.size)
         row.open(self.verifier)
         return True
 

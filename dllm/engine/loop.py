@@ -163,9 +163,9 @@ class Engine(Work[Row, Step]):
         if not self.cache.stores:
             return True
         if self.forward.buffer is None:
-            self.forward.allot(self._slots or row.size, self._most or 1 << 62)
-        if self._most is not None and self.prefixes.kept:
-            self.prefixes.shrink(self._most - self.used - row.size)
+            self.forward.allot(self._slots or row.size, self.positions or 1 << 62)
+        if self.positions is not None and self.prefixes.kept:
+            self.prefixes.shrink(self.positions - self.used - row.size)
         assert self.forward.buffer is not None  # growing takes both sizes for a moment
         take = partial(self.forward.buffer.allocate, row.size)
         base = self.prefixes.make_room(take) if self.prefixes.kept else take()
@@ -198,7 +198,11 @@ class Engine(Work[Row, Step]):
                     f"cache={self.cache.name!r} stores nothing for other texts to go on from: pass "
                     f"cache={own!r}, or leave prefix_cache_tokens out"
                 )
-            super().prefix_cache_tokens(tokens)
+            if tokens:
+                raise ConfigError(
+                    f"{self.model.name} computes the keys and values of a prompt anew for every "
+                    "text, because they depend on what follows: leave prefix_cache_tokens out"
+                )
 
     def _reuse(self, row: Row) -> None:
         """Give a row the keys and values of what its prompt has in common with a kept text."""
@@ -264,7 +268,7 @@ class Engine(Work[Row, Step]):
             elif outgrown:
                 self._fail(outgrown[0], ConfigError(
                     f"the text needs {outgrown[0].lanes * outgrown[0].canvas.length} positions of "
-                    f"keys and values, the pool holds {self._most}: pass a smaller "
+                    f"keys and values, the pool holds {self.positions}: pass a smaller "
                     "max_new_tokens, or raise max_positions"
                 ))  # fmt: skip
                 return
@@ -300,7 +304,7 @@ class Engine(Work[Row, Step]):
         self.prefixes.shrink(0)
         buffer = self.forward.buffer
         if buffer is not None and not buffer.complete:
-            self.forward.allot(max(1, sum(row.size for row in self.live)), self._most)
+            self.forward.allot(max(1, sum(row.size for row in self.live)), self.positions)
             for row in self.live:
                 assert self.forward.buffer is not None
                 row.base = self.forward.buffer.allocate(row.size)

@@ -107,10 +107,10 @@ class Flight(Generic[R]):
 class Work(Generic[R, S]):
     """Rows that take their steps together, as many of them at a time as there is room for.
 
-    ``max_batch_size``: most rows at a time; ``most``: most positions of keys and values that they
-    may own, None without bound; ``max_batch_tokens``: most token positions of one forward, more are
-    cut into micro-batches of whole rows.  It may be called from several threads, one at a time:
-    calls wait for one another.
+    ``max_batch_size``: most rows at a time; ``most``, kept as ``positions``: most positions of keys
+    and values that they may own, None without bound; ``max_batch_tokens``: most token positions of
+    one forward, more are cut into micro-batches of whole rows.  It may be called from several
+    threads, one at a time: calls wait for one another.
     """
 
     cache_name = ""
@@ -121,10 +121,9 @@ class Work(Generic[R, S]):
     def __init__(
         self, model: Any, max_batch_size: int | None, most: int | None, max_batch_tokens: int | None
     ) -> None:
-        self.model, self.max_batch_tokens = model, max_batch_tokens
-        self.max_batch_size = max_batch_size
+        self.model, self.max_batch_size = model, max_batch_size
+        self.max_batch_tokens, self.positions = max_batch_tokens, most
         self.live: list[R] = []
-        self._most = most
         self._waiting: deque[R] = deque()  # rows that gave their memory back
         self._flights: deque[Flight[R]] = deque()  # forwards under way, the oldest first
         self._room_again = False
@@ -194,11 +193,7 @@ class Work(Generic[R, S]):
         """Keep up to ``tokens`` tokens of texts that are complete, with their keys and values, for
         texts that begin like them; 0: none, None: as the engine thinks best.  Raises `ConfigError`
         where a prefix's depend on what follows it."""
-        if tokens:
-            raise ConfigError(
-                f"{self.model.name} computes the keys and values of a prompt anew for every text, "
-                "because they depend on what follows: leave prefix_cache_tokens out"
-            )
+        raise NotImplementedError
 
     # -- rows join and leave --------------------------------------------------------------------
 
@@ -206,11 +201,6 @@ class Work(Generic[R, S]):
     def used(self) -> int:
         """Positions of keys and values that rows own."""
         return sum(row.size for row in self.live if self.takes_room(row)) if self.stores else 0
-
-    @property
-    def positions(self) -> int | None:
-        """Positions that rows may own, None without bound."""
-        return self._most
 
     @property
     def room(self) -> float:
@@ -224,10 +214,10 @@ class Work(Generic[R, S]):
         that can never be admitted."""
         self.check(recipe)
         size = recipe.owned * length
-        if self.stores and self._most is not None and size > self._most:
+        if self.stores and self.positions is not None and size > self.positions:
             raise ConfigError(
                 f"the row needs {size} positions of keys and values, the pool holds "
-                f"{self._most}: shorten prompt or answer, or raise max_positions"
+                f"{self.positions}: shorten prompt or answer, or raise max_positions"
             )
 
     def _join(self, row: R) -> bool:
