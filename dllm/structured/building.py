@@ -9,13 +9,12 @@ from ..core.errors import ConfigError
 from .automaton import Automaton
 from .compiling import Refused
 from .format import Format
-from .judged import Judged, judged
+from .judged import REMEMBERED, Judged, judged
 from .literals import Literals
 from .source import Source, encoded
 from .vocabulary import Vocabulary, vocabulary_of
 from .worker import RefusedError, Worker
 
-REMEMBERED = 64  # structures
 WORKER = Worker()
 
 
@@ -60,21 +59,13 @@ def _facts(model: Any) -> tuple[Vocabulary, tuple[tuple[int, ...], int, int]]:
     return vocabulary, (tuple(facts.stop_token_ids), -1 if pad is None else pad, facts.vocab_size)
 
 
-@lru_cache(REMEMBERED)
-def _judge(
-    text: str, vocabulary: Vocabulary, stop_ids: Sequence[int], pad_id: int, size: int,
-    shortest: bytes | None,
-) -> Judged | None:  # fmt: skip
-    return judged(json.loads(text), vocabulary, size, stop_ids, pad_id, shortest)
-
-
 def _judged(model: Any, error: RefusedError) -> Judged | None:
     """What llguidance makes of a source that was refused; None where it does not read it, or reads
     it otherwise."""
     if error.told.source is None:
         return None
     vocabulary, facts = _facts(model)
-    return _judge(error.told.source, vocabulary, *facts, error.told.shortest)
+    return judged(error.told.source, vocabulary, *facts, error.told.shortest)
 
 
 def format_of(

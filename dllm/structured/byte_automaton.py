@@ -247,10 +247,9 @@ def combined(
     where there are none."""
     number, pairs, rows = {(a.start, b.start): 0}, [(a.start, b.start)], list[list[Edge]]()
     for x, y in pairs:  # which grows
-        mine = [(low, high, target) for low, high, target in a.edges[x]]
         other = [(low, high, -1 - target) for low, high, target in b.edges[y]] if y >= 0 else []
         row: list[Edge] = []
-        for low, high, targets in _split(mine + other):
+        for low, high, targets in _split(a.edges[x] + other):
             left = next((t for t in targets if t >= 0), -1)
             right = next((-1 - t for t in targets if t < 0), -1)
             if left < 0 or (right < 0 and not without):

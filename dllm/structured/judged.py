@@ -19,9 +19,9 @@ from ..core.canvas import PATH, Canvas
 from ..core.errors import ConfigError
 from .automaton import IntArray
 from .joint import Float64Array
-from .source import Source
 from .vocabulary import Vocabulary
 
+REMEMBERED = 64  # structures
 TOP = 16  # tokens per position that are tried
 WIDTH = 3  # texts that are followed at once
 UNLIKELIER = 3.0  # nats that other tokens lie below the least likely of these
@@ -357,13 +357,15 @@ def _tokenizer(vocabulary: Vocabulary, size: int, stop: int) -> tuple[Any, _Toke
     return guidance.LLTokenizer(guidance.TokenizerWrapper(tokens)), tokens
 
 
+@lru_cache(REMEMBERED)
 def judged(
-    source: Source, vocabulary: Vocabulary, size: int, stops: Sequence[int], pad: int,
+    text: str, vocabulary: Vocabulary, stops: Sequence[int], pad: int, size: int,
     shortest: bytes | None,
 ) -> Judged | None:  # fmt: skip
-    """A source that llguidance reads, a grammar in Lark; None where it is not installed, does not
-    read it, or where no text of it is found.  ``shortest``: a text of it, if one is known."""
-    ((kind, value),) = source.items()
+    """A source, as JSON, that llguidance reads, a grammar in Lark; None where it is not installed,
+    does not read it, or where no text of it is found.  ``shortest``: a text of it, if one is known.
+    """
+    ((kind, value),) = json.loads(text).items()
     try:
         guidance = importlib.import_module("llguidance")
     except ImportError:

@@ -17,6 +17,7 @@ from dllm.structured.byte_automaton import Budget
 from dllm.structured.judged import TOP, Judged, Witness, judged
 from dllm.structured.parts import shortest
 from dllm.structured.plain import plain
+from dllm.structured.source import encoded
 from dllm.structured.vocabulary import Vocabulary
 
 from ..thin import covering, slow, some
@@ -50,7 +51,8 @@ def form_of(source: dict[str, Any]) -> Judged:
     }
     budget = Budget()
     part = compiling.Compiler(1).part(source)
-    form = judged(plain(source), VOCABULARY, len(PIECES) + 1, (STOP,), PAD, shortest(part, budget))
+    text = encoded(plain(source))
+    form = judged(text, VOCABULARY, (STOP,), PAD, len(PIECES) + 1, shortest(part, budget))
     assert form is not None
     return form
 
