@@ -171,6 +171,24 @@ def test_lines_of_another_form_are_refused(tmp_path: Path) -> None:
         list(data.read_answers(file))
 
 
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [(b'{"ids": [1], "answer": 0}\n"\xff"\n', "utf-8"), (b"[" * 100_000, "line 1 of"),
+     (b"\n", "holds no answers")],
+)  # fmt: skip
+def test_files_that_hold_no_answers_are_refused(tmp_path: Path, content: bytes, why: str) -> None:
+    file = tmp_path / "x.jsonl"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match=why):
+        list(data.read_answers(file))
+
+
+def test_blank_lines_and_byte_order_marks_are_passed_over(tmp_path: Path) -> None:
+    file = tmp_path / "x.jsonl"
+    file.write_bytes(b'\xef\xbb\xbf{"ids": [1, 2], "answer": 1}\n\n')
+    assert [answer.ids for answer in data.read_answers(file)] == [(1, 2)]
+
+
 def test_a_walk_goes_on_behind_the_first_wrong_draft() -> None:
     answer = data.Answer((9, 9, 1, 2, 3, 4, 5, 6), 2)
     drafts = torch.tensor([[2, 3, 0], [0, 0, 0], [0, 0, 0], [5, 6, 7], [0, 0, 0], [0, 0, 0]])

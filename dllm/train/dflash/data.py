@@ -61,7 +61,7 @@ def read_answers(path: Path, layers: Sequence[int] = ()) -> Iterator[Answer]:
     """The answers of a file, with their hidden states where those of ``layers`` are kept.  Raises
     `ConfigError` for a line of another form."""
     kept, at = kept_states(path, layers), 0
-    for ids, start in examples(path, '{"ids": [...], "answer": n}', answer_ids):
+    for ids, start in examples(path, "answers", '{"ids": [...], "answer": n}', answer_ids):
         yield Answer(ids, start, kept, at)
         at += len(ids) - 1
 

@@ -115,10 +115,9 @@ def read_data(verifier: DiffusionModel, file: Path) -> list[IntArray] | None:
         return encode(verifier, entry.get("messages") or entry["prompt"], None)
 
     prompts: list[IntArray] = []
-    for prompt in examples(file, '{"ids", "answer"}, {"prompt"} or {"messages"}', make):
+    form = '{"ids", "answer"}, {"prompt"} or {"messages"}'
+    for prompt in examples(file, "prompts or answers", form, make):
         if prompt is None:
             return None
         prompts.append(prompt)
-    if not prompts:
-        raise ConfigError(f"{file} is empty")
     return prompts
