@@ -137,8 +137,9 @@ def start(
     config = recipe.config(hf.config, mask)
     layers = list(config.target_layer_ids or [])
     split = Split.of(
-        [a for file in files for a in read_answers(file, layers)], recipe.held_out, recipe.evaluated
-    )
+        [a for file in files for a in read_answers(file, layers, hf)], recipe.held_out,
+        recipe.evaluated,
+    )  # fmt: skip
     same_recipe(folder, recipe)
     torch.manual_seed(recipe.schedule.seed)
     drafter = new_drafter(config)
