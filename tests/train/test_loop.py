@@ -17,7 +17,16 @@ from safetensors.torch import load_file
 from torch import nn
 
 from dllm.core.errors import ConfigError, DllmError, UnknownNameError
-from dllm.train.loop import SILENT, Loop, Report, Schedule, last_checkpoint, loop, resume
+from dllm.train.loop import (
+    SILENT,
+    Loop,
+    Report,
+    Schedule,
+    last_checkpoint,
+    loop,
+    resume,
+    same_recipe,
+)
 from dllm.train.processes import by_the_first, own_device, shared
 
 from ..thin import some
@@ -143,6 +152,15 @@ def test_a_full_disk_is_told_and_the_run_goes_on(tmp_path: Path, size: int) -> N
     resume(again)
     resume(whole)
     assert same(weights_of(whole), weights_of(again))
+
+
+def test_a_run_of_another_model_is_another_run(tmp_path: Path) -> None:
+    schedule = Schedule()
+    same_recipe(tmp_path, schedule)
+    same_recipe(tmp_path, schedule, "one")  # of an earlier version, which did not say
+    same_recipe(tmp_path, schedule, "one")
+    with pytest.raises(ConfigError, match="with another base"):
+        same_recipe(tmp_path, schedule, "other")
 
 
 def test_the_loss_of_held_out_batches_is_said_while_it_runs(tmp_path: Path) -> None:

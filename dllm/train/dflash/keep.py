@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from ...core.json_lines import write_whole
 from ..batches import padded
 from .data import kept_states, read_answers, stamp
 from .objective import Reader
@@ -30,4 +31,4 @@ def write_states(path: Path, reader: Reader, layers: Sequence[int], rows: int = 
                 kept = states[i, : len(answer.ids) - 1].contiguous().view(torch.int16)
                 kept.numpy().tofile(out)
             yield first + len(part)
-    label.write_text(json.dumps(about) + "\n", encoding="utf-8")
+    write_whole(label, json.dumps(about) + "\n")

@@ -140,7 +140,7 @@ def start(
         [a for file in files for a in read_answers(file, layers, hf)], recipe.held_out,
         recipe.evaluated,
     )  # fmt: skip
-    same_recipe(folder, recipe)
+    same_recipe(folder, recipe, verifier.name)
     torch.manual_seed(recipe.schedule.seed)
     drafter = new_drafter(config)
     if weights_from is None and recipe.init == "verifier":
