@@ -7,6 +7,7 @@ function of the objective: tokens per forward, accuracy.
 """
 
 import json
+import math
 import os
 import signal
 import threading
@@ -25,7 +26,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArgu
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.trainer_utils import SchedulerType
 
-from ..core.errors import ConfigError, DllmError, UnknownNameError
+from ..core.errors import ConfigError, DllmError, NumericError, UnknownNameError
 from ..core.json_lines import whole_lines, write_whole
 from ..models.precision import native_bfloat16
 from .processes import is_first, shared
@@ -129,6 +130,15 @@ class Loop(Trainer):
                 "folder"
             )
 
+    def _maybe_log_save_evaluate(self, loss: Any, norm: Any, *arguments: Any, **more: Any) -> None:
+        """Nothing is measured or saved of weights that the step made NaN."""
+        if not all(math.isfinite(number) for number in (loss, norm) if number is not None):
+            raise NumericError(
+                f"the loss or the gradient of step {self.state.global_step} is not finite: train "
+                "in another folder, with a lower learning rate"
+            )
+        super()._maybe_log_save_evaluate(loss, norm, *arguments, **more)
+
     def _save_checkpoint(self, *arguments: Any, **more: Any) -> None:
         try:
             super()._save_checkpoint(*arguments, **more)
@@ -160,6 +170,7 @@ def loop(
         eval_steps=schedule.evaluate_every or None, save_total_limit=2,
         logging_steps=report.log_every, remove_unused_columns=False, report_to=[*report.to],
         seed=schedule.seed, dataloader_pin_memory=False, disable_tqdm=True,
+        logging_nan_inf_filter=False,
     )  # fmt: skip
     try:
         run = Loop(
