@@ -251,6 +251,10 @@ def test_answers_fit_the_context(verifier: dllm.DiffusionModel, tmp_path: Path) 
     file = tmp_path / "answers.jsonl"
     assert list(write_answers(verifier, file, 2, prompts=prompts, max_new_tokens=200)) == [2]
     assert all(len(json.loads(line)["ids"]) <= 128 for line in file.read_text().splitlines())
+    more = [*prompts, np.arange(3, 9)]
+    assert list(write_answers(verifier, file, 3, prompts=more, max_new_tokens=4)) == [3]
+    with pytest.raises(ConfigError, match="answers other prompts"):
+        next(iter(write_answers(verifier, file, 3, prompts=more[::-1], max_new_tokens=4)))
 
 
 def small(steps: int, every: int = 5, **head: int) -> DFlashTraining:
