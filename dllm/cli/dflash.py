@@ -32,6 +32,13 @@ def setting(default: Any, text: str, panel: str, *names: str, **more: Any) -> An
     return option(default, text, panel, *names, show_default=True, **more)
 
 
+def unused(beside: str, options: dict[str, Any]) -> None:
+    """Refuse options that were given and would have no effect ``beside`` another."""
+    names = [name for name, value in options.items() if value is not None]
+    if names:
+        raise ConfigError(f"{beside} leaves nothing for {' and '.join(names)}: leave one out")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Reported:
     """What a training says, and to whom."""
@@ -72,7 +79,9 @@ class DFlash(Reported):
         "repeatable (default: it writes prompts itself).",
         DATA,
     )
-    answers: int = setting(6000, "Answers to prompts that the verifier writes.", DATA, min=1)
+    answers: int | None = setting(
+        None, "Answers to prompts that the verifier writes, default 6000.", DATA, min=1
+    )
     max_new_tokens: int = setting(200, "Maximum length of an answer in tokens.", DATA, min=8)
     online_hidden_states: bool = setting(
         False, "Compute the verifier's hidden states in every step instead of storing them.", DATA
@@ -93,7 +102,9 @@ class DFlash(Reported):
     draft_vocabulary: int = setting(
         0, "Size of the draft vocabulary, the most frequent tokens (0: all).", SHAPE, min=0
     )
-    init: str = setting("verifier", "Initial weights: verifier (its last layers) or random.", SHAPE)
+    init: str | None = setting(
+        None, "Initial weights: verifier (its last layers, the default) or random.", SHAPE
+    )
     weights_from: str | None = setting(
         None, "Drafter whose weights, head and vocabulary the run starts with.", SHAPE
     )
@@ -107,7 +118,9 @@ class DFlash(Reported):
         "cosine", "Learning-rate schedule of transformers, e.g. constant_with_warmup.", TRAINING
     )
     loss: str = setting("dpace", "Loss: dpace or decay.", TRAINING)
-    gamma: float = setting(4.0, "Decay rate for --loss decay.", TRAINING, min=0.1)
+    gamma: float | None = setting(
+        None, "Decay rate for --loss decay, default 4.", TRAINING, min=0.1
+    )
     soft: float = setting(0.5, "Weight of distillation (0: labels only).", TRAINING, min=0.0)
     head_rows: int = setting(6144, "Vocabulary rows used in the loss per step.", TRAINING, min=1)
     markov_rank: int = setting(0, "Rank of the Markov head (0: no head).", SHAPE, min=0)
@@ -129,10 +142,16 @@ def dflash(*, options: DFlash) -> None:
     from ..train.dflash.recipe import DFlashTraining, Schedule
 
     o, report = options, options.report()
+    if o.data:
+        unused("--data", {"--answers": o.answers})
+    if o.weights_from is not None:
+        unused("--weights-from", {"--init": o.init})
+    if o.loss != "decay":
+        unused(f"--loss {o.loss}", {"--gamma": o.gamma})
     recipe = DFlashTraining(
         o.layers, _numbers(o.target_layer_ids), o.block_size, o.mask_token_id, o.sliding_window,
-        o.init, o.held_out, draft_vocabulary=o.draft_vocabulary,
-        objective=Objective(o.loss, o.gamma, o.soft, o.head_rows, markov=o.markov_rank),
+        o.init or "verifier", o.held_out, draft_vocabulary=o.draft_vocabulary,
+        objective=Objective(o.loss, o.gamma or 4.0, o.soft, o.head_rows, markov=o.markov_rank),
         schedule=Schedule(o.steps, o.learning_rate, o.warmup, o.schedule, o.evaluate_every,
                           accumulate=o.accumulate, seed=o.seed, rows=o.rows, anchors=o.anchors),
     )  # fmt: skip
@@ -177,11 +196,12 @@ def _train(model: DiffusionModel, recipe: DFlashTraining, options: DFlash, repor
     from ..train.loop import machine_has_bf16, resume
     from ..train.processes import by_the_first, is_first
 
+    config = recipe.config(model.hf.config, mask_id(model, recipe.mask_token_id))
     files = dict(answer_files(model, options)) or {options.output / "answers.jsonl": None}
     for file, prompts in files.items():
         if prompts is None and options.data:
             continue
-        total = options.answers if prompts is None else len(prompts)
+        total = options.answers or 6000 if prompts is None else len(prompts)
         writing = write_answers(
             model, file, total, seed=options.seed, prompts=prompts,
             max_new_tokens=options.max_new_tokens, starters=STARTERS,
@@ -189,8 +209,7 @@ def _train(model: DiffusionModel, recipe: DFlashTraining, options: DFlash, repor
         for done in by_the_first(writing, options.device):
             note(f"{done}/{total} answers")
     if not options.online_hidden_states:
-        mask = mask_id(model) if recipe.mask_token_id is None else recipe.mask_token_id
-        keeping = keep_states([*files], model.hf, recipe.config(model.hf.config, mask))
+        keeping = keep_states([*files], model.hf, config)
         for done in by_the_first(keeping, options.device):
             if done % 512 == 0:
                 note(f"hidden states of {done} answers")

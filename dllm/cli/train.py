@@ -11,7 +11,7 @@ import typer
 
 from ..core.errors import ConfigError, UnknownNameError
 from . import dflash
-from .dflash import DATA, OUTPUT, TRAINING, Reported, resumable, setting
+from .dflash import DATA, OUTPUT, TRAINING, Reported, resumable, setting, unused
 from .inputs import read_lines
 from .options import everywhere, takes
 from .output import note
@@ -29,12 +29,6 @@ SHOWN = (
     "model prompts tasks answers steps rows rank "
     "learning_rate evaluate_every rounds recipe device seed output"
 ).split()
-
-
-def unused(beside: str, names: list[str]) -> None:
-    """Refuse options that would have no effect ``beside`` another."""
-    if names:
-        raise ConfigError(f"{beside} leaves nothing for {' and '.join(names)}: leave one out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +63,7 @@ def deer(*, options: Deer) -> None:
         seed=o.seed,
     )  # fmt: skip
     if o.prompts is not None:
-        unused("--prompts", ["--examples"] * (o.examples is not None))
+        unused("--prompts", {"--examples": o.examples})
         asked: list[str] = read_lines(o.prompts)
     else:
         asked = [question.prompt for question in task_questions(o.examples or 1000, o.seed)]
@@ -126,8 +120,7 @@ class Run(Reported):
         if self.prompts is None:
             held = task_questions(self.held_out, self.seed, tasks, "test")
         else:
-            given = {"--tasks": self.tasks, "--answers": self.answers}
-            unused("--prompts", [name for name, value in given.items() if value is not None])
+            unused("--prompts", {"--tasks": self.tasks, "--answers": self.answers})
             lines = [Question(line) for line in read_lines(self.prompts)]
             own, held = lines[: -self.held_out], lines[-self.held_out :]
             if not own:
@@ -224,7 +217,7 @@ class Conversion(Run):
     """Options of ``dllm train convert``."""
 
     mask_token_id: int | None = setting(
-        None, "Id of the mask token (default: an unused one).", TRAINING
+        None, "Id of the mask token (default: an unused one).", TRAINING, min=0
     )
     block: int = setting(4, "Tokens per block.", TRAINING, min=1)
     rounds: int = setting(4, "Rounds on its own answers.", TRAINING, min=1)

@@ -1,6 +1,7 @@
 """Files of JSON lines: those that users bring, and those that an interrupted run goes on with."""
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,13 @@ def check_same(where: str, there: Mapping[str, Any], wanted: Mapping[str, Any]) 
                 f"{where} was made with {name} {short(there.get(name))}, not {short(value)}: name "
                 "another file, or give the same settings"
             )
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that holds the old text or the new one, whatever happens meanwhile."""
+    new = path.with_name(f"{path.name}.{os.getpid()}")  # other processes may write theirs
+    new.write_text(text, encoding="utf-8")
+    new.replace(path)
 
 
 def whole_lines(path: Path) -> list[bytes]:

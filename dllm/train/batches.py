@@ -1,7 +1,6 @@
 """Examples of a file, and which of them make up the batch of a step: a function of seed and step,
 nothing else."""
 
-import json
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,26 +12,24 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
-from ..core.errors import ConfigError
+from ..core.errors import ConfigError, short
+from ..core.json_lines import read_json_lines
 
 Example = TypeVar("Example")
 POOL = 32  # batches that are drawn and sorted by length together
 
 
-def examples(path: Path, form: str, make: Callable[[Any], Example]) -> Iterator[Example]:
-    """What ``make`` makes of every line of a file of JSON lines.  Raises `ConfigError` for a line
-    that is not of the ``form``."""
-    try:
-        with path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
-                try:
-                    yield make(json.loads(line))
-                except (ValueError, KeyError, TypeError, AttributeError) as error:
-                    raise ConfigError(
-                        f"{path}, line {number}: expected {form}, not {line!r:.60} ({error!s:.80})"
-                    ) from error
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+def examples(path: Path, what: str, form: str, make: Callable[[Any], Example]) -> Iterator[Example]:
+    """What ``make`` makes of every line of a file of ``what``, as JSON lines.  Raises `ConfigError`
+    for a file without any, and for a line that is not of the ``form``."""
+    for where, entry in read_json_lines(path, what):
+        try:
+            yield make(entry)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            line = where.removesuffix(f" of {path}")
+            raise ConfigError(
+                f"{path}, {line}: expected {form}, not {short(entry)} ({error!s:.80})"
+            ) from error
 
 
 def answer_ids(entry: Any, vocabulary: int | None = None) -> tuple[tuple[int, ...], int]:

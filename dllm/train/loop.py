@@ -7,6 +7,7 @@ function of the objective: tokens per forward, accuracy.
 """
 
 import json
+import math
 import os
 import signal
 import threading
@@ -25,8 +26,8 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArgu
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.trainer_utils import SchedulerType
 
-from ..core.errors import ConfigError, DllmError, UnknownNameError
-from ..core.json_lines import whole_lines
+from ..core.errors import ConfigError, DllmError, NumericError, UnknownNameError
+from ..core.json_lines import whole_lines, write_whole
 from ..models.precision import native_bfloat16
 from .processes import is_first, shared
 
@@ -129,6 +130,15 @@ class Loop(Trainer):
                 "folder"
             )
 
+    def _maybe_log_save_evaluate(self, loss: Any, norm: Any, *arguments: Any, **more: Any) -> None:
+        """Nothing is measured or saved of weights that the step made NaN."""
+        if not all(math.isfinite(number) for number in (loss, norm) if number is not None):
+            raise NumericError(
+                f"the loss or the gradient of step {self.state.global_step} is not finite: train "
+                "in another folder, with a lower learning rate"
+            )
+        super()._maybe_log_save_evaluate(loss, norm, *arguments, **more)
+
     def _save_checkpoint(self, *arguments: Any, **more: Any) -> None:
         try:
             super()._save_checkpoint(*arguments, **more)
@@ -160,6 +170,7 @@ def loop(
         eval_steps=schedule.evaluate_every or None, save_total_limit=2,
         logging_steps=report.log_every, remove_unused_columns=False, report_to=[*report.to],
         seed=schedule.seed, dataloader_pin_memory=False, disable_tqdm=True,
+        logging_nan_inf_filter=False,
     )  # fmt: skip
     try:
         run = Loop(
@@ -231,12 +242,14 @@ def _readable(file: Path) -> bool:
         return False
 
 
-def same_recipe(folder: Path, recipe: Any, **free: Any) -> None:
-    """Write what determines a run into its folder, or raise `ConfigError` when another run is
-    there.  Only the fields in ``free`` may change between the parts of a run."""
-    file, settings = folder / RECIPE, json.loads(json.dumps(asdict(recipe)))
+def same_recipe(folder: Path, recipe: Any, base: str = "", **free: Any) -> None:
+    """Write what determines a run of the model ``base`` into its folder, or raise `ConfigError`
+    when another run is there.  Only the fields in ``free`` may change between the parts of a
+    run."""
+    about = {"base": base} if base else {}
+    file, settings = folder / RECIPE, json.loads(json.dumps(about | asdict(recipe)))
     if file.exists():
-        begun = json.loads(file.read_text(encoding="utf-8"))
+        begun = about | json.loads(file.read_text(encoding="utf-8"))
         if begun | free != settings | free:
             changed = ", ".join(sorted(k for k in begun | settings if k not in free
                                        and begun.get(k) != settings.get(k)))  # fmt: skip
@@ -245,9 +258,7 @@ def same_recipe(folder: Path, recipe: Any, **free: Any) -> None:
                 "folder or repeat its options"
             )
     folder.mkdir(parents=True, exist_ok=True)
-    new = file.with_suffix(f".{os.getpid()}")  # other processes of the run read it meanwhile
-    new.write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
-    new.replace(file)
+    write_whole(file, json.dumps(settings, indent=1) + "\n")
 
 
 class Progress(TrainerCallback):
@@ -262,7 +273,7 @@ class Progress(TrainerCallback):
         if state.is_world_process_zero and file.exists():
             entries = map(json.loads, whole_lines(file))
             kept = [e for e in entries if e["step"] <= state.global_step and "train_loss" not in e]
-            file.write_text("".join(json.dumps(e) + "\n" for e in kept), encoding="utf-8")
+            write_whole(file, "".join(json.dumps(e) + "\n" for e in kept))
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         logs: Mapping[str, Any] = kwargs.get("logs") or {}

@@ -9,6 +9,7 @@ needless}; optionally "text", the answer in words, and
 import json
 import os
 import random
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ import torch
 
 from ..api import generate
 from ..core.errors import ConfigError
+from ..core.json_lines import write_whole
 from ..drafting.api import speculate
 from ..eval.tasks import TASKS
 from ..models import DiffusionModel
@@ -108,20 +110,34 @@ def _write(
     questions: Sequence[Question], file: Path,
     decode: Callable[[Sequence[Question], int], Iterable[dict[str, Any]]],
 ) -> Iterator[int]:  # fmt: skip
-    """Append what ``decode`` makes of pieces of the questions, and note how many are done, and how
-    long the file then is: a piece that a killed run has begun to write is cut off."""
+    """Append what ``decode`` makes of pieces of the questions, and note how many are done, how long
+    the file then is, and what they ask: a piece that a killed run has begun to write is cut off.
+    Raises `ConfigError` for other questions."""
+
+    def asked() -> int:
+        return zlib.crc32(repr([question.prompt for question in questions[:done]]).encode())
+
+    def note() -> None:
+        write_whole(state, f"{done} {file.stat().st_size} {asked()}")
+
     file.touch()
-    state = file.with_suffix(".done")
-    done, size = map(int, state.read_text().split()) if state.exists() else (0, file.stat().st_size)
-    state.write_text(f"{done} {size}")
-    os.truncate(file, size)
+    state, size = file.with_suffix(".done"), file.stat().st_size
+    done, length, *of = map(int, state.read_text().split()) if state.exists() else (0, size)
+    if length > size:  # the answers were deleted
+        done = length = 0
+    if done and of not in ([], [asked()]):
+        raise ConfigError(
+            f"{file} answers other prompts: choose another folder or repeat its options"
+        )
+    os.truncate(file, length)
+    note()
     while done < len(questions):
         piece = questions[done : done + PIECE]
         lines = [json.dumps(entry) + "\n" for entry in decode(piece, done)]
         with file.open("a", encoding="utf-8") as out:
             out.writelines(lines)
         done += len(piece)
-        state.write_text(f"{done} {file.stat().st_size}")
+        note()
         yield done
 
 
@@ -146,10 +162,8 @@ def read_trajectories(path: Path, vocabulary: int | None = None) -> list[Traject
             raise ValueError(f"an order of {len(order)} steps for {len(ids) - start} answer tokens")
         return Trajectory(ids, start, order)
 
-    result = [*examples(path, '{"ids": [...], "answer": n, "order": [...]}', make)]
-    if not result:
-        raise ConfigError(f"{path} holds no answers: were all of them wrong?")
-    return result
+    form = '{"ids": [...], "answer": n, "order": [...]}'
+    return [*examples(path, "right answers", form, make)]
 
 
 class Batches(AnswerBatches):

@@ -64,6 +64,9 @@ def test_a_conversion_that_cannot_be_is_refused(
     ("parallel --model nano --prompts FILE --tasks copy --answers 3", "for --tasks and --answers"),
     ("parallel --model nano --rank 0 --dtype bfloat16", "leave --dtype out"),
     ("parallel --model nano --samples 2", "give --temperature"),
+    ("dflash --verifier nano-ar --data FILE --answers 3", "--data leaves nothing for --answers"),
+    ("dflash --verifier nano-ar --gamma 3", "--loss dpace leaves nothing for --gamma"),
+    ("dflash --verifier nano-ar --weights-from x --init random", "leaves nothing for --init"),
 ])  # fmt: skip
 def test_an_option_without_effect_is_refused(
     cli: Run, command: str, said: str, tmp_path: Path
@@ -84,6 +87,15 @@ def test_every_training_says_how_often_and_to_whom(cli: Run, command: str, tmp_p
     result = cli(*how, "--log-every", "1", "--report-to", "smoke-signals")
     assert result.exit_code == 2 and "unknown integration 'smoke-signals'" in result.stderr
     assert cli(*how, "--log-every", "0").exit_code == 2
+
+
+def test_a_mask_beyond_the_vocabulary_is_refused_before_answers_are_written(
+    cli: Run, tmp_path: Path
+) -> None:
+    result = cli("train", "dflash", "--verifier", "nano-ar", "--mask-token-id", "999",
+                 "-o", str(tmp_path))  # fmt: skip
+    assert result.exit_code == 2 and "mask_token_id 999 is no id of 528 tokens" in result.stderr
+    assert not [*tmp_path.iterdir()]
 
 
 def test_prompts_that_are_all_held_out_are_refused(cli: Run, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from dllm.train.dflash import data
 from dllm.train.dflash.card import curve, table
 from dllm.train.dflash.evaluate import matches, walk
 from dllm.train.dflash.generate import write_answers
+from dllm.train.dflash.keep import write_states
 from dllm.train.dflash.loss import FrozenHeadLoss, decay_weights, dpace_weights, sampled_rows
 from dllm.train.dflash.model import (
     BlockDrafter,
@@ -30,7 +31,7 @@ from dllm.train.dflash.model import (
     drafter_config,
     new_drafter,
 )
-from dllm.train.dflash.objective import Objective
+from dllm.train.dflash.objective import Objective, Reader
 from dllm.train.dflash.recipe import DFlashTraining, Schedule, finish, keep_states, mask_id, start
 from dllm.train.loop import resume
 from dllm.train.trajectories import task_questions
@@ -171,6 +172,52 @@ def test_lines_of_another_form_are_refused(tmp_path: Path) -> None:
         list(data.read_answers(file))
 
 
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [(b'{"ids": [1], "answer": 0}\n"\xff"\n', "utf-8"), (b"[" * 100_000, "line 1 of"),
+     (b"\n", "holds no answers")],
+)  # fmt: skip
+def test_files_that_hold_no_answers_are_refused(tmp_path: Path, content: bytes, why: str) -> None:
+    file = tmp_path / "x.jsonl"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match=why):
+        list(data.read_answers(file))
+
+
+def test_blank_lines_and_byte_order_marks_are_passed_over(tmp_path: Path) -> None:
+    file = tmp_path / "x.jsonl"
+    file.write_bytes(b'\xef\xbb\xbf{"ids": [1, 2], "answer": 1}\n\n')
+    assert [answer.ids for answer in data.read_answers(file)] == [(1, 2)]
+
+
+def test_kept_hidden_states_are_those_of_the_answers_and_the_verifier(
+    verifier: dllm.DiffusionModel, tmp_path: Path
+) -> None:
+    file, layers = tmp_path / "x.jsonl", [1, 3]
+    hf: Any = verifier.hf
+
+    def kept(hf: Any) -> list[int]:
+        return [*write_states(file, Reader(hf, layers), layers)]
+
+    def write(*answers: list[int]) -> None:
+        file.write_text("".join(json.dumps({"ids": ids, "answer": 2}) + "\n" for ids in answers))
+
+    write([5, 6, 7, 8], [9, 10, 11])
+    assert kept(hf) == [2] and kept(hf) == []
+    assert all(answer.file for answer in data.read_answers(file, layers, hf))
+    write([5, 6, 7, 9], [9, 10, 11])
+    assert not any(answer.file for answer in data.read_answers(file, layers, hf))
+    assert kept(hf) == [2] and kept(hf) == []
+    other = copy.deepcopy(hf)
+    other.get_output_embeddings().weight.data[0, 0] += 1
+    assert kept(other) == [2] and kept(hf) == [2]
+    (tmp_path / "x.states.json").write_text("")  # the disk was full
+    assert kept(hf) == [2]
+    write([5, 6, len(hf.get_input_embeddings().weight)])
+    with pytest.raises(ConfigError, match=r"line 1: .* is no id of"):
+        kept(hf)
+
+
 def test_a_walk_goes_on_behind_the_first_wrong_draft() -> None:
     answer = data.Answer((9, 9, 1, 2, 3, 4, 5, 6), 2)
     drafts = torch.tensor([[2, 3, 0], [0, 0, 0], [0, 0, 0], [5, 6, 7], [0, 0, 0], [0, 0, 0]])
@@ -204,6 +251,10 @@ def test_answers_fit_the_context(verifier: dllm.DiffusionModel, tmp_path: Path) 
     file = tmp_path / "answers.jsonl"
     assert list(write_answers(verifier, file, 2, prompts=prompts, max_new_tokens=200)) == [2]
     assert all(len(json.loads(line)["ids"]) <= 128 for line in file.read_text().splitlines())
+    more = [*prompts, np.arange(3, 9)]
+    assert list(write_answers(verifier, file, 3, prompts=more, max_new_tokens=4)) == [3]
+    with pytest.raises(ConfigError, match="answers other prompts"):
+        next(iter(write_answers(verifier, file, 3, prompts=more[::-1], max_new_tokens=4)))
 
 
 def small(steps: int, every: int = 5, **head: int) -> DFlashTraining:

@@ -16,8 +16,17 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from dllm.core.errors import ConfigError, DllmError, UnknownNameError
-from dllm.train.loop import SILENT, Loop, Report, Schedule, last_checkpoint, loop, resume
+from dllm.core.errors import ConfigError, DllmError, NumericError, UnknownNameError
+from dllm.train.loop import (
+    SILENT,
+    Loop,
+    Report,
+    Schedule,
+    last_checkpoint,
+    loop,
+    resume,
+    same_recipe,
+)
 from dllm.train.processes import by_the_first, own_device, shared
 
 from ..thin import some
@@ -143,6 +152,32 @@ def test_a_full_disk_is_told_and_the_run_goes_on(tmp_path: Path, size: int) -> N
     resume(again)
     resume(whole)
     assert same(weights_of(whole), weights_of(again))
+
+
+def test_a_step_that_breaks_the_weights_ends_the_run_and_is_not_saved(tmp_path: Path) -> None:
+    class Broken(Line):
+        calls = 0
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+            Broken.calls += 1
+            loss = super().forward(x, y)["loss"]
+            weight = self.linear.weight
+            if Broken.calls == 3:  # in step 2: adds 0, of which the gradient is none
+                loss = loss + (weight - weight.detach()).abs().sqrt().sum()
+            return {"loss": loss}
+
+    with pytest.raises(NumericError, match="of step 2 is not finite"):
+        resume(run_of(tmp_path, objective=Broken()))
+    assert last_checkpoint(tmp_path) is None
+
+
+def test_a_run_of_another_model_is_another_run(tmp_path: Path) -> None:
+    schedule = Schedule()
+    same_recipe(tmp_path, schedule)
+    same_recipe(tmp_path, schedule, "one")  # of an earlier version, which did not say
+    same_recipe(tmp_path, schedule, "one")
+    with pytest.raises(ConfigError, match="with another base"):
+        same_recipe(tmp_path, schedule, "other")
 
 
 def test_the_loss_of_held_out_batches_is_said_while_it_runs(tmp_path: Path) -> None:

@@ -86,6 +86,11 @@ def test_what_a_killed_run_has_half_written_is_written_anew(
         file.write(whole.read_text().splitlines()[-1] + '\n{"ids": [1, ')
     assert [*write_trajectories(model, asked, killed)] == [3]
     assert killed.read_text() == whole.read_text()
+    killed.unlink()  # by its user, who leaves the note of how far it was
+    assert [*write_trajectories(model, asked, killed)] == [2, 3]
+    assert killed.read_text() == whole.read_text()
+    with pytest.raises(ConfigError, match="answers other prompts"):
+        next(iter(write_trajectories(model, asked[::-1], killed)))
 
 
 def test_blocks_learn_what_the_causal_model_says_of_each_token() -> None:

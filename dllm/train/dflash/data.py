@@ -3,15 +3,18 @@
 ``*.jsonl``: one answer a line, {"ids": prompt and answer, "answer": where the answer starts}.
 Beside it, optionally, ``*.states``: for every token but the last the hidden states behind the
 target layers and the normed last one, bfloat16, in the order of the lines, and ``*.states.json``,
-which says of which layers; without them the verifier computes them while training.
+which says of which layers, answers and weights; without them the verifier computes them while
+training.
 """
 
+import hashlib
 import json
 import random
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,26 +45,40 @@ class Answer:
         return zlib.crc32(prompt.tobytes()) % share == 0
 
 
-def kept_layers(states: Path) -> list[int]:
-    """The layers whose hidden states a file holds; none when it is not there or not complete."""
-    label = states.with_suffix(".states.json")
-    if not label.is_file():
-        return []
-    return list(json.loads(label.read_text(encoding="utf-8"))["layers"])
+def stamp(path: Path, verifier: Any) -> str:
+    """What kept hidden states depend on: the answers of ``path``, and some values of every weight
+    of the network ``verifier``."""
+    digest = hashlib.blake2b(path.read_bytes(), digest_size=16)
+    for weight in verifier.parameters():
+        digest.update(weight.detach().reshape(-1)[:64].float().cpu().numpy().tobytes())
+    return digest.hexdigest()
 
 
-def kept_states(path: Path, layers: Sequence[int]) -> Path | None:
-    """The file of hidden states beside the answers of ``path``, if it is complete and has
-    ``layers``."""
+def label_of(states: Path) -> dict[str, Any]:
+    """What a file of hidden states holds; nothing when it is not there or not complete."""
+    try:
+        return dict(json.loads(states.with_suffix(".states.json").read_bytes()))
+    except (OSError, ValueError):
+        return {}
+
+
+def kept_states(path: Path, layers: Sequence[int], verifier: Any = None) -> Path | None:
+    """The file of hidden states beside the answers of ``path``, if it is complete, has ``layers``
+    and is of these answers and the network ``verifier``, if one is named."""
     states = path.with_suffix(".states")
-    return states if layers and set(layers) <= set(kept_layers(states)) else None
+    label = label_of(states)
+    if not layers or not {*layers} <= {*label.get("layers", ())}:
+        return None
+    return states if verifier is None or label.get("of") == stamp(path, verifier) else None
 
 
-def read_answers(path: Path, layers: Sequence[int] = ()) -> Iterator[Answer]:
-    """The answers of a file, with their hidden states where those of ``layers`` are kept.  Raises
-    `ConfigError` for a line of another form."""
-    kept, at = kept_states(path, layers), 0
-    for ids, start in examples(path, '{"ids": [...], "answer": n}', answer_ids):
+def read_answers(path: Path, layers: Sequence[int] = (), verifier: Any = None) -> Iterator[Answer]:
+    """The answers of a file, of ids that the network ``verifier`` has, with their hidden states
+    where those of ``layers`` are kept.  Raises `ConfigError` for a line of another form."""
+    size = None if verifier is None else len(verifier.get_input_embeddings().weight)
+    kept, at = kept_states(path, layers, verifier), 0
+    make = partial(answer_ids, vocabulary=size)
+    for ids, start in examples(path, "answers", '{"ids": [...], "answer": n}', make):
         yield Answer(ids, start, kept, at)
         at += len(ids) - 1
 
@@ -99,7 +116,7 @@ class HiddenStates:
         return torch.from_numpy(here).view(torch.bfloat16).flatten(1)
 
     def _open(self, file: Path) -> tuple[Any, list[int]]:
-        kept = kept_layers(file)
+        kept = label_of(file)["layers"]
         flat, width = np.memmap(file, np.int16, "r"), (len(kept) + 1) * self.size
         rows = flat[: len(flat) // width * width].reshape(-1, len(kept) + 1, self.size)
         return rows, [*map(kept.index, self.layers), len(kept)]

@@ -17,6 +17,7 @@ from ...drafting.api import speculate
 from ...models import DiffusionModel
 from ...request.prompts import encode
 from ..batches import examples
+from .data import read_answers
 
 # how half of the self-written prompts begin, so that they cover more than small talk
 STARTERS = (Path(__file__).parent / "starters.txt").read_text(encoding="utf-8").splitlines()
@@ -86,6 +87,9 @@ def write_answers(
         written = file.read_bytes()
         done = written.count(b"\n")
         os.truncate(file, written.rfind(b"\n") + 1)  # a killed run may have left part of a line
+        asked = read_answers(file) if done and prompts is not None else ()
+        if any([*a.ids[: a.start]] != [*ids] for a, ids in zip(asked, prompts or (), strict=False)):
+            raise ConfigError(f"{file} answers other prompts: choose another folder")
     while done < count:
         piece, skip = divmod(done, BATCH)
         if prompts is None:
@@ -115,10 +119,9 @@ def read_data(verifier: DiffusionModel, file: Path) -> list[IntArray] | None:
         return encode(verifier, entry.get("messages") or entry["prompt"], None)
 
     prompts: list[IntArray] = []
-    for prompt in examples(file, '{"ids", "answer"}, {"prompt"} or {"messages"}', make):
+    form = '{"ids", "answer"}, {"prompt"} or {"messages"}'
+    for prompt in examples(file, "prompts or answers", form, make):
         if prompt is None:
             return None
         prompts.append(prompt)
-    if not prompts:
-        raise ConfigError(f"{file} is empty")
     return prompts

@@ -6,17 +6,22 @@ from pathlib import Path
 
 import torch
 
+from ...core.json_lines import write_whole
 from ..batches import padded
-from .data import kept_states, read_answers
+from .data import kept_states, read_answers, stamp
 from .objective import Reader
 
 
 def write_states(path: Path, reader: Reader, layers: Sequence[int], rows: int = 8) -> Iterator[int]:
     """Write ``*.states`` beside the answers of ``path``, if it is not there yet; yields how many
     answers are done.  4 layers of a width of 576 take 5.8 kB per token."""
-    if kept_states(path, layers) is not None:
+    if kept_states(path, layers, reader.verifier) is not None:
         return
-    answers = list(read_answers(path))
+    about = {"layers": [*layers], "width": (len(layers) + 1) * reader.width,
+             "of": stamp(path, reader.verifier)}  # fmt: skip
+    answers = list(read_answers(path, verifier=reader.verifier))
+    label = path.with_suffix(".states.json")
+    label.unlink(missing_ok=True)  # it speaks of what is written over now
     with path.with_suffix(".states").open("wb") as out:
         for first in range(0, len(answers), rows):
             part = answers[first : first + rows]
@@ -26,5 +31,4 @@ def write_states(path: Path, reader: Reader, layers: Sequence[int], rows: int = 
                 kept = states[i, : len(answer.ids) - 1].contiguous().view(torch.int16)
                 kept.numpy().tofile(out)
             yield first + len(part)
-    label = {"layers": [*layers], "width": (len(layers) + 1) * reader.width}
-    path.with_suffix(".states.json").write_text(json.dumps(label) + "\n", encoding="utf-8")
+    write_whole(label, json.dumps(about) + "\n")

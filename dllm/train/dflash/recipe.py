@@ -76,9 +76,13 @@ class DFlashTraining:
         )  # fmt: skip
 
 
-def mask_id(model: DiffusionModel) -> int:
-    """An id that no answer contains: the tokenizer's mask, a spare row of the vocabulary, or the
-    last special token that the chat template does not use."""
+def mask_id(model: DiffusionModel, given: int | None = None) -> int:
+    """The id that is ``given``, or one that no answer contains: the tokenizer's mask, a spare row
+    of the vocabulary, or the last special token that the chat template does not use."""
+    if given is not None:
+        if not 0 <= given < model.facts.vocab_size:
+            raise ConfigError(f"mask_token_id {given} is no id of {model.facts.vocab_size} tokens")
+        return given
     tokenizer: Any = model.tokenizer
     if tokenizer is None:
         raise ConfigError(f"{model.name} came without a tokenizer: pass mask_token_id")
@@ -133,13 +137,13 @@ def start(
     """A run, ready: a checkpoint in ``folder`` is taken up by `resume`."""
     hf: Any = verifier.hf
     hf.eval().requires_grad_(False)
-    mask = mask_id(verifier) if recipe.mask_token_id is None else recipe.mask_token_id
-    config = recipe.config(hf.config, mask)
+    config = recipe.config(hf.config, mask_id(verifier, recipe.mask_token_id))
     layers = list(config.target_layer_ids or [])
     split = Split.of(
-        [a for file in files for a in read_answers(file, layers)], recipe.held_out, recipe.evaluated
-    )
-    same_recipe(folder, recipe)
+        [a for file in files for a in read_answers(file, layers, hf)], recipe.held_out,
+        recipe.evaluated,
+    )  # fmt: skip
+    same_recipe(folder, recipe, verifier.name)
     torch.manual_seed(recipe.schedule.seed)
     drafter = new_drafter(config)
     if weights_from is None and recipe.init == "verifier":

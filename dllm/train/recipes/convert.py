@@ -23,7 +23,7 @@ def in_blocks(model: DiffusionModel, block: int, mask_token_id: int | None) -> D
             f"{model.name} cannot become a model of blocks: that takes an autoregressive Llama, "
             "Qwen2 or Qwen3 network"
         )
-    mask = mask_id(model) if mask_token_id is None else mask_token_id
+    mask = mask_id(model, mask_token_id)
     copies: Any = copy.deepcopy((model.hf, model.tokenizer))
     hf, tokenizer = copies
     hf.generation_config.block_length = block

@@ -129,7 +129,7 @@ def align(
         raise ConfigError(
             f"{drafter.name} has no mask token: only a diffusion model can be aligned"
         )
-    same_recipe(folder, recipe)
+    same_recipe(folder, recipe, drafter.name)
     network = Network(drafter)
     defaults = {**drafter.generation_defaults, "end_marker": marker}
     aligned = replace(network.snapshot(), generation_defaults=defaults)

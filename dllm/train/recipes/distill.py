@@ -68,7 +68,7 @@ def train(
     """
     if recipe.schedule.steps:
         check_trainable(model, recipe.rank)
-    same_recipe(folder, recipe)
+    same_recipe(folder, recipe, model.name)
 
     def write(asked: Asked, file: Path, first: bool) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
