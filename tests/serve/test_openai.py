@@ -120,6 +120,12 @@ def test_suffix_is_filled_in(served: Served, tiny: dllm.DiffusionModel) -> None:
     assert prompt + text + suffix == plain.text and text
     assert "".join(chunk.choices[0].text for chunk in chunks) == text
     assert answer.usage is not None and answer.usage.completion_tokens == 6
+    how["prompt"] = ["one", prompt, "Anna, Ben and"]  # each ends elsewhere
+    texts = [""] * 3
+    for chunk in served.client().completions.create(**how, stream=True):
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    whole = served.client().completions.create(**how)
+    assert texts == [choice.text for choice in whole.choices] and texts[1] == text
 
 
 def test_log_probabilities(
