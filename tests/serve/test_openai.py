@@ -59,6 +59,24 @@ def test_a_fingerprint_is_of_the_weights() -> None:
     assert len({first, *others}) == 4
 
 
+def test_answers_have_the_types_of_openais_client(served: Served) -> None:
+    """The client itself does not look; those in other languages do."""
+    from openai.types import Completion, Model, chat, responses
+
+    more = {"model": "tiny", "logprobs": True, "top_logprobs": 2, "n": 2, "max_tokens": 8}
+    answered = served.post("/v1/chat/completions", {"messages": HELLO, **more}).json()
+    chat.ChatCompletion.model_validate(answered, strict=True)
+    for chunk in sse(
+        served.post("/v1/chat/completions", {"messages": HELLO, "stream": True, **more}).text
+    ):
+        chat.ChatCompletionChunk.model_validate(chunk, strict=True)
+    text = {"prompt": "one", "logprobs": 2, "max_tokens": 8}
+    Completion.model_validate(served.post("/v1/completions", text).json(), strict=True)
+    said = {"input": "one", "max_output_tokens": 8, "top_logprobs": 2}
+    responses.Response.model_validate(served.post("/v1/responses", said).json())
+    Model.model_validate(served.get("/v1/models/tiny").json(), strict=True)
+
+
 def test_a_stream_is_the_same_text(served: Served, tiny: dllm.DiffusionModel) -> None:
     chunks = list(
         served.client().chat.completions.create(
