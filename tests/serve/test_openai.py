@@ -167,6 +167,7 @@ def test_log_probabilities(
     assert [t.logprob for t in content] == pytest.approx(plain.logprobs.tolist(), abs=1e-5)
     for token in content:
         assert len(token.top_logprobs) == 3
+        assert any((t.token, t.bytes) == (token.token, token.bytes) for t in token.top_logprobs)
         assert max(t.logprob for t in token.top_logprobs) == pytest.approx(token.logprob, abs=1e-3)
     chunks = list(
         served.client().chat.completions.create(messages=HELLO, logprobs=True, stream=True, **HOW)
