@@ -95,8 +95,8 @@ class ResponseBody(Spoken):
 
     input: Annotated[
         list[Item],
-        Field(min_length=1, description="a string, or items", fail_fast=True),
-        BeforeValidator(_items),
+        Field(min_length=1, fail_fast=True),
+        BeforeValidator(_items, json_schema_input_type=str | list[Item]),
     ]
     instructions: str = ""
     max_output_tokens: Count | None = None

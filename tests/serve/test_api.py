@@ -193,6 +193,8 @@ def test_the_document_describes_what_is_answered(served: Served) -> None:
     ref = paths[CHAT]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
     chat = document["components"]["schemas"][ref.rpartition("/")[2]]
     assert chat["required"] == ["messages"]
+    asked = document["components"]["schemas"]["ResponseBody"]["properties"]["input"]
+    assert [one["type"] for one in asked["anyOf"]] == ["string", "array"]
     assert chat["properties"]["n"] | {"minimum": 1, "maximum": 8} == chat["properties"]["n"]
 
     def refs(value: Any) -> Iterator[str]:
