@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..core.errors import CancelledError, ConfigError, DeadlineError, PromptError, QueueFullError
+from ..core.errors import CancelledError, ConfigError, PromptError, QueueFullError
 from .http import outcome
 
 if TYPE_CHECKING:
@@ -129,8 +129,8 @@ class Encoder:
         """What ``work(model, go_on)`` returns in one of the threads.
 
         ``work`` encodes ``texts`` (strings, messages or ids) with the tokenizer of ``model`` and
-        calls ``go_on`` between them, which raises when the client has left or ``until`` (of
-        `time.monotonic`) has passed.  ``undo`` gets a result that nobody waits for any more.
+        calls ``go_on`` between them, which raises when the client has left or ``until``, see
+        `outcome`, has passed.  ``undo`` gets a result that nobody waits for any more.
         ``slow``: that it may take long for other reasons than its length; ``client``: who asks.
         """
         characters = check(texts, self.limit)
@@ -138,9 +138,7 @@ class Encoder:
 
         def go_on() -> None:
             if left.is_set() or self._closed:
-                raise CancelledError("the client has left, or the server is stopping")
-            if time.monotonic() > until:
-                raise DeadlineError("the prompt was not read by the deadline")
+                raise CancelledError("nobody waits any more, or the server is stopping")
 
         def begin(model: Callable[[], DiffusionModel]) -> T:
             go_on()
@@ -155,7 +153,7 @@ class Encoder:
         else:
             future = self._long.submit(client, lambda: begin(self._twin))
         try:
-            return await outcome(future)
+            return await outcome(future, until)
         except BaseException:
             left.set()
             if not future.cancel():

@@ -5,6 +5,7 @@ import hmac
 import json
 import logging
 import secrets
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -14,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from ..core.errors import CancelledError
+from ..core.errors import CancelledError, DeadlineError
 from .body import Body
 from .problems import Problem
 from .settings import Settings
@@ -77,11 +78,15 @@ async def unless_gone(client: Request | Receive, work: Awaitable[T]) -> T:
             asking.uncancel()
 
 
-async def outcome(work: Future[T]) -> T:
+async def outcome(work: Future[T], until: float | None = None) -> T:
     """The result of ``work`` in a pool; this library's `CancelledError` where the pool was closed
-    before it began, which is not the same as a client that left."""
+    before it began, which is not the same as a client that left, and `DeadlineError` from ``until``
+    (of `time.monotonic`) on."""
     try:
-        return await asyncio.wrap_future(work)
+        async with asyncio.timeout(until and until - time.monotonic()):
+            return await asyncio.wrap_future(work)
+    except TimeoutError:
+        raise DeadlineError("the request was not answered by its deadline") from None
     except asyncio.CancelledError:
         asking = asyncio.current_task()
         if work.cancelled() and (asking is None or not asking.cancelling()):

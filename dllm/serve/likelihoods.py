@@ -1,6 +1,7 @@
 """What the model says of given texts, in a thread of its own: likelihoods, and single steps."""
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -21,10 +22,11 @@ MOST_WAITING = 8  # requests
 
 
 class Likelihoods:
-    """The line in which requests wait whose texts ``encoder`` lets pass; one runs at a time."""
+    """The line in which requests wait whose texts ``encoder`` lets pass; one runs at a time, each
+    has ``deadline`` seconds."""
 
-    def __init__(self, encoder: Encoder) -> None:
-        self.encoder = encoder
+    def __init__(self, encoder: Encoder, deadline: float) -> None:
+        self.encoder, self.deadline = encoder, deadline
         self._thread = ThreadPoolExecutor(1, "dllm-score")
         self._room = threading.BoundedSemaphore(MOST_WAITING)
         self._closed = False
@@ -49,16 +51,20 @@ class Likelihoods:
 
         return await self._in_turn([prompt, text], work)
 
-    async def tokens(self, prompts: Sequence[Any], top: int) -> list[TokenScores]:
-        """How likely the tokens of ``prompts`` (ids) are, and ``top`` others beside each."""
+    async def tokens(self, prompts: Sequence[Any], top: int, until: float) -> list[TokenScores]:
+        """How likely the tokens of ``prompts`` (ids) are, and ``top`` others beside each;
+        ``until``: see `outcome`."""
 
         def work(go_on: Callable[[], None]) -> list[TokenScores]:
             how = Scoring(before_forward=go_on)
             return [token_scores(self._model, ids, top, how) for ids in prompts]
 
-        return await self._in_turn([ids.tolist() for ids in prompts], work)
+        return await self._in_turn([ids.tolist() for ids in prompts], work, until)
 
-    async def _in_turn(self, texts: Sequence[Any], work: Callable[[Callable[[], None]], T]) -> T:
+    async def _in_turn(
+        self, texts: Sequence[Any], work: Callable[[Callable[[], None]], T],
+        until: float | None = None,
+    ) -> T:  # fmt: skip
         """What ``work(go_on)`` on ``texts`` returns; ``go_on`` raises once nobody waits for it."""
         check(texts, self.encoder.limit)
         if not self._room.acquire(blocking=False):
@@ -72,7 +78,7 @@ class Likelihoods:
         future = self._thread.submit(work, go_on)
         future.add_done_callback(lambda _: self._room.release())
         try:
-            return await outcome(future)
+            return await outcome(future, until or time.monotonic() + self.deadline)
         except (RuntimeError, MemoryError) as error:
             if is_out_of_memory(error):
                 raise OutOfMemoryError("memory does not suffice for this text now") from error

@@ -266,10 +266,16 @@ def given_entries(given: TokenScores, ask: GenerateRequest, spelling: Spelling) 
 
 def chat_logprobs(found: Sequence[Entry], name: Name) -> list[dict[str, Any]]:
     """Log-probabilities as the chat API shapes them."""
+
+    def shaped(token: int, text: str | None, logprob: float | None) -> dict[str, Any]:
+        said = name(token, text)
+        data = [*(said if text is None else text).encode()]
+        return {"token": said, "logprob": _finite(logprob or 0.0), "bytes": data}
+
     return [
-        _token(name(one.token, one.text), one.text, one.logprob) | {
-            "top_logprobs": [_token(name(other, None), None, q) for other, q in one.top]
-        } for one in found
+        shaped(one.token, one.text, one.logprob) | {"top_logprobs": [
+            shaped(other, one.text if other == one.token else None, q) for other, q in one.top
+        ]} for one in found
     ]  # fmt: skip
 
 
@@ -301,11 +307,6 @@ def prompt_logprobs(found: Sequence[Entry], name: Name) -> list[dict[str, Any] |
         }  # fmt: skip
 
     return [None if one.logprob is None else shaped(one) for one in found]
-
-
-def _token(name: str, text: str | None, logprob: float | None) -> dict[str, Any]:
-    said = name if text is None else text
-    return {"token": name, "logprob": _finite(logprob or 0.0), "bytes": list(said.encode())}
 
 
 def _finite(logprob: float) -> float:

@@ -126,7 +126,7 @@ def read_chat(data: Any) -> GenerateRequest:
     if length is not None and body.value("max_tokens") not in (None, length):
         raise Problem(400, "max_tokens and max_completion_tokens differ: give one of them",
                       "max_completion_tokens", "invalid_value")  # fmt: skip
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise Problem(400, "top_logprobs needs logprobs=true", "top_logprobs", "invalid_value")
     tools = [tool.model_dump(exclude_unset=True) for tool in body.tools or ()]
     return chat_request(

@@ -93,8 +93,8 @@ class ResponseBody(Spoken):
 
     input: Annotated[
         list[Item],
-        Field(min_length=1, description="a string, or items", fail_fast=True),
-        BeforeValidator(_items),
+        Field(min_length=1, fail_fast=True),
+        BeforeValidator(_items, json_schema_input_type=str | list[Item]),
     ]
     instructions: str = ""
     max_output_tokens: Count | None = None
@@ -230,7 +230,7 @@ class ResponseReply(Reply):
             "status": status,
             "usage": {
                 "input_tokens": used["prompt_tokens"],
-                "input_tokens_details": used["prompt_tokens_details"],
+                "input_tokens_details": {**used["prompt_tokens_details"], "cache_write_tokens": 0},
                 "output_tokens": used["completion_tokens"],
                 "output_tokens_details": {"reasoning_tokens": 0},
                 "total_tokens": used["total_tokens"],

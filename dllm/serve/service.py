@@ -85,7 +85,7 @@ class Service:
         self.sessions = {name: self._session(name) for name in self.settings.caches}
         self.encoder = Encoder(model, self.settings.max_prompt_tokens, WORKER.close)
         self.reader = Reader(self.settings.max_body, self.encoder.limit)
-        self.likelihoods = Likelihoods(self.encoder)
+        self.likelihoods = Likelihoods(self.encoder, self.settings.deadline)
         self.spelling = Spelling(model.tokenizer)
         self.chats = Chats(self.spelling, self.settings.tool_parser)
         self._seconds = 1.0  # of a request, lately
@@ -243,7 +243,7 @@ class Service:
         if ask.prompt_logprobs is not None:
             try:
                 top = max(1, ask.prompt_logprobs)
-                given = await self.likelihoods.tokens(started.prompts, top)
+                given = await self.likelihoods.tokens(started.prompts, top, until)
             except BaseException:
                 cancel_all(started.handles)
                 raise

@@ -22,6 +22,7 @@ class Shown:
     """What the client has of one choice."""
 
     text: str = ""  # everything final, before a suffix is cut off
+    prefix: str = ""  # given text that the engine reports with the first event
     sent: int = 0  # characters of it
     began: bool = False  # a chunk with text went out
     steps: int = 0
@@ -43,7 +44,6 @@ class Stream:
     started: Started
     arrived: float
     shown: list[Shown] = field(default_factory=list)
-    prefix: str = ""  # given text that the engine reports with the first event
     drafted: bool = False
     written: bool = False
 
@@ -176,12 +176,12 @@ class Stream:
             ready = shown.choice.text
         elif self.ask.suffix is not None:
             canvas = happened.canvas
-            if not self.prefix:
+            if not shown.prefix:
                 given = canvas.tokens[canvas.prompt_length : canvas.start].tolist()
-                self.prefix = self.service.spelling.decode(given)
+                shown.prefix = self.service.spelling.decode(given)
             full = not canvas.masked[canvas.start : canvas.end].any()
             # Once the hole is full the suffix stands behind it: the last event says where it ends.
-            ready = "" if full else ready.removeprefix(self.prefix)
+            ready = "" if full else ready.removeprefix(shown.prefix)
         piece, shown.sent = ready[shown.sent :], max(shown.sent, len(ready))
         if piece or (shown.choice is not None and not shown.began):
             return piece

@@ -3,8 +3,10 @@
 import copy
 import json
 import logging
+import re
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from .conftest import Served, Start, deltas, idle, serve, sse, until
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 HELLO: Any = [{"role": "user", "content": "hi"}]
+DOCS = Path(__file__).parents[2] / "docs"
 ADD: Any = {
     "type": "function",
     "function": {"name": "add", "description": "a sum", "parameters": {"type": "object"}},
@@ -190,6 +193,8 @@ def test_the_document_describes_what_is_answered(served: Served) -> None:
     ref = paths[CHAT]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
     chat = document["components"]["schemas"][ref.rpartition("/")[2]]
     assert chat["required"] == ["messages"]
+    asked = document["components"]["schemas"]["ResponseBody"]["properties"]["input"]
+    assert [one["type"] for one in asked["anyOf"]] == ["string", "array"]
     assert chat["properties"]["n"] | {"minimum": 1, "maximum": 8} == chat["properties"]["n"]
 
     def refs(value: Any) -> Iterator[str]:
@@ -201,6 +206,9 @@ def test_the_document_describes_what_is_answered(served: Served) -> None:
 
     for ref in refs(document):
         assert ref.rpartition("/")[2] in document["components"]["schemas"], ref
+    for page in ("serving.md", "reference/http-api.md"):
+        told = (DOCS / page).read_text().partition("## Endpoints")[2].partition("\n## ")[0]
+        assert {*re.findall(r"`(?:GET |POST )?(/[\w/.]*)`", told)} <= paths.keys()
 
 
 @pytest.mark.parametrize(

@@ -28,10 +28,23 @@ from dllm.core.errors import DeadlineError
 from dllm.serve.http import Streaming
 from dllm.serve.replies import Reply
 from dllm.serve.requests import read_chat
+from dllm.serve.service import Service
 from dllm.structured.building import WORKER
 
 from ..thin import some
-from .conftest import PATIENCE, PLAIN, Served, Start, address, idle, posted, raw, together, until
+from .conftest import (
+    PATIENCE,
+    PLAIN,
+    Served,
+    Start,
+    address,
+    held,
+    idle,
+    posted,
+    raw,
+    together,
+    until,
+)
 from .leftovers import SLOWLY, Resources, at_rest, body, nothing_left, tasks
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -328,6 +341,23 @@ def test_a_structure_that_compiles_does_not_hold_up_the_end(
     assert answers[0].status_code == 503 and answers[0].json()["error"]["code"] == "stopping"
     served.thread.join(PATIENCE)
     assert not served.thread.is_alive()
+
+
+def test_a_deadline_passes_wherever_a_request_waits(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind a structure that is built, and for likelihoods, of a prompt too."""
+    slow = body(structured_outputs={"regex": "[k-o]{1,3}"})
+    late = body(structured_outputs={"regex": "[p-t]{1,3}"}, deadline=0.2)
+    with held(monkeypatch, Service, "_submitted", lambda *_: True, lambda: served.post(CHAT, slow)):
+        assert served.post(CHAT, late).json()["error"]["code"] == "deadline_exceeded"
+    monkeypatch.setattr(served.service.likelihoods, "deadline", 0.2)
+    scored = {"prompt": "one", "continuation": ["two three four"] * 24, "samples": 4096}
+    assert served.post("/v1/score", scored).status_code == 504
+    monkeypatch.setattr("dllm.serve.likelihoods.token_scores", lambda *_: time.sleep(0.5))
+    told = {"prompt": "one", "max_tokens": 4, "prompt_logprobs": 1, "deadline": 0.2}
+    assert served.post(TEXT, told).status_code == 504
+    until(lambda: idle(served))
 
 
 def test_likelihoods_that_nobody_waits_for_end(served: Served) -> None:

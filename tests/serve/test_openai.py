@@ -59,6 +59,24 @@ def test_a_fingerprint_is_of_the_weights() -> None:
     assert len({first, *others}) == 4
 
 
+def test_answers_have_the_types_of_openais_client(served: Served) -> None:
+    """The client itself does not look; those in other languages do."""
+    from openai.types import Completion, Model, chat, responses
+
+    more = {"model": "tiny", "logprobs": True, "top_logprobs": 2, "n": 2, "max_tokens": 8}
+    answered = served.post("/v1/chat/completions", {"messages": HELLO, **more}).json()
+    chat.ChatCompletion.model_validate(answered, strict=True)
+    for chunk in sse(
+        served.post("/v1/chat/completions", {"messages": HELLO, "stream": True, **more}).text
+    ):
+        chat.ChatCompletionChunk.model_validate(chunk, strict=True)
+    text = {"prompt": "one", "logprobs": 2, "max_tokens": 8}
+    Completion.model_validate(served.post("/v1/completions", text).json(), strict=True)
+    said = {"input": "one", "max_output_tokens": 8, "top_logprobs": 2}
+    responses.Response.model_validate(served.post("/v1/responses", said).json())
+    Model.model_validate(served.get("/v1/models/tiny").json(), strict=True)
+
+
 def test_a_stream_is_the_same_text(served: Served, tiny: dllm.DiffusionModel) -> None:
     chunks = list(
         served.client().chat.completions.create(
@@ -120,6 +138,12 @@ def test_suffix_is_filled_in(served: Served, tiny: dllm.DiffusionModel) -> None:
     assert prompt + text + suffix == plain.text and text
     assert "".join(chunk.choices[0].text for chunk in chunks) == text
     assert answer.usage is not None and answer.usage.completion_tokens == 6
+    how["prompt"] = ["one", prompt, "Anna, Ben and"]  # each ends elsewhere
+    texts = [""] * 3
+    for chunk in served.client().completions.create(**how, stream=True):
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    whole = served.client().completions.create(**how)
+    assert texts == [choice.text for choice in whole.choices] and texts[1] == text
 
 
 def test_log_probabilities(
@@ -143,6 +167,7 @@ def test_log_probabilities(
     assert [t.logprob for t in content] == pytest.approx(plain.logprobs.tolist(), abs=1e-5)
     for token in content:
         assert len(token.top_logprobs) == 3
+        assert any((t.token, t.bytes) == (token.token, token.bytes) for t in token.top_logprobs)
         assert max(t.logprob for t in token.top_logprobs) == pytest.approx(token.logprob, abs=1e-3)
     chunks = list(
         served.client().chat.completions.create(messages=HELLO, logprobs=True, stream=True, **HOW)

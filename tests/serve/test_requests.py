@@ -189,6 +189,7 @@ def test_prompts_that_are_none(prompt: Any) -> None:
 def test_fields_that_need_one_another() -> None:
     assert refused(read_chat, {"messages": HELLO, "top_logprobs": 2}).param == "top_logprobs"
     assert chat(logprobs=True, top_logprobs=2).logprobs == 2
+    assert chat(logprobs=False, top_logprobs=0).logprobs is None  # as clients send their defaults
     assert chat(logprobs=True).logprobs == 0 and chat().logprobs is None
     assert text(logprobs=0).logprobs == 0
     given = {"stream_options": {"include_usage": True}}
