@@ -68,6 +68,12 @@ def constants_of(schema: Any) -> list[Any] | None:
     return None if found is None else list(found)
 
 
+def items_of(schema: Schema) -> tuple[list[Any], Any]:
+    """The schemas of an array's first items, and that of all others; also as before 2020-12."""
+    first, rest = schema.get("prefixItems", []), schema.get("items", True)
+    return (rest, schema.get("additionalItems", True)) if isinstance(rest, list) else (first, rest)
+
+
 def same(value: Any) -> str:
     """Equal for equal JSON values."""
     if isinstance(value, float) and value == int(value):

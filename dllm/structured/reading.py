@@ -161,7 +161,7 @@ class Reader(Base):
         if not isinstance(name, str) or not name.startswith("#"):
             raise ConfigError(f"{path} of the schema refers to {short(name)}: keep it in one file")
         target: Any = self.root
-        for key in name[1:].strip("/").split("/") if name.strip("#/") else ():
+        for key in name[1:].removeprefix("/").split("/") if name.strip("#/") else ():
             key = unquote(key).replace("~1", "/").replace("~0", "~")
             if isinstance(target, list) and key.isdigit() and int(key) < len(target):
                 target = target[int(key)]

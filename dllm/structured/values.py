@@ -20,6 +20,7 @@ from .keywords import (
     constants_of,
     counts_of,
     is_a,
+    items_of,
     kind_of,
     kinds_of,
     same,
@@ -220,9 +221,7 @@ def null(reader: Base, schema: Schema, path: str) -> Part:
 
 def array(reader: Base, schema: Schema, path: str) -> Part:
     least, most = counts_of(schema, "minItems", "maxItems", path)
-    rest, first = schema.get("items", True), schema.get("prefixItems", [])
-    if isinstance(rest, list):  # as before 2020-12
-        rest, first = schema.get("additionalItems", True), rest
+    first, rest = items_of(schema)
     if schema.get("uniqueItems") and (most is None or most > 1):
         return _unique(reader, rest if not first else None, least, most, path)
     parts: list[Part] = []

@@ -323,6 +323,13 @@ def test_extra_keys_stand_in_any_order() -> None:
         ({"items": {"const": 1}, "minItems": 2, "maxItems": 700}, [f"[1{',1' * 699}]"], ["[1]"]),
         ({"prefixItems": [{"const": 1}, {"const": 2}], "items": {"const": 3}, "minItems": 1,
           "maxItems": 4}, ["[1]", "[1, 2]", "[1, 2, 3, 3]"], ["[]", "[1, 3]", "[1, 2, 3, 3, 3]"]),
+        # Items of two schemas, one of which names the first ones.
+        ({"allOf": [{"prefixItems": [{"type": "integer"}]}, {"items": {"enum": [5, 6, "a"]}}]},
+         ["[]", "[5]", '[6, "a"]'], ["[4]", '["a"]', "[5, 4]"]),
+        ({"allOf": [{"items": [{"enum": [1, 2]}], "additionalItems": False},
+                    {"items": [{"enum": [2, 3]}, {}]}]}, ["[]", "[2]"], ["[1]", "[3]", "[2, 2]"]),
+        # Names that are empty, or have a slash.
+        ({"$ref": "#/$defs//a~1b/", "$defs": {"": {"a/b": {"": {"const": 1}}}}}, ["1"], ["2"]),
     ],
 )  # fmt: skip
 def test_which_texts_a_schema_has(schema: Any, taken: list[str], refused: list[str]) -> None:
