@@ -301,6 +301,12 @@ def test_extra_keys_stand_in_any_order() -> None:
         ({"type": "object", "propertyNames": False}, ["{}"], ['{"a": 1}']),
         ({"type": "object", "propertyNames": {"enum": ["a", "b", 3]}, "minProperties": 2},
          ['{"a": 1, "b": 1}'], ['{"a": 1, "a": 1}', '{"a": 1}']),
+        # What some readers of a format do not take is not written.
+        ({"format": "hostname"}, ['"a-b.c--d"', f'"{"y" * 63}"'],
+         ['"xn--a"', f'"{"y" * 64}"', '"a-"', '"a--"']),
+        ({"format": "email"}, ['"a.b@c-d.org"'], ['"a@b"', '"a@b.1"', '"a@xn--b.org"']),
+        ({"format": "uri-template"}, ['"/{?a.b*,c:9}"'], ['"{.*}"', '"{a.}"', '"{a..b}"']),
+        ({"format": "relative-json-pointer"}, ['"10/a"', '"0#"'], ['"01"', '"401"']),
         ({"type": "string", "format": "uri", "minLength": 1, "maxLength": 2083},
          [f'"http://x/{"y" * 150}"'], ['""', '"x y"']),
         # A format says to some readers nothing: what may not hold is kept from all of them.
