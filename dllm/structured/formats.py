@@ -59,6 +59,9 @@ FORMATS = {
     "relative-json-pointer": f"(?:0|[1-9]+0?)(?:#|{POINTER})",
     "uri-template": rf"(?:{PCHAR}|[/?#]|\{{[+#./;?&]?{NAME}(?:,{NAME})*\}})*",
 }
+# As pydantic names them.
+FORMATS |= {f"uuid{n}": f"{H}{{8}}-{H}{{4}}-{n}{H}{{3}}-[89abAB]{H}{{3}}-{H}{{12}}"
+            for n in range(1, 9)}  # fmt: skip
 # Of addresses in all alphabets those are written that need no others.
 FORMATS |= {"iri": FORMATS["uri"], "iri-reference": FORMATS["uri-reference"],
             "idn-email": FORMATS["email"], "idn-hostname": FORMATS["hostname"]}  # fmt: skip

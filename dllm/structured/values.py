@@ -164,7 +164,8 @@ def string(reader: Base, schema: Schema, path: str) -> Part:
         raise ConfigError(
             f"{path} of the schema has the format 'regex'; supported: {', '.join(sorted(FORMATS))}"
         )
-    form = form if form in FORMATS else None
+    if form is not None and form not in FORMATS:
+        reader.ignored[f"format {form!r}"] = form = None
     if form is not None and reader.testing:
         if not reader.wider:
             reader.refuse(f"the format {form!r}", path)

@@ -306,6 +306,8 @@ def test_extra_keys_stand_in_any_order() -> None:
          ['"xn--a"', f'"{"y" * 64}"', '"a-"', '"a--"']),
         ({"format": "email"}, ['"a.b@c-d.org"'], ['"a@b"', '"a@b.1"', '"a@xn--b.org"']),
         ({"format": "uri-template"}, ['"/{?a.b*,c:9}"'], ['"{.*}"', '"{a.}"', '"{a..b}"']),
+        ({"format": "uuid4"}, ['"12345678-1234-4234-a234-123456789abc"'],
+         ['"12345678-1234-5234-a234-123456789abc"', '"12345678-1234-4234-c234-123456789abc"']),
         ({"format": "relative-json-pointer"}, ['"10/a"', '"0#"'], ['"01"', '"401"']),
         ({"type": "string", "format": "uri", "minLength": 1, "maxLength": 2083},
          [f'"http://x/{"y" * 150}"'], ['""', '"x y"']),
@@ -347,6 +349,8 @@ def test_which_texts_a_schema_has(schema: Any, taken: list[str], refused: list[s
 def test_unknown_keywords_are_ignored_and_told() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "null", "minimun": 3}}, "x-a": 1}
     assert byte_automaton({"json_schema": schema})[1] == ["minimun"]
+    schema = {"anyOf": [{"type": "string", "format": f} for f in ("ipv4network", "uuid4")]}
+    assert byte_automaton({"json_schema": schema})[1] == ["format 'ipv4network'"]
 
 
 def test_where_schemas_come_from(tmp_path: Path) -> None:
