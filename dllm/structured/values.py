@@ -286,7 +286,8 @@ def listed(begin: bytes, item: Part, end: bytes, least: int = 0, most: int | Non
 def written(value: Any) -> bytes:
     """One value as JSON, numbers without an exponent."""
     if isinstance(value, float) and math.isfinite(value):
-        return f"{Decimal(repr(value)):f}".encode()
+        text = f"{Decimal(repr(value)):f}"  # with a point: whole ones of many digits are rounded
+        return (text if "." in text else f"{text}.0").encode()
     return json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
 
 

@@ -295,6 +295,10 @@ def test_extra_keys_stand_in_any_order() -> None:
     ("schema", "taken", "refused"),
     [
         ({"const": 1.0}, ["1", "1.0"], ["1.5"]),
+        ({"oneOf": [{"const": [1]}, {"const": [1.0]}, {"const": 2}]}, ["2"], ["[1]", "[1.0]"]),
+        # Numbers that a float rounds are compared with the float.
+        ({"const": 1e23}, [str(int(1e23)), f"1{'0' * 23}.0"], [f"1{'0' * 23}"]),
+        ({"type": "integer", "maximum": 2.0**64}, [str(2**64)], [str(2**64 + 1)]),
         ({"exclusiveMaximum": 1, "minimum": 0}, ["0.9999999999999999"], [f"0.{'9' * 20}", "1"]),
         ({"exclusiveMinimum": -0.5}, ["-0.49999999999999994", "-0"], [f"-0.4{'9' * 30}", "-0.5"]),
         ({"items": {"enum": [1, 1.0, 2]}, "uniqueItems": True}, ["[2, 1]"], ["[1, 1.0]"]),
