@@ -101,6 +101,10 @@ class Reader(Base):
 
     def _value(self, given: Schema, path: str) -> Part:
         schema = {key: value for key, value in given.items() if self._counts(key)}
+        tag = given.get("discriminator")
+        if isinstance(tag, Mapping) and "propertyName" in tag and not self.testing:
+            # By its value readers choose an alternative, whether or not the schema requires it.
+            schema = merged(schema, {"required": [tag["propertyName"]]}, path)
         for key in sorted(REFUSED & schema.keys()):
             raise ConfigError(f"{path} of the schema has {key!r}, which is not supported")
         for key in ("enum", "prefixItems"):

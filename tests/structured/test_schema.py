@@ -296,6 +296,10 @@ def test_extra_keys_stand_in_any_order() -> None:
     [
         ({"const": 1.0}, ["1", "1.0"], ["1.5"]),
         ({"oneOf": [{"const": [1]}, {"const": [1.0]}, {"const": 2}]}, ["2"], ["[1]", "[1.0]"]),
+        # A reader chooses an alternative by its tag, which has a default.
+        ({"oneOf": [{"type": "object", "properties": {"kind": {"const": x, "default": x}}}
+                    for x in "ab"], "discriminator": {"propertyName": "kind"}},
+         ['{"kind": "a"}', '{"kind": "b"}'], ["{}"]),
         # Numbers that a float rounds are compared with the float.
         ({"const": 1e23}, [str(int(1e23)), f"1{'0' * 23}.0"], [f"1{'0' * 23}"]),
         ({"type": "integer", "maximum": 2.0**64}, [str(2**64)], [str(2**64 + 1)]),
