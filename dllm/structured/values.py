@@ -266,7 +266,7 @@ def _unique(reader: Base, items: Any, least: int, most: int | None, path: str) -
     most = len(texts) if most is None else min(most, len(texts))
     if least > most:
         raise Nothing(path)
-    once = Mixed(tuple((text, False) for text in texts), COMMA, least, most, once=True)
+    once = Mixed(tuple((text, False) for text in texts), COMMA, least, most, once=len(texts))
     return Row((Bytes(b"["), once, Bytes(b"]")))
 
 

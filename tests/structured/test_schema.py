@@ -230,6 +230,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({"prefixItems": [{}], "items": False, "minItems": 2}, "allows no value"),
     ({"type": "object", "required": "a"}, "no list of names"),
     ({"enum": "ab"}, "'enum' that is no list"),
+    ({"type": "object", "minProperties": 9}, "a minProperties of 9, which is supported up to 8"),
     ({"type": "array", "prefixItems": {}}, "'prefixItems' that is no list"),
     ({"oneOf": [{"const": 1}, {"enum": [1.0]}]}, "allows no value"),
     ({"type": "string", "not": {"format": "email"}}, "the format 'email' from holding"),
@@ -317,6 +318,12 @@ def test_extra_keys_stand_in_any_order() -> None:
         ({"format": "uuid4"}, ['"12345678-1234-4234-a234-123456789abc"'],
          ['"12345678-1234-5234-a234-123456789abc"', '"12345678-1234-4234-c234-123456789abc"']),
         ({"format": "relative-json-pointer"}, ['"10/a"', '"0#"'], ['"01"', '"401"']),
+        # So many names differ; one more may stand twice, which a reader drops.
+        ({"type": "object", "additionalProperties": {"const": 1}, "minProperties": 2},
+         ['{"a": 1, "b": 1}', '{"a": 1, "b": 1, "a": 1}'], ['{"a": 1}', '{"a": 1, "a": 1}']),
+        ({"type": "object", "patternProperties": {"^a": {"const": 1}, "b$": {"const": 2}},
+          "minProperties": 3, "maxProperties": 3, "additionalProperties": False},
+         ['{"a": 1, "b": 2, "ac": 1}'], ['{"a": 1, "b": 2, "b": 2}', '{"a": 1, "b": 2}']),
         ({"type": "string", "format": "uri", "minLength": 1, "maxLength": 2083},
          [f'"http://x/{"y" * 150}"'], ['""', '"x y"']),
         # A format says to some readers nothing: what may not hold is kept from all of them.
