@@ -35,6 +35,7 @@ from .keywords import (
     TooDeep,
     constants_of,
     kinds_of,
+    moved,
     same,
     types_of,
     without,
@@ -61,6 +62,7 @@ class Reader(Base):
     def read(self) -> Part:
         """The texts of the schema.  Raises `ConfigError`, `Unfit`."""
         try:
+            self.root = moved(self.root)
             return self.value(self.root, "#")
         except TooDeep:
             raise ConfigError(

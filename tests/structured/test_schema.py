@@ -351,6 +351,11 @@ def test_extra_keys_stand_in_any_order() -> None:
          ["[]", "[5]", '[6, "a"]'], ["[4]", '["a"]', "[5, 4]"]),
         ({"allOf": [{"items": [{"enum": [1, 2]}], "additionalItems": False},
                     {"items": [{"enum": [2, 3]}, {}]}]}, ["[]", "[2]"], ["[1]", "[3]", "[2, 2]"]),
+        # A part with an $id is the root of references within it.
+        ({"$ref": "#/$defs/a", "$defs": {"c": {"const": 1}, "a": {
+            "$id": "http://x/a", "items": {"$ref": "#/$defs/c"}, "$defs": {"c": {"const": 2}}}}},
+         ["[2]"], ["[1]"]),
+        ({"const": {"$id": "x", "a": {"$ref": "#"}}}, ['{"$id": "x", "a": {"$ref": "#"}}'], ["{}"]),
         # Names that are empty, or have a slash.
         ({"$ref": "#/$defs//a~1b/", "$defs": {"": {"a/b": {"": {"const": 1}}}}}, ["1"], ["2"]),
     ],
