@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..core.errors import UnknownNameError
+from ..structured.keywords import moved
 
 THINK, THOUGHT = "<think>", "</think>"
 INSTANCE = "response.format"  # which no tool is called
@@ -278,28 +279,19 @@ class Syntax:
         if several and self.opening:
             call = {"anyOf": [call, {"type": "array", "items": call, "minItems": 2}]}
         named = [tool["function"] for tool in tools]
-        parts = {one["name"]: _moved(parameters_of(one), one["name"]) for one in named}
+        parts = {one["name"]: parameters_of(one) for one in named}
         if instance is not None:
-            parts[INSTANCE] = _moved(instance, INSTANCE)
+            parts[INSTANCE] = instance
             call = {"anyOf": [{"$ref": f"#/$defs/{INSTANCE}"}, call]}
-        return {"$defs": parts} | call
+        at = {name: ("$defs", name) for name in parts}
+        defs = {name: moved(part, at[name], at[name]) for name, part in parts.items()}
+        return {"$defs": defs} | call
 
 
 def parameters_of(function: Mapping[str, Any]) -> Any:
     """The schema of what a tool is called with; some clients write ``strict`` into it."""
     given = function.get("parameters") or NOTHING
     return {key: value for key, value in given.items() if key != "strict"}
-
-
-def _moved(schema: Any, name: str) -> Any:
-    """A schema of its own as the part ``name`` of another one: references within it go along."""
-    if isinstance(schema, dict):
-        schema = {key: _moved(value, name) for key, value in schema.items()}
-        if isinstance(target := schema.get("$ref"), str) and target.startswith("#"):
-            schema["$ref"] = f"#/$defs/{name}{target[1:]}"
-    elif isinstance(schema, list):
-        schema = [_moved(value, name) for value in schema]
-    return schema
 
 
 SYNTAXES = {

@@ -55,10 +55,9 @@ class Format:
         low = canvas.prompt_length
         if self.start is not None:
             if self.ends:
-                # A region that grows ends where the rest has room; one that was cut off has ended.
-                whole = canvas.end == canvas.region[1]
-                room = max(0, canvas.start + canvas.cap - canvas.end) if whole else 0
-                return [Span(low, canvas.end, self.start, self.automaton.need <= room)]
+                # A region that grows ends where the rest has room.
+                rest = self.automaton.need <= self._room(canvas)
+                return [Span(low, canvas.end, self.start, rest)]
             return [Span(low, canvas.length, self.start, final)]
         edges = np.flatnonzero(np.diff(np.concatenate([[True], canvas.given[low:], [True]])))
         runs = (edges + low).reshape(-1, 2).tolist()
@@ -67,6 +66,11 @@ class Format:
             for (first, last), start in zip(runs, self.holes, strict=True)
             if start is not None
         ]
+
+    def _room(self, canvas: Canvas) -> int:
+        """By how much the region may still grow; one that was cut off has ended."""
+        whole = self.ends and canvas.end == canvas.region[1]
+        return max(0, canvas.start + canvas.cap - canvas.end) if whole else 0
 
     def least(self) -> int:
         """Fewest tokens of a text that has the form as a whole; 0 where only holes have one."""
@@ -100,7 +104,10 @@ class Format:
             if tokens and self.automaton.leading(*rest, span.final)[state]:
                 positions += range(first, last)
                 written += tokens
-        return np.array(positions, np.int64), np.array(written, np.int64)
+        # A region grows in a step of the model that decides the last of it.
+        full = len(positions) == np.count_nonzero(canvas.masked[canvas.start : canvas.end])
+        most = len(positions) - 1 if full and self._room(canvas) else None
+        return np.array(positions[:most], np.int64), np.array(written[:most], np.int64)
 
     def chain(
         self, canvas: Canvas, span: Span, targets: IntArray, weight: Float64Array,

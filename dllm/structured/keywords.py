@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import quote
 
 from ..core.errors import ConfigError, short
 from .byte_automaton import Empty
@@ -21,6 +22,8 @@ NAMES = (*KEYWORDS, "integer")
 REFUSED = {
     "contains", "unevaluatedProperties", "unevaluatedItems", "$dynamicRef", "$recursiveRef",
 }  # fmt: skip
+DATA = {"const", "enum", "default", "example", "examples"}  # keywords that hold values
+NAMED = {"properties", "$defs", "definitions", "dependencies", "dependentSchemas"}  # schemas
 Schema = Mapping[str, Any]
 # Those that stand for other schemas.
 COMBINING = {"$ref", "allOf", "not", "anyOf", "oneOf"}
@@ -37,6 +40,24 @@ class Nothing(Empty):
 
 class TooDeep(Nothing):
     """One that contains itself, beyond the depth that is written."""
+
+
+def moved(schema: Any, keys: tuple[str, ...] = (), base: tuple[str, ...] = ()) -> Any:
+    """A schema, or a part of one, as it stands under ``keys`` of another: references that start at
+    ``base``, or at a part around them that has an ``$id``, which it loses, start at the root."""
+    if isinstance(schema, list):
+        return [moved(each, (*keys, str(i)), base) for i, each in enumerate(schema)]
+    if not isinstance(schema, Mapping):
+        return schema
+    own, target = schema.get("$id"), schema.get("$ref")
+    if keys and isinstance(own, str) and not own.startswith("#"):
+        base, schema = keys, {key: each for key, each in schema.items() if key != "$id"}
+    data = () if keys and keys[-1] in NAMED else DATA
+    schema = {k: v if k in data else moved(v, (*keys, k), base) for k, v in schema.items()}
+    if isinstance(target, str) and target.startswith("#"):
+        at = ("/" + quote(key.replace("~", "~0").replace("/", "~1")) for key in base)
+        schema["$ref"] = f"#{''.join(at)}{target[1:]}"
+    return schema
 
 
 def without(schema: Schema, key: str) -> dict[str, Any]:
@@ -68,11 +89,19 @@ def constants_of(schema: Any) -> list[Any] | None:
     return None if found is None else list(found)
 
 
+def items_of(schema: Schema) -> tuple[list[Any], Any]:
+    """The schemas of an array's first items, and that of all others; also as before 2020-12."""
+    first, rest = schema.get("prefixItems", []), schema.get("items", True)
+    return (rest, schema.get("additionalItems", True)) if isinstance(rest, list) else (first, rest)
+
+
 def same(value: Any) -> str:
-    """Equal for equal JSON values."""
-    if isinstance(value, float) and value == int(value):
-        value = int(value)
-    return json.dumps(value, sort_keys=True)
+    """Equal for equal JSON values: 1.0 is 1."""
+
+    def number(x: str) -> float:
+        return int(float(x)) if float(x).is_integer() else float(x)
+
+    return json.dumps(json.loads(json.dumps(value), parse_float=number), sort_keys=True)
 
 
 def kinds_of(schema: Schema) -> set[str] | None:

@@ -5,10 +5,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..core.errors import ConfigError, short
-from .keywords import CHECKED, CONDITION, Nothing, Schema, as_list, same
+from .keywords import CHECKED, CONDITION, Nothing, Schema, as_list, items_of, same
 
 MOST_PAIRS = 256  # of alternatives that two schemas have
 OBJECT = {"properties", "patternProperties", "additionalProperties"}
+ARRAY = {"items", "prefixItems", "additionalItems"}
 
 
 def merged(a: Any, b: Any, path: str) -> Any:
@@ -29,10 +30,12 @@ def merged(a: Any, b: Any, path: str) -> Any:
         b = {**rest, "allOf": [*rest.get("allOf", ()), condition]}
     result = {**a, **b}
     for key in a.keys() & b.keys():
-        if a[key] != b[key] and key not in OBJECT:
+        if a[key] != b[key] and key not in OBJECT | ARRAY:
             result[key] = MERGE[key](a[key], b[key], path) if key in MERGE else _twice(key, path)
     if (a.keys() | b.keys()) & OBJECT:
         result |= _merged_members(a, b, path)
+    if a.keys() & ARRAY and b.keys() & ARRAY:
+        result |= _merged_items(a, b)
     if result.get("type") == []:
         return False
     return result
@@ -64,6 +67,16 @@ def _merged_members(a: Schema, b: Schema, path: str) -> dict[str, Any]:
     found = {"properties": properties, "patternProperties": patterns,
              "additionalProperties": conjoined(more)}  # fmt: skip
     return {key: value for key, value in found.items() if key in a or key in b}
+
+
+def _merged_items(a: Schema, b: Schema) -> dict[str, Any]:
+    """Keywords about the items of an array."""
+    sides = [items_of(each) for each in (a, b)]
+    first = [
+        conjoined([mine[i] if i < len(mine) else rest for mine, rest in sides])
+        for i in range(max(len(mine) for mine, _ in sides))
+    ]
+    return {"prefixItems": first, "items": conjoined([rest for _, rest in sides])}
 
 
 def conjoined(schemas: Sequence[Any]) -> Any:
@@ -111,8 +124,6 @@ MERGE: dict[str, Callable[[Any, Any, str], Any]] = {
     "const": lambda u, v, path: u if same(u) == same(v) else _none(path),
     "pattern": lambda u, v, path: (*as_list(u), *as_list(v)),
     "not": lambda u, v, path: {"anyOf": [u, v]},
-    "items": lambda u, v, path: (_twice("items", path) if isinstance(u, list) or isinstance(v, list)
-                                 else conjoined([u, v])),
     "propertyNames": lambda u, v, path: conjoined([u, v]),
     "uniqueItems": lambda u, v, path: u or v,
     "allOf": lambda u, v, path: [*u, *v],

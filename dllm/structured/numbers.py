@@ -28,7 +28,8 @@ def numbers(
             # What is nearer to it is read as the bound itself.
             bound, strict = math.nextafter(bound, side * math.inf), False
         if bound is not None:
-            found = combined(found, _beyond(Decimal(repr(bound)), side, strict, budget), budget)
+            exact = Decimal(repr(bound) if abs(bound) < EXACT else int(bound))
+            found = combined(found, _beyond(exact, side, strict, budget), budget)
     if step is not None:
         found = combined(found, _multiples(step, whole, budget), budget)
     return found

@@ -13,6 +13,7 @@ from .parts import Bytes, Either, Leaf, Members, Mixed, Part, Row, automaton_of
 from .values import COLON, COMMA, QUOTE, Base, listed, pattern_of, quoted
 
 NONE = ByteAutomaton([[]], [False], 0)
+KINDS = 8  # of undeclared names, where so many have to differ
 MOST_NEEDED = 3, 6  # properties that stand in any order; in schemas that may not hold
 
 
@@ -68,7 +69,26 @@ def record(reader: Base, schema: Schema, path: str) -> Part:
     others = _others(reader, more, named, keys, path)
     if others is None and least:
         raise Nothing(path)
-    return Bytes(b"{}") if others is None else listed(b"{", others, b"}", least, most)
+    if others is None or least < 2:
+        return Bytes(b"{}") if others is None else listed(b"{", others, b"}", least, most)
+    if least > KINDS:
+        raise ConfigError(
+            f"{path} of the schema has a minProperties of {least}, which is supported up to "
+            f"{KINDS} for names that it does not declare"
+        )
+    kinds = tuple((_of_kind(reader, others, kind), False) for kind in range(KINDS))
+    return Row((Bytes(b"{"), Mixed(kinds, COMMA, least, most, once=least), Bytes(b"}")))
+
+
+def _of_kind(reader: Base, others: Either, kind: int) -> Part:
+    """Those whose names have a sum of bytes that leaves the remainder ``kind``: names of several
+    kinds differ."""
+    edges = [[(b, b, (s + b) % KINDS) for b in range(256)] for s in range(KINDS)]
+    sums, ways = ByteAutomaton(edges, [s == kind for s in range(KINDS)], 0), list[Part]()
+    for name, *rest in (way.parts for way in others.parts):
+        with suppress(Empty):
+            ways.append(Row((Leaf(reader.met(name.automaton, sums)), *rest)))
+    return Either(tuple(ways))
 
 
 def _says_so(part: Any) -> bool:
@@ -99,7 +119,7 @@ def _key(reader: Base, schema: Any, path: str) -> ByteAutomaton:
 
 def _others(
     reader: Base, more: Any, named: Schema, keys: Any, path: str, declared: Sequence[str] = ()
-) -> Part | None:
+) -> Either | None:
     """A member that is not ``declared``; None where there is none."""
     try:
         allowed = _key(reader, keys, path)

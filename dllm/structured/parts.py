@@ -134,14 +134,14 @@ class Members(Part):
 @dataclass(frozen=True, eq=False)
 class Mixed(Part):
     """Members in any order, with a ``comma`` between them: ``least`` to ``most``, those that are
-    needed once, the others, too, if ``once``; ``ordered``: the needed ones in their own order."""
+    needed once; ``ordered``: these in their own order.  The first ``once`` of all differ."""
 
     members: tuple[tuple[Part, bool], ...]  # and whether one is needed
     comma: Part
     least: int
     most: int | None
     ordered: bool = False
-    once: bool = False
+    once: int = 0
 
     def build(self, net: Net, then: int) -> int:
         top = max(self.least, 1) if self.most is None else self.most
@@ -155,7 +155,8 @@ class Mixed(Part):
                 early = need and self.ordered and i not in missing[:1]
                 if i in there or early or (n == top and self.most is not None):
                     continue
-                after = there | {i} if need or self.once else there, min(n + 1, top)
+                kept = range(len(self.members)) if n + 1 < self.once else needed
+                after = (there | {i}).intersection(kept), min(n + 1, top)
                 if after not in number:
                     number[after] = net.node([])
                     order.append(after)

@@ -11,12 +11,11 @@ from .byte_automaton import Budget, Unfit
 from .expressions import pattern_part, regex_part
 from .formats import FORMATS
 from .grammar import Grammar, Node
+from .keywords import DATA, NAMED
 from .parts import SURROGATES, Bytes, Either, Letters, Part, Repeat, Row, both, inverse
 from .source import Source
 
-DATA = {"const", "enum", "default", "example", "examples"}  # keywords that hold values
 EMPTY = '""'
-NAMED = {"properties", "$defs", "definitions", "dependencies", "dependentSchemas"}  # schemas
 
 
 def plain(source: Source) -> Source:

@@ -35,6 +35,7 @@ from .keywords import (
     TooDeep,
     constants_of,
     kinds_of,
+    moved,
     same,
     types_of,
     without,
@@ -61,6 +62,7 @@ class Reader(Base):
     def read(self) -> Part:
         """The texts of the schema.  Raises `ConfigError`, `Unfit`."""
         try:
+            self.root = moved(self.root)
             return self.value(self.root, "#")
         except TooDeep:
             raise ConfigError(
@@ -100,6 +102,10 @@ class Reader(Base):
 
     def _value(self, given: Schema, path: str) -> Part:
         schema = {key: value for key, value in given.items() if self._counts(key)}
+        tag = given.get("discriminator")
+        if isinstance(tag, Mapping) and "propertyName" in tag and not self.testing:
+            # By its value readers choose an alternative, whether or not the schema requires it.
+            schema = merged(schema, {"required": [tag["propertyName"]]}, path)
         for key in sorted(REFUSED & schema.keys()):
             raise ConfigError(f"{path} of the schema has {key!r}, which is not supported")
         for key in ("enum", "prefixItems"):
@@ -160,7 +166,7 @@ class Reader(Base):
         if not isinstance(name, str) or not name.startswith("#"):
             raise ConfigError(f"{path} of the schema refers to {short(name)}: keep it in one file")
         target: Any = self.root
-        for key in name[1:].strip("/").split("/") if name.strip("#/") else ():
+        for key in name[1:].removeprefix("/").split("/") if name.strip("#/") else ():
             key = unquote(key).replace("~1", "/").replace("~0", "~")
             if isinstance(target, list) and key.isdigit() and int(key) < len(target):
                 target = target[int(key)]

@@ -20,6 +20,7 @@ from .keywords import (
     constants_of,
     counts_of,
     is_a,
+    items_of,
     kind_of,
     kinds_of,
     same,
@@ -163,7 +164,8 @@ def string(reader: Base, schema: Schema, path: str) -> Part:
         raise ConfigError(
             f"{path} of the schema has the format 'regex'; supported: {', '.join(sorted(FORMATS))}"
         )
-    form = form if form in FORMATS else None
+    if form is not None and form not in FORMATS:
+        reader.ignored[f"format {form!r}"] = form = None
     if form is not None and reader.testing:
         if not reader.wider:
             reader.refuse(f"the format {form!r}", path)
@@ -220,9 +222,7 @@ def null(reader: Base, schema: Schema, path: str) -> Part:
 
 def array(reader: Base, schema: Schema, path: str) -> Part:
     least, most = counts_of(schema, "minItems", "maxItems", path)
-    rest, first = schema.get("items", True), schema.get("prefixItems", [])
-    if isinstance(rest, list):  # as before 2020-12
-        rest, first = schema.get("additionalItems", True), rest
+    first, rest = items_of(schema)
     if schema.get("uniqueItems") and (most is None or most > 1):
         return _unique(reader, rest if not first else None, least, most, path)
     parts: list[Part] = []
@@ -266,7 +266,7 @@ def _unique(reader: Base, items: Any, least: int, most: int | None, path: str) -
     most = len(texts) if most is None else min(most, len(texts))
     if least > most:
         raise Nothing(path)
-    once = Mixed(tuple((text, False) for text in texts), COMMA, least, most, once=True)
+    once = Mixed(tuple((text, False) for text in texts), COMMA, least, most, once=len(texts))
     return Row((Bytes(b"["), once, Bytes(b"]")))
 
 
@@ -286,7 +286,8 @@ def listed(begin: bytes, item: Part, end: bytes, least: int = 0, most: int | Non
 def written(value: Any) -> bytes:
     """One value as JSON, numbers without an exponent."""
     if isinstance(value, float) and math.isfinite(value):
-        return f"{Decimal(repr(value)):f}".encode()
+        text = f"{Decimal(repr(value)):f}"  # with a point: whole ones of many digits are rounded
+        return (text if "." in text else f"{text}.0").encode()
     return json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
 
 

@@ -158,6 +158,7 @@ def test_references_within_the_arguments_of_tools() -> None:
         }}}  # fmt: skip
 
     tools = [tool("add", {"type": "integer"}), tool("now", {"const": "x"})]
+    tools[0]["function"]["parameters"]["$id"] = "https://example.com/add"
     for several in (False, True):
         schema = SYNTAXES["hermes"].schema(tools, "required", several)
         automaton, _ = byte_automaton({"json_schema": schema})

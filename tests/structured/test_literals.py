@@ -67,6 +67,15 @@ def test_answers_with_literals(nano: dllm.DiffusionModel) -> None:
         dllm.generate(nano, "one", literals=True)
 
 
+@pytest.mark.parametrize("sampler", some(["llada(remasking=random)", "localleap"], 1))
+def test_a_canvas_that_literals_fill_still_grows(nano: dllm.DiffusionModel, sampler: str) -> None:
+    how = {"sampler": sampler, "length": "append(block=4)", "max_new_tokens": 40, "literals": True}
+    for choice in ["quick brown foxes"], ["quick brown fox", "quick brown fix"]:
+        for seed in range(3):
+            out = dllm.generate(nano, "What?", choice=choice, seed=seed, temperature=1.0, **how)
+            assert out.text in choice and 8 < out.canvas < 40
+
+
 @pytest.mark.parametrize("sampler", some(["localleap", "threshold", "llada(remasking=random)"], 1))
 def test_literals_beside_sampled_tokens(sampler: str) -> None:
     how = {"sampler": sampler, "block_length": 3, "temperature": 1.0, "max_new_tokens": 40}

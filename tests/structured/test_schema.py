@@ -230,6 +230,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({"prefixItems": [{}], "items": False, "minItems": 2}, "allows no value"),
     ({"type": "object", "required": "a"}, "no list of names"),
     ({"enum": "ab"}, "'enum' that is no list"),
+    ({"type": "object", "minProperties": 9}, "a minProperties of 9, which is supported up to 8"),
     ({"type": "array", "prefixItems": {}}, "'prefixItems' that is no list"),
     ({"oneOf": [{"const": 1}, {"enum": [1.0]}]}, "allows no value"),
     ({"type": "string", "not": {"format": "email"}}, "the format 'email' from holding"),
@@ -295,12 +296,34 @@ def test_extra_keys_stand_in_any_order() -> None:
     ("schema", "taken", "refused"),
     [
         ({"const": 1.0}, ["1", "1.0"], ["1.5"]),
+        ({"oneOf": [{"const": [1]}, {"const": [1.0]}, {"const": 2}]}, ["2"], ["[1]", "[1.0]"]),
+        # A reader chooses an alternative by its tag, which has a default.
+        ({"oneOf": [{"type": "object", "properties": {"kind": {"const": x, "default": x}}}
+                    for x in "ab"], "discriminator": {"propertyName": "kind"}},
+         ['{"kind": "a"}', '{"kind": "b"}'], ["{}"]),
+        # Numbers that a float rounds are compared with the float.
+        ({"const": 1e23}, [str(int(1e23)), f"1{'0' * 23}.0"], [f"1{'0' * 23}"]),
+        ({"type": "integer", "maximum": 2.0**64}, [str(2**64)], [str(2**64 + 1)]),
         ({"exclusiveMaximum": 1, "minimum": 0}, ["0.9999999999999999"], [f"0.{'9' * 20}", "1"]),
         ({"exclusiveMinimum": -0.5}, ["-0.49999999999999994", "-0"], [f"-0.4{'9' * 30}", "-0.5"]),
         ({"items": {"enum": [1, 1.0, 2]}, "uniqueItems": True}, ["[2, 1]"], ["[1, 1.0]"]),
         ({"type": "object", "propertyNames": False}, ["{}"], ['{"a": 1}']),
         ({"type": "object", "propertyNames": {"enum": ["a", "b", 3]}, "minProperties": 2},
          ['{"a": 1, "b": 1}'], ['{"a": 1, "a": 1}', '{"a": 1}']),
+        # What some readers of a format do not take is not written.
+        ({"format": "hostname"}, ['"a-b.c--d"', f'"{"y" * 63}"'],
+         ['"xn--a"', f'"{"y" * 64}"', '"a-"', '"a--"']),
+        ({"format": "email"}, ['"a.b@c-d.org"'], ['"a@b"', '"a@b.1"', '"a@xn--b.org"']),
+        ({"format": "uri-template"}, ['"/{?a.b*,c:9}"'], ['"{.*}"', '"{a.}"', '"{a..b}"']),
+        ({"format": "uuid4"}, ['"12345678-1234-4234-a234-123456789abc"'],
+         ['"12345678-1234-5234-a234-123456789abc"', '"12345678-1234-4234-c234-123456789abc"']),
+        ({"format": "relative-json-pointer"}, ['"10/a"', '"0#"'], ['"01"', '"401"']),
+        # So many names differ; one more may stand twice, which a reader drops.
+        ({"type": "object", "additionalProperties": {"const": 1}, "minProperties": 2},
+         ['{"a": 1, "b": 1}', '{"a": 1, "b": 1, "a": 1}'], ['{"a": 1}', '{"a": 1, "a": 1}']),
+        ({"type": "object", "patternProperties": {"^a": {"const": 1}, "b$": {"const": 2}},
+          "minProperties": 3, "maxProperties": 3, "additionalProperties": False},
+         ['{"a": 1, "b": 2, "ac": 1}'], ['{"a": 1, "b": 2, "b": 2}', '{"a": 1, "b": 2}']),
         ({"type": "string", "format": "uri", "minLength": 1, "maxLength": 2083},
          [f'"http://x/{"y" * 150}"'], ['""', '"x y"']),
         # A format says to some readers nothing: what may not hold is kept from all of them.
@@ -323,6 +346,18 @@ def test_extra_keys_stand_in_any_order() -> None:
         ({"items": {"const": 1}, "minItems": 2, "maxItems": 700}, [f"[1{',1' * 699}]"], ["[1]"]),
         ({"prefixItems": [{"const": 1}, {"const": 2}], "items": {"const": 3}, "minItems": 1,
           "maxItems": 4}, ["[1]", "[1, 2]", "[1, 2, 3, 3]"], ["[]", "[1, 3]", "[1, 2, 3, 3, 3]"]),
+        # Items of two schemas, one of which names the first ones.
+        ({"allOf": [{"prefixItems": [{"type": "integer"}]}, {"items": {"enum": [5, 6, "a"]}}]},
+         ["[]", "[5]", '[6, "a"]'], ["[4]", '["a"]', "[5, 4]"]),
+        ({"allOf": [{"items": [{"enum": [1, 2]}], "additionalItems": False},
+                    {"items": [{"enum": [2, 3]}, {}]}]}, ["[]", "[2]"], ["[1]", "[3]", "[2, 2]"]),
+        # A part with an $id is the root of references within it.
+        ({"$ref": "#/$defs/a", "$defs": {"c": {"const": 1}, "a": {
+            "$id": "http://x/a", "items": {"$ref": "#/$defs/c"}, "$defs": {"c": {"const": 2}}}}},
+         ["[2]"], ["[1]"]),
+        ({"const": {"$id": "x", "a": {"$ref": "#"}}}, ['{"$id": "x", "a": {"$ref": "#"}}'], ["{}"]),
+        # Names that are empty, or have a slash.
+        ({"$ref": "#/$defs//a~1b/", "$defs": {"": {"a/b": {"": {"const": 1}}}}}, ["1"], ["2"]),
     ],
 )  # fmt: skip
 def test_which_texts_a_schema_has(schema: Any, taken: list[str], refused: list[str]) -> None:
@@ -334,6 +369,8 @@ def test_which_texts_a_schema_has(schema: Any, taken: list[str], refused: list[s
 def test_unknown_keywords_are_ignored_and_told() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "null", "minimun": 3}}, "x-a": 1}
     assert byte_automaton({"json_schema": schema})[1] == ["minimun"]
+    schema = {"anyOf": [{"type": "string", "format": f} for f in ("ipv4network", "uuid4")]}
+    assert byte_automaton({"json_schema": schema})[1] == ["format 'ipv4network'"]
 
 
 def test_where_schemas_come_from(tmp_path: Path) -> None:
