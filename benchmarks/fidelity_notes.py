@@ -85,10 +85,8 @@ METHODS: dict[tuple[str, str], str] = {
     (
         "sampler",
         "s2d2",
-    ): "Without the released bandit over when to verify. Above temperature 0 this, and what "
-    "`threshold` commits, follow from the model's own probabilities, in the released code from "
-    "those after temperature and filters. Only the masks that are judged are fed a second time. "
-    "At equal S hysteresis stays off as in the released code, where the paper has >=.",
+    ): "Without the released bandit over when to verify. Only the masks that are judged are fed a "
+    "second time. At equal S hysteresis stays off as in the released code, where the paper has >=.",
     ("sampler", "edit"): "New tokens are committed where the probability reaches the threshold, "
     "in the official code where it exceeds it.",
     (

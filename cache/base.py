@@ -20,9 +20,9 @@ import numpy as np
 from ..core.canvas import BoolArray, Canvas, FloatArray, IntArray
 from ..core.capabilities import ALL_LOGITS, BRANCHES, FRESH_LOGITS, Capability
 from ..core.errors import ConfigError
-from ..core.limits import COUNT, Limits, bounds, check_limits
+from ..core.limits import COUNT, Limits, bounds
 from ..core.registry import Registry
-from ..core.spec import FamilyDefaults, Info, fill_open, info, parse_one
+from ..core.spec import FamilyDefaults, Info, check_part, fill_open, info, parse_one
 
 # What caches offer: PARTIAL those that answer part of what is asked.  The others serve all of
 # it, by computing more where they must.
@@ -201,7 +201,7 @@ class Cache:
     limits: ClassVar[Limits] = {}  # what values its arguments may take
 
     def __post_init__(self) -> None:
-        check_limits(self)
+        check_part(self)
 
     @property
     def exact(self) -> bool:

@@ -23,8 +23,8 @@ import numpy as np
 from ..core.canvas import BoolArray, Canvas, FloatArray, IntArray
 from ..core.capabilities import Capability
 from ..core.errors import ConfigError
-from ..core.limits import Limits, check_limits
-from ..core.spec import FamilyDefaults
+from ..core.limits import Limits
+from ..core.spec import FamilyDefaults, check_part
 
 NOTHING: IntArray = np.zeros(0, np.int64)
 NO_SCORES: FloatArray = np.zeros(0, np.float32)
@@ -163,7 +163,7 @@ class Part:
             cls.role = role
 
     def __post_init__(self) -> None:
-        check_limits(self)
+        check_part(self)
 
     def __str__(self) -> str:
         return self.name

@@ -148,7 +148,7 @@ class R2(Course):
         least = 1
         if self.confidence_cluster_unmasked is not None:
             least = max(least, size - self.confidence_cluster_unmasked)
-        good = (count >= least) & (sums >= self.spatial_threshold * count)
+        good = (count >= least) & (sums >= self.spatial_threshold * np.maximum(count, 1))
         covered = np.correlate(good, ones, "full")  # good windows that a position lies in
         result: BoolArray = covered[at] > 0
         return result

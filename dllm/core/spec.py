@@ -18,6 +18,7 @@ from types import UnionType
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from .errors import ConfigError, DllmError, UnknownNameError
+from .limits import check_limits
 from .registry import Registry
 
 T = TypeVar("T")
@@ -155,23 +156,39 @@ def _value(node: ast.expr, spec: str) -> Any:
 def build(cls: Callable[..., T], given: dict[str, Any]) -> T:
     """``cls(**given)`` with unknown names and values of a wrong type as one clear error."""
     called = getattr(cls, "name", cls)
-    for name, value in given.items():
+    for name in given:
         if name not in arguments(cls):
             raise UnknownNameError(f"argument of {called}", name, arguments(cls))
-        hint = _hints(cls).get(name, Any)
-        if not _fits(value, hint):
-            others = _others(cls, value, given) if _holds_parts(hint) else []
-            remedy = f"; write {others[0]}={value!r}" if others else ""
-            raise ConfigError(
-                f"wrong argument for {called}: {name} takes {_in_words(hint)}, "
-                f"not {value!r}{remedy}"
-            )
+    check_types(cls, given)
     try:
         return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in given.items()})
     except DllmError:
         raise
     except TypeError as error:
         raise ConfigError(f"wrong argument for {called}: {error}") from None
+
+
+def check_types(cls: Any, given: Mapping[str, Any]) -> None:
+    """Raise for a value that is not of its field's type."""
+    hints = _hints(cls)
+    for name, value in given.items():
+        hint = hints.get(name, Any)
+        if _fits(value, hint):
+            continue
+        others = [n for n in arguments(cls) if n not in given and _fits(value, hints.get(n, Any))]
+        remedy = f"; write {others[0]}={value!r}" if others and _holds_parts(hint) else ""
+        raise ConfigError(
+            f"wrong argument for {getattr(cls, 'name', cls)}: {name} takes {_in_words(hint)}, "
+            f"not {value!r}{remedy}"
+        )
+
+
+def check_part(part: Any) -> None:
+    """Raise for what `build` refuses in an object that was made without it, and beyond a limit."""
+    usual = arguments(type(part))
+    given = {name: getattr(part, name) for name in usual}
+    check_types(type(part), {n: v for n, v in given.items() if v is not usual[n]})
+    check_limits(part)
 
 
 @cache
@@ -221,8 +238,3 @@ def _in_words(hint: Any) -> str:
 
 def _holds_parts(hint: Any) -> bool:
     return get_origin(hint) is tuple and is_dataclass(get_args(hint)[0])
-
-
-def _others(cls: Any, value: Any, given: Mapping[str, Any]) -> list[str]:
-    """Arguments that could take the value."""
-    return [n for n in arguments(cls) if n not in given and _fits(value, _hints(cls).get(n, Any))]

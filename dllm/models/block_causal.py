@@ -27,6 +27,7 @@ SDAR = Family(
     to_native=partial(
         native, kind=Qwen3ForCausalLM, name="SDAR", required=("eos_token_id", "block_size")
     ),
+    score_source="tempered",
     mask_kind="block_causal",
     block_field="block_size",
     end_of_turn="<|im_end|>",

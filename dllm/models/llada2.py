@@ -95,6 +95,7 @@ LLADA2 = Family(
     architectures=("LLaDA2MoeModelLM",),
     model_class=LLaDA2ForMaskedDiffusion,
     to_native=llada2_config,
+    score_source="tempered",
     mask_kind="block_causal",
     block_length=32,
     end_of_turn="<|role_end|>",

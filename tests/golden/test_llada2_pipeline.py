@@ -105,7 +105,6 @@ def decode(case: Case, rows: list[int]) -> None:
     from .together import model_of
 
     model = model_of(case["model"], case["eos_id"], case["block_length"])
-    model = replace(model, facts=replace(model.facts, score_source="tempered"))
     valid = case.get("attention_mask")
     prompts = [
         np.array([t for i, t in enumerate(case["prompt"][row]) if not valid or valid[row][i]])

@@ -1,11 +1,13 @@
 """Names, arguments, roles and needs."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 
+from dllm.cache.dual import DualCache
 from dllm.core.canvas import BoolArray
 from dllm.core.errors import ConfigError, UnknownNameError
 from dllm.samplers import SAMPLERS, Selector, View, available, compose, register
@@ -161,6 +163,21 @@ def test_errors_say_what_to_do(
 def test_values_of_a_wrong_type_are_refused(spec: str, words: str) -> None:
     with pytest.raises(ConfigError) as result:
         compose(spec)
+    assert words in str(result.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Threshold("0.9"), "wrong argument for threshold: tau takes a number, not '0.9'"),
+        (lambda: Threshold(n=2.5), "n takes a whole number, not 2.5"),
+        (lambda: StaticBlocks(block_length=True), "block_length takes a whole number or None"),
+        (lambda: DualCache(refresh_every="2"), "wrong argument for dual: refresh_every takes"),
+    ],
+)
+def test_objects_are_checked_as_strings_are(make: Callable[[], object], words: str) -> None:
+    with pytest.raises(ConfigError) as result:
+        make()
     assert words in str(result.value)
 
 

@@ -1,5 +1,6 @@
 """R2's rules: neighbourhoods, runs, streaks (T17)."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,9 @@ def test_r2_clusters_and_runs() -> None:
     """T17."""
     ids = [1, 2, 3, 4, 5, 6]
     assert r2(ids, [0.85, 0.82, 0.75, 0.4, 0.9, 0.6], confidence_cluster_size=3) == {0, 1, 2}
+    assert r2(
+        ids, [1, 1, 1, 0.4, 0.9, 0.6], confidence_cluster_size=3, spatial_threshold=math.inf
+    ) == {0, 1, 2}
     runs = [1, 1, 2, 2, 2, 3]
     chances = [0.5, 0.85, 0.3, 0.4, 0.7, 0.9]
     assert r2(runs, chances, confidence_cluster_size=3, token_cluster="confidence") == {1}
