@@ -16,7 +16,7 @@ from .sampler import Sampler
 from .turn import Length
 
 P = TypeVar("P", bound=Part)
-SAMPLERS: Registry[Part] = Registry("sampler", {
+SAMPLERS: Registry[Part] = Registry("sampler", Part, {
     "greedy": "'llada', one token per step, or 'threshold'",
     "low_confidence": "'llada'", "random": "'llada(remasking=random)'",
     "confidence": "'threshold'", "entropy": "'eb', or 'dream(alg=entropy)'",
