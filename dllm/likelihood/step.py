@@ -19,7 +19,7 @@ from .scoring import ScoreRequest, Scoring, job_of, recipe_of
 MOST_TOP = 1000
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Guesses:
     """What is predicted at the holes of a canvas: ``positions`` (n,) int64 from the canvas's start,
     ``tokens`` (n, top) int64 from the most likely one on, and their natural ``logprobs`` (n, top)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Decode = Callable[[IntArray], str]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Result:
     """One generated text.
 
