@@ -243,6 +243,8 @@ def _no_part(given: Any) -> str:
             f"{short(given)} is no part of a sampler: write a class with the method select, see "
             "dllm.samplers.base.Selector"
         )
+    if isinstance(given, str):
+        return f"{given!r} stands in a list: write names as one string, and join with '+'"
     return f"{short(given)} is not a sampler part: use a name or a registered class"
 
 

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, requires
+from typing import Any
 
 LONGEST_NAME = 100  # characters of an unknown name that are quoted
 
@@ -24,6 +25,7 @@ class UnknownNameError(DllmError, ValueError):
         """``instead``: what stands for it here, where that is known."""
         # Whoever sends a name of megabytes gets no megabytes back, and no search through them.
         self.kind, self.name, self.known = kind, str(name)[:LONGEST_NAME], sorted(known)
+        self.instead = instead
         if instead is not None:
             super().__init__(f"unknown {kind} {self.name!r}; here it is {instead}")
             return
@@ -31,6 +33,9 @@ class UnknownNameError(DllmError, ValueError):
         hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "known: "
         listing = "" if near else ", ".join(self.known) + "."
         super().__init__(f"unknown {kind} {self.name!r}; {hint}{listing}")
+
+    def __reduce__(self) -> tuple[Any, ...]:  # an error that a worker process hands over
+        return type(self), (self.kind, self.name, self.known, self.instead), vars(self)
 
 
 class ConfigError(DllmError, ValueError):
