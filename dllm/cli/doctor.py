@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 GOOD, BAD, PLAIN = "ok", "problem", ""
 SIGNS = {GOOD: ("✓", "green"), BAD: ("✗", "red"), PLAIN: ("·", "dim")}
 DEVELOPMENT = ("test", "dev", "docs")  # extras that users need not hear about
-REQUIREMENT = re.compile(r"""^([A-Za-z0-9._-]+).*;.*extra == ["']([a-z]+)["']""")
+REQUIREMENT = re.compile(r"""^(?!dllm\b)([A-Za-z0-9._-]+).*;.*extra == ["']([a-z]+)["']""")
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,11 @@
 """What goes wrong, as types.  Every message says what was given, what was expected, what to do."""
 
+import math
 import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, requires
+from numbers import Integral
 from typing import Any
 
 LONGEST_NAME = 100  # characters of an unknown name that are quoted
@@ -113,6 +115,13 @@ def check_switch(name: str, value: object) -> None:
     """Raise `ConfigError` for anything but True and False."""
     if not isinstance(value, bool):
         raise ConfigError(f"{name} is True or False, not {short(value)}")
+
+
+def check_whole(name: str, value: Any, least: int = 1, most: float = math.inf) -> None:
+    """Raise `ConfigError` for anything but a whole number, also one of numpy, in this range."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or not least <= value <= most:
+        upto = "" if most == math.inf else f" to {most}"
+        raise ConfigError(f"{name} is a whole number from {least}{upto}, not {short(value)}")
 
 
 def short(value: object) -> str:

@@ -107,6 +107,7 @@ def test_what_is_promised_of_batches_is_said(
 def test_extras_come_with_the_command_that_installs_them(monkeypatch: pytest.MonkeyPatch) -> None:
     declared = [
         "torch>=2.9", 'flash-attn>=2.7; extra == "flash"', "fastapi>=0.1; extra == 'serve'",
+        'dllm[test]; extra == "serve"',
         'pytest>=8; extra == "test"', 'dllm[test]; extra == "dev"',
     ]  # fmt: skip
     monkeypatch.setattr(module, "requirements", lambda: declared)
