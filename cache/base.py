@@ -248,7 +248,7 @@ class Cache:
 
 
 C = TypeVar("C", bound=Cache)
-CACHES: Registry[Cache] = Registry("cache")
+CACHES: Registry[Cache] = Registry("cache", Cache)
 CacheLike = str | Cache
 
 

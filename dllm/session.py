@@ -27,6 +27,7 @@ from .core.errors import (
     ConfigError,
     DllmError,
     QueueFullError,
+    check_whole,
     one_line,
     short,
 )
@@ -122,8 +123,7 @@ class Session:
     def _enqueue(
         self, prompt: Any, text: Any, how: dict[str, Any], deadline: float | None, max_events: int
     ) -> Handle:
-        if max_events < 1:
-            raise ConfigError(f"max_events must be at least 1, not {max_events}")
+        check_whole("max_events", max_events)
         if deadline is not None and not (isinstance(deadline, Real) and deadline == deadline):
             raise ConfigError(f"deadline is a number of seconds from now, not {short(deadline)}")
         for name in GenerationConfig.fields(MACHINE):

@@ -16,7 +16,7 @@ from .sampler import Sampler
 from .turn import Length
 
 P = TypeVar("P", bound=Part)
-SAMPLERS: Registry[Part] = Registry("sampler", {
+SAMPLERS: Registry[Part] = Registry("sampler", Part, {
     "greedy": "'llada', one token per step, or 'threshold'",
     "low_confidence": "'llada'", "random": "'llada(remasking=random)'",
     "confidence": "'threshold'", "entropy": "'eb', or 'dream(alg=entropy)'",
@@ -243,6 +243,8 @@ def _no_part(given: Any) -> str:
             f"{short(given)} is no part of a sampler: write a class with the method select, see "
             "dllm.samplers.base.Selector"
         )
+    if isinstance(given, str):
+        return f"{given!r} stands in a list: write names as one string, and join with '+'"
     return f"{short(given)} is not a sampler part: use a name or a registered class"
 
 

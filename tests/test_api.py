@@ -198,6 +198,7 @@ def test_a_tokenizer_of_another_model(tiny: dllm.DiffusionModel) -> None:
         (PROMPT, {"repetitions": [0, 1]}, ConfigError, "1 prompts have as many repetitions"),
         (PROMPT, {"repetitions": 5}, ConfigError, "repetitions are whole numbers from 0, not 5"),
         (PROMPT, {"repetitions": ["a"]}, ConfigError, "repetitions are whole numbers from 0"),
+        (PROMPT, {"n": 0}, ConfigError, "n is a whole number from 1, not 0"),
         (PROMPT, {"repetitions": [-1]}, ConfigError, "repetitions are whole numbers from 0"),
         ([{"text": "hi"}], {}, PromptError, "'role'"),
         (PROMPT, {"sampler": "trheshold"}, UnknownNameError, "did you mean 'threshold'"),

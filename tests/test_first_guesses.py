@@ -28,6 +28,12 @@ GUESSES: list[tuple[Callable[[Any], Any], str]] = [
     (lambda model: dllm.infill(model, "Tom, [MASK], Ben"), "write [[1]]"),
     (lambda model: dllm.infill(model, "Tom, <|mdm_mask|>"), "<|mdm_mask|> marks no hole"),
     (lambda _: dllm.load("nano", load_in_8bit=True), "quantization='int8'"),
+    (lambda _: dllm.load("nano", token="x"), "HF_TOKEN"),
+    (lambda model: dllm.generate(model, PROMPT, logprobs=5), "result.logprobs"),
+    (lambda model: dllm.generate(model, PROMPT, assistant_model="nano"), "dllm.speculate(model"),
+    (lambda model: dllm.generate(model, PROMPT, device="cuda"), "dllm.load"),
+    (lambda model: dllm.generate(model, PROMPT, guided_json={}), "json_schema"),
+    (lambda model: dllm.generate(model, PROMPT, sampler=["threshold"]), "join with '+'"),
     *((lambda _, name=name: getattr(dllm, name), ": ")  # type: ignore[misc]
       for name in ("LLM", "SamplingParams", "stream_generate", "chat", "pipeline")),
 ]  # fmt: skip
@@ -48,6 +54,15 @@ def test_a_model_generates_and_streams(tiny: dllm.DiffusionModel) -> None:
     assert not hasattr(tiny, "to") and not hasattr(dllm, "LLM")
     assert copy.copy(tiny).name == tiny.name
     assert pickle.loads(pickle.dumps(result)).tokens == result.tokens
+
+
+def test_errors_go_from_a_process_to_another() -> None:
+    """One that cannot be made again there breaks a pool of processes."""
+    for call in (lambda: dllm.load("nano", token="x"), lambda: dllm.GenerationConfig(stepz=3)):
+        with pytest.raises(dllm.UnknownNameError) as told:
+            call()
+        again = pickle.loads(pickle.dumps(told.value))
+        assert (str(again), vars(again)) == (str(told.value), vars(told.value))
 
 
 def test_a_string_that_is_templated_already_is_warned_about() -> None:

@@ -86,6 +86,15 @@ def test_numbers_that_json_does_not_have() -> None:
     assert data["logprobs"][0] is None and data["logprobs"][1] is not None
 
 
+def test_results_are_compared_as_objects() -> None:
+    one, other = generated(), generated()
+    assert one != other and [one, other].index(other) == 1 and len({one, other}) == 2
+    seen = [dllm.step("nano", "4 + 5 =[[2]]9.") for _ in range(2)]
+    assert seen.index(seen[1]) == 1
+    events = list(dllm.stream("nano", PROMPT))
+    assert events[0] == events[0] and len({*events}) == len(events)
+
+
 def test_a_trace_is_written_to_a_file(tmp_path: Path) -> None:
     trace = KINDS["candidates"]().trace
     assert trace is not None

@@ -141,6 +141,7 @@ def test_the_queue_has_an_end(tiny: dllm.DiffusionModel, slow: Callable[[float],
 def test_what_is_wrong_with_a_request_is_said_at_once(session: dllm.Session) -> None:
     for wrong, message in (
         ({"sampler": "nosuch"}, "unknown sampler"), ({"temprature": 1}, "did you mean"),
+        ({"max_events": "a"}, "max_events is a whole number from 1, not 'a'"),
         ({"max_batch_size": 3}, "belongs to the session"), ({"max_new_tokens": 4000}, "context"),
         ({"length": "daedal"}, "dual"),
     ):  # fmt: skip

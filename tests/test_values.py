@@ -137,6 +137,7 @@ def test_numbers_of_numpy_are_numbers() -> None:
     assert type(config.max_new_tokens) is int and type(config.temperature) is float
     assert (config.stop_strings, config.constraints) == (("a", "b"), {2: 7})
     assert all(type(key) is int for key in config.constraints)
+    assert len(dllm.generate("nano", PROMPT, n=np.int64(2))) == 2  # type: ignore[call-overload]
 
 
 def flat(field: Any) -> list[Any]:

@@ -82,7 +82,7 @@ def batch(
             "--output",
             "-o",
             help="File of the results, default REQUESTS.results.jsonl.",
-            show_default="",
+            show_default=False,
         ),
     ] = None,
     *,

@@ -33,7 +33,7 @@ def infill(
         str | None,
         typer.Argument(
             help="Text with holes: [[8]] is one of 8 tokens, [[4..16]] of some between, [[*]] of "
-            "any length.  '-' or nothing reads standard input."
+            "up to 64.  '-' or nothing reads standard input."
         ),
     ] = None,
     file: Annotated[

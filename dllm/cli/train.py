@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,9 +90,6 @@ class Run(Reported):
     held_out: int = setting(64, "Prompts held out for evaluation.", DATA, min=1)
     steps: int = setting(1000, "Training steps (0: only write answers).", TRAINING, min=0)
     rows: int = setting(8, "Answers per batch.", TRAINING, min=1)
-    rank: int | None = setting(
-        None, "Rank of the LoRA adapter, default 32 (0: train all weights).", TRAINING, min=0
-    )
     learning_rate: float = setting(2e-5, "Peak learning rate.", TRAINING, min=0.0)
     schedule: str = setting("cosine", "Learning-rate schedule of transformers.", TRAINING)
     warmup: int = setting(20, "Warm-up steps.", TRAINING, min=0)
@@ -105,7 +102,6 @@ class Run(Reported):
         "--checkpointing/--no-checkpointing",
     )
     device: str = setting("cpu", "Device: cpu, cuda, ...", TRAINING)
-    dtype: str = setting("auto", "Data type of the frozen weights.", TRAINING)
     seed: int = setting(0, "Random seed.", TRAINING, min=0)
     output: Path | None = setting(None, "Folder of the run.", OUTPUT)
 
@@ -151,6 +147,8 @@ class Parallel(Run):
     """Options of ``dllm train parallel``."""
 
     recipe: str = setting("tad", "Recipe: tad, dparallel or d3llm.", TRAINING)
+    rank: int = setting(32, "Rank of the LoRA adapter (0: train all weights).", TRAINING, min=0)
+    dtype: str = setting("auto", "Data type of the frozen weights.", TRAINING)
     sampler: str = setting(
         "threshold(0.9)", "Sampler that decodes the trajectories and the evaluation.", DATA
     )
@@ -171,15 +169,17 @@ def parallel(*, options: Parallel) -> None:
     o = options
     if o.recipe not in PRESETS:
         raise UnknownNameError("recipe", o.recipe, PRESETS)
+    if not o.rank and o.dtype not in ("auto", "float32"):
+        raise ConfigError("all weights are trained in float32: leave --dtype out, or give a --rank")
     if o.samples > 1 and o.temperature == 0:
         raise ConfigError("answers of temperature 0 are alike: give --temperature with --samples")
-    _distill(o, PRESETS[o.recipe], "parallel", sampler=o.sampler, rounds=o.rounds,
-             samples=o.samples, temperature=o.temperature)  # fmt: skip
+    _distill(o, PRESETS[o.recipe], "parallel", rank=o.rank, dtype=o.dtype, sampler=o.sampler,
+             rounds=o.rounds, samples=o.samples, temperature=o.temperature)  # fmt: skip
 
 
 def _distill(
-    run: Run, settings: ObjectiveSettings, name: str, block: int = 0,
-    mask_token_id: int | None = None, **how: Any,
+    run: Run, settings: ObjectiveSettings, name: str, rank: int = 0, dtype: str = "auto",
+    block: int = 0, mask_token_id: int | None = None, **how: Any,
 ) -> None:  # fmt: skip
     """One run of `train.recipes.distill`; ``block``: of an autoregressive model that learns to
     decode in blocks from what it was."""
@@ -188,11 +188,9 @@ def _distill(
     from ..train.recipes.convert import in_blocks
     from ..train.recipes.distill import Distillation, finish, train
 
-    report, rank = run.report(), 32 if run.rank is None else run.rank
-    if not rank and run.dtype not in ("auto", "float32"):
-        raise ConfigError("all weights are trained in float32: leave --dtype out, or give a --rank")
+    report = run.report()
     folder = run.output or Path("runs") / name
-    model = load(run.model, device=own_device(run.device), dtype=run.dtype if rank else "float32")
+    model = load(run.model, device=own_device(run.device), dtype=dtype if rank else "float32")
     teacher = model if block else None
     if block:
         model = in_blocks(model, block, mask_token_id)
@@ -228,9 +226,7 @@ def convert(*, options: Conversion) -> None:
     """Make a block-diffusion model of an autoregressive one (OPDLM)."""
     from ..train.objectives.blocks import BlockSettings
 
-    if options.rank:
-        raise ConfigError("a conversion trains all weights: leave --rank out")
-    _distill(replace(options, rank=0), BlockSettings(), "convert", block=options.block,
+    _distill(options, BlockSettings(), "convert", block=options.block,
              mask_token_id=options.mask_token_id, rounds=options.rounds)  # fmt: skip
 
 

@@ -1,10 +1,13 @@
 """What goes wrong, as types.  Every message says what was given, what was expected, what to do."""
 
+import math
 import re
 from collections.abc import Iterable
 from contextlib import suppress
 from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, requires
+from numbers import Integral
+from typing import Any
 
 LONGEST_NAME = 100  # characters of an unknown name that are quoted
 
@@ -25,6 +28,7 @@ class UnknownNameError(DllmError, ValueError):
         """``instead``: what stands for it here, where that is known."""
         # Whoever sends a name of megabytes gets no megabytes back, and no search through them.
         self.kind, self.name, self.known = kind, str(name)[:LONGEST_NAME], sorted(known)
+        self.instead = instead
         if instead is not None:
             super().__init__(f"unknown {kind} {self.name!r}; here it is {instead}")
             return
@@ -32,6 +36,9 @@ class UnknownNameError(DllmError, ValueError):
         hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "known: "
         listing = "" if near else ", ".join(self.known) + "."
         super().__init__(f"unknown {kind} {self.name!r}; {hint}{listing}")
+
+    def __reduce__(self) -> tuple[Any, ...]:  # an error that a worker process hands over
+        return type(self), (self.kind, self.name, self.known, self.instead), vars(self)
 
 
 class ConfigError(DllmError, ValueError):
@@ -110,6 +117,13 @@ def check_switch(name: str, value: object) -> None:
     """Raise `ConfigError` for anything but True and False."""
     if not isinstance(value, bool):
         raise ConfigError(f"{name} is True or False, not {short(value)}")
+
+
+def check_whole(name: str, value: Any, least: int = 1, most: float = math.inf) -> None:
+    """Raise `ConfigError` for anything but a whole number, also one of numpy, in this range."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or not least <= value <= most:
+        upto = "" if most == math.inf else f" to {most}"
+        raise ConfigError(f"{name} is a whole number from {least}{upto}, not {short(value)}")
 
 
 def short(value: object) -> str:

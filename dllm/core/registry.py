@@ -1,8 +1,8 @@
 """Names of things that third parties may add: one registry per kind.
 
-A name resolves to a class.  Entry points of installed packages (groups ``dllm.samplers`` and
-``dllm.caches``) are looked at only when a name is unknown or a listing is wanted, so that importing
-stays cheap.  One that cannot be loaded is named in a warning and left out.
+A name resolves to a class.  Entry points of installed packages (groups ``dllm.samplers``,
+``dllm.caches`` and ``dllm.drafters``) are looked at only when a name is unknown or a listing is
+wanted, so that importing stays cheap.  One that is of no use is named in a warning and left out.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """``kind`` is what a name stands for, in the singular: it appears in error messages.
-    ``elsewhere``: what other libraries call an entry, and what to write here."""
+    """``kind`` is what a name stands for, in the singular: it appears in error messages.  Entries
+    are classes of ``base``.  ``elsewhere``: what others call an entry, and what to write here."""
 
-    def __init__(self, kind: str, elsewhere: Mapping[str, str] = MappingProxyType({})) -> None:
-        self.kind, self.elsewhere = kind, elsewhere
+    def __init__(
+        self, kind: str, base: type = object, elsewhere: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        self.kind, self.base, self.elsewhere = kind, base, elsewhere
         self._entries: dict[str, type[T]] = {}
         self.version = 0  # counts what was registered
         self._plugins_loaded = False
@@ -35,9 +37,12 @@ class Registry(Generic[T]):
         def add(cls: type[T]) -> type[T]:
             if not name.isidentifier():
                 raise ConfigError(f"{self.kind} name {name!r} is not an identifier like 'my_name'")
-            known = self._entries.get(name)
-            if known is not None and known.__qualname__ != cls.__qualname__:
+            self._check(cls)
+            known, own = self._entries.get(name), vars(cls).get("name", name)
+            if known is not None and not _again(known, cls):
                 raise ConfigError(f"{self.kind} {name!r} exists already: choose another name")
+            if own != name and self._entries.get(own) is cls:
+                raise ConfigError(f"{cls.__name__} is the {self.kind} {own!r} already: call it so")
             for key, value in {"name": name, **facts}.items():
                 setattr(cls, key, value)
             self._entries[name] = cls
@@ -51,10 +56,15 @@ class Registry(Generic[T]):
         ``__init__``."""
 
         def add(cls: Any) -> Any:
+            self._check(cls)
             frozen = cls if "__init__" in vars(cls) else dataclass(frozen=True)(cls)
             return self.register(name, **facts)(frozen)
 
         return add
+
+    def _check(self, cls: Any) -> None:
+        if not (isinstance(cls, type) and issubclass(cls, self.base)):
+            raise ConfigError(f"{cls!r:.80} is no subclass of {self.base.__name__}")
 
     def __getitem__(self, name: str) -> type[T]:
         if name not in self._entries:
@@ -75,10 +85,7 @@ class Registry(Generic[T]):
 
     def _load(self, entry: EntryPoint) -> None:
         try:
-            loaded = entry.load()
-            if not isinstance(loaded, type):
-                raise ConfigError(f"it is {loaded!r:.60}, not a class")
-            self.register(entry.name)(loaded)
+            self.part(entry.name)(entry.load())
         except Exception as error:  # whatever the other package does when it is imported
             package = f" of package {entry.dist.name}" if entry.dist else ""
             warnings.warn(
@@ -87,3 +94,9 @@ class Registry(Generic[T]):
                 RuntimeWarning,
                 stacklevel=4,
             )
+
+
+def _again(known: type, cls: type) -> bool:
+    """Whether ``cls`` is ``known`` made again, as a notebook does; no class of the library is."""
+    kept = known.__module__ == cls.__module__ or not known.__module__.startswith("dllm.")
+    return kept and known.__qualname__ == cls.__qualname__

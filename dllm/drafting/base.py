@@ -320,7 +320,7 @@ class AcceptRule(DraftPart):
 
 T = TypeVar("T", bound=DraftPart)
 
-DRAFTERS: Registry[Drafter] = Registry("drafter")
+DRAFTERS: Registry[Drafter] = Registry("drafter", Drafter)
 RULES: Registry[AcceptRule] = Registry("accept rule")
 
 

@@ -10,7 +10,7 @@ from ..runtime.result import Result
 from .base import RoundStats
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SpeculativeResult(Result):
     """A verified text.  ``nfe`` counts the verifier's forwards (rounds, the first of which reads
     the prompt), ``computed`` the positions it was fed; ``order`` is the round that emitted each

@@ -8,7 +8,7 @@ import torch
 
 from .. import cache as caches
 from ..core.canvas import IntArray
-from ..core.errors import ConfigError, PromptError
+from ..core.errors import ConfigError, PromptError, check_whole
 from ..engine.forward import Forward
 from ..engine.recipe import check_recipe
 from ..kernels.statistics import token_statistics
@@ -19,7 +19,7 @@ from .scoring import ScoreRequest, Scoring, job_of, recipe_of
 MOST_TOP = 1000
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Guesses:
     """What is predicted at the holes of a canvas: ``positions`` (n,) int64 from the canvas's start,
     ``tokens`` (n, top) int64 from the most likely one on, and their natural ``logprobs`` (n, top)
@@ -41,8 +41,7 @@ def step(
     loops of others are written with it.
     """
     loaded = remembered(model)
-    if isinstance(top, bool) or not isinstance(top, int) or not 1 <= top <= MOST_TOP:
-        raise ConfigError(f"top is a whole number from 1 to {MOST_TOP}, not {top!r}")
+    check_whole("top", top, most=MOST_TOP)
     if loaded.facts.mask_token_id is None:
         raise ConfigError(f"{loaded.name} is autoregressive: it predicts no masks")
     if loaded.facts.uniform:

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..core.errors import ConfigError
+from ..core.errors import check_whole
 from ..kernels.linear import Packed, linear
 
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -43,8 +43,7 @@ def set_threads(count: int) -> None:
     number below 1.
     """
     global _fixed
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise ConfigError(f"threads is a whole number from 1 on, not {count!r}")
+    check_whole("threads", count)
     torch.set_num_threads(count)
     _fixed = True
 

@@ -39,7 +39,8 @@ def resolve_dtype(dtype: str | torch.dtype) -> str | torch.dtype:
 ELSEWHERE = {  # what other libraries call it, and what to write here
     "load_in_8bit": "quantization='int8'", "load_in_4bit": "quantization='int4'",
     "torch_dtype": "dtype", "precision": "dtype", "model_max_length": "max_new_tokens of a call",
-    "trust_remote_code": "nothing: remote code is never run",
+    "token": "the variable HF_TOKEN", "cache_dir": "the variable HF_HOME",
+    "local_files_only": "the variable HF_HUB_OFFLINE=1",
 }  # fmt: skip
 
 

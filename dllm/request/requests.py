@@ -16,7 +16,7 @@ from ..core.canvas import BoolArray, Canvas, IntArray
 from ..core.capabilities import FIXED_WINDOW
 from ..core.config import FORMATS, GenerationConfig
 from ..core.declared import HOLES, MACHINE
-from ..core.errors import ConfigError, PromptError, check_switch, short
+from ..core.errors import ConfigError, PromptError, check_switch, check_whole, short
 from ..core.text import hole_forms
 from ..engine import Engine, MaskedRecipe, Recipe
 from ..kernels.noise import uniform
@@ -169,8 +169,7 @@ def answering(
     are admitted.  ``seen`` counts the prompts of former calls that these go on from."""
     if not prompts:
         raise PromptError("there is no prompt: pass a string, messages, ids, or a list of them")
-    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-        raise ConfigError(f"n must be a whole number of at least 1, not {n!r}")
+    check_whole("n", n)
     if not isinstance(chat, bool | None):
         raise ConfigError(f"chat is True, False or None, not {short(chat)}")
     check_switch("trace", trace)

@@ -20,7 +20,7 @@ Progress = list[tuple[Request, Step | None]]  # None: finished without a step of
 MASK = "░"  # an undecided position for which nothing is proposed, in `Event.draft`
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Event:
     """One step of one row, as it happens.
 

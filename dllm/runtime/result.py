@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Decode = Callable[[IntArray], str]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Result:
     """One generated text.
 
@@ -151,7 +151,7 @@ class Result:
             f"{counted(self.decided, 'token')} · {counted(self.nfe, 'forward')} · "
             f"{self.tokens_per_forward:.2f} tokens per forward · "
             f"{self.computed} positions computed · {self.seconds:.2f} s · "
-            f"peak {self.peak_memory / 2**20:.0f} MB · {self.finish_reason}"
+            f"peak {self.peak_memory / 2**20:.0f} MiB · {self.finish_reason}"
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -107,7 +107,8 @@ def test_what_is_promised_of_batches_is_said(
 def test_extras_come_with_the_command_that_installs_them(monkeypatch: pytest.MonkeyPatch) -> None:
     declared = [
         "torch>=2.9", 'flash-attn>=2.7; extra == "flash"', "fastapi>=0.1; extra == 'serve'",
-        'pytest>=8; extra == "test"', 'dllm[test]; extra == "dev"', 'openai; extra == "clients"',
+        'dllm[test]; extra == "serve"', 'pytest>=8; extra == "test"', 'dllm[test]; extra == "dev"',
+        'openai; extra == "clients"',
     ]  # fmt: skip
     monkeypatch.setattr(errors, "requires", lambda name: declared)
     installed = {"fastapi": "0.9"}

@@ -48,7 +48,8 @@ def test_an_autoregressive_model_learns_to_decode_in_blocks(cli: Run, tmp_path: 
 
 
 @pytest.mark.parametrize(("arguments", "said"), [
-    (("--rank", "8"), "leave --rank out"),
+    (("--rank", "8"), "No such option: --rank"),  # it trains all weights, in float32
+    (("--dtype", "bfloat16"), "No such option: --dtype"),
     (("--model", "nano"), "nano cannot become a model of blocks"),
 ])  # fmt: skip
 def test_a_conversion_that_cannot_be_is_refused(

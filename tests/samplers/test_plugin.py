@@ -8,7 +8,7 @@ import pytest
 
 import dllm
 from dllm.cache import CACHES
-from dllm.samplers import SAMPLERS, available
+from dllm.samplers import SAMPLERS, Selector, available, register
 
 MODULE = '''
 from dataclasses import dataclass
@@ -60,6 +60,8 @@ not_a_class = toy_plugin:VALUE
 raises = toy_raises:Cache
 none = toy_plugin:Other
 whole_again = toy_plugin:Mine
+other_name = toy_plugin:Mine
+no_cache = toy_plugin:Loose
 """
 CACHES_MODULE = '''
 from dllm.cache import Cache, Plan
@@ -71,8 +73,14 @@ class Other(Cache):
     """Takes a name that exists."""
 
 
+class Loose:
+    """Inherits from nothing."""
+
+
 class Mine(Cache):
     """Computes everything."""
+
+    every: int = 4
 
     def plan(self, canvas, slots):
         return Plan(compute=canvas.live())
@@ -99,12 +107,21 @@ def test_broken_entry_points_are_named_and_left_out(
             names = list(CACHES)
         messages = [str(warning.message) for warning in caught]
         assert "whole_again" in names and "dual" in names and "stale" not in names
-        for name in ("stale", "not_a_class", "raises", "none"):
+        for name in ("stale", "not_a_class", "raises", "none", "other_name", "no_cache"):
             (message,) = [text for text in messages if text.startswith(f"cache {name!r}")]
             assert "of package toy-plugin is left out" in message and "\n" not in message
+        assert dllm.cache.compose("whole_again(every=2)").every == 2  # type: ignore[attr-defined]
+        assert "whole_again" in [info.name for info in dllm.cache.available()]
         with pytest.raises(dllm.UnknownNameError, match="dual"):  # no second try, no second warning
             dllm.cache.compose("daul")
         assert sys.toy_tries == 1  # type: ignore[attr-defined]
     finally:
         CACHES._entries.pop("whole_again", None)
         sys.modules.pop("toy_plugin", None)
+
+
+def test_a_name_of_the_library_is_not_taken() -> None:
+    with pytest.raises(dllm.ConfigError, match="'threshold' exists already"):
+        register("threshold")(type("Threshold", (Selector,), {"__module__": "__main__"}))
+    with pytest.raises(dllm.ConfigError, match="no subclass of Part"):
+        register("loose")(type("Loose", (), {}))
