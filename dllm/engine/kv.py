@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import Cache
 
 from ..kernels.rotation import rotate_scatter
@@ -75,21 +76,22 @@ class KVBuffer(Cache):
             if new is None:
                 return None
             self.free(base, lanes * n)
-        tensors = [(self._keys, 2), (self._values, 2), (self._kept, 0)]
-        for x, dim in ((x, dim) for held, dim in tensors for x in held if x is not None):
-            old = x.narrow(dim, base, lanes * n).clone()  # the ranges may overlap
+        for x in (*self._keys, *self._values, *self._kept):
+            if x is None:
+                continue
+            old = x.narrow(-2, base, lanes * n).clone()  # the ranges may overlap
             for lane in range(lanes):
-                part = old.narrow(dim, lane * n, n)
-                x.narrow(dim, new + lane * size, n).copy_(part)
+                x.narrow(-2, new + lane * size, n).copy_(old.narrow(-2, lane * n, n))
         return new
 
     @torch.inference_mode()
     def _grow(self, size: int) -> None:
         """More slots: every tensor is copied into a larger one.  All new ones are made
         before any is put in place: running out of memory leaves the buffer as it was."""
+        more = (0, 0, 0, size - self.size)
         grown = [
-            [None if x is None else _longer(x, size, dim) for x in held]
-            for held, dim in ((self._keys, 2), (self._values, 2), (self._kept, 0))
+            [None if x is None else nn.functional.pad(x, more) for x in held]
+            for held in (self._keys, self._values, self._kept)
         ]
         self._keys, self._values, self._kept = grown
         self.extents.grow(size)
@@ -200,12 +202,3 @@ class Scratch(KVBuffer):
         if self._keys[0] is not None and self._keys[0].device != states.device:
             self._keys, self._values = [None], [None]
         return super().place(0, states)
-
-
-def _longer(x: torch.Tensor, size: int, dim: int) -> torch.Tensor:
-    """``x`` at the beginning of zeros with ``size`` entries along ``dim``."""
-    shape = list(x.shape)
-    shape[dim] = size
-    longer = x.new_zeros(shape)
-    longer.narrow(dim, 0, x.shape[dim]).copy_(x)
-    return longer

@@ -147,20 +147,17 @@ def pack(
             slots.append(layout.slots)
         packing.size += layout.count
         base = 0 if stored else at
-        if not lane:
-            starts.append(at)
-            begun.append(len(scored))
         pieces += [piece.moved(at, base) for piece in layout.pieces]
         packing.sliding += (piece.moved(at, base) for piece in layout.sliding)
+        asked = job.plan.rows(job.targets, shift)
         if lane:
-            second.append(np.searchsorted(layout.positions, job.plan.rows(job.targets, shift)) + at)
+            second.append(np.searchsorted(layout.positions, asked) + at)
             continue
-        if layout.first >= 0:  # a run of positions: its rows are found for all jobs at once
-            scored.append(job.plan.rows(job.targets, shift))
-            moved.append(at - layout.first)
-        else:
-            scored.append(np.searchsorted(layout.positions, job.plan.rows(job.targets, shift)))
-            moved.append(at)
+        starts.append(at)
+        begun.append(len(scored))
+        # The rows of a run of positions are found for all jobs at once.
+        scored.append(asked if layout.first >= 0 else np.searchsorted(layout.positions, asked))
+        moved.append(at - max(layout.first, 0))
         if job.masks.size:
             again, length = job.masks, canvas.length
             read = job.plan.read if stored else layout.positions
@@ -213,12 +210,10 @@ def _same(
         fed(job.canvas, job.canvas.tokens, one, uniform)
         for job, one in zip(jobs, layouts, strict=True)
     ]
-    targets = [job.targets for job in jobs]
-    if shift:
-        targets = [job.plan.rows(at, shift) for job, at in zip(jobs, targets, strict=True)]
+    rows = [job.plan.rows(job.targets, shift) for job in jobs]
     where = [
         at if layout.first >= 0 else np.searchsorted(layout.positions, at)
-        for layout, at in zip(layouts, targets, strict=True)
+        for layout, at in zip(layouts, rows, strict=True)
     ]
     if scoring is not None:
         where = [where[i] for i in scoring]
@@ -239,24 +234,17 @@ def _layout(job: Job, lane: int, stored: bool, visibility: Visibility) -> Layout
     run = count == int(compute[-1]) - first + 1
     where = slice(first, first + count) if run else compute
     visibility = visibility.bound(canvas, job.opening)
-    sliding = list[Piece]()
+    base, length = (job.base(lane), canvas.length) if stored else (0, count)
+    sliding, pieces, begin = list[Piece](), list[Piece](), 0
     if visibility.window is not None:
         sliding += visibility.pieces(
-            compute, job.plan.read if stored else None, 0, job.base(lane) if stored else 0,
-            canvas.length if stored else count, canvas.masked, sliding=True,
-        )  # fmt: skip
-    if stored:
-        base, length, begin, pieces = job.base(lane), canvas.length, 0, list[Piece]()
-        for piece, read in job.plan.pieces(length):
-            pieces += visibility.pieces(
-                piece, read, begin, base, length, canvas.masked, ordered=job.ordered
-            )
-            begin += len(piece)
-    else:
-        base = 0
-        pieces = list(visibility.pieces(
-            compute, None, 0, 0, count, canvas.masked, ordered=job.ordered
-        ))  # fmt: skip
+            compute, job.plan.read if stored else None, 0, base, length, canvas.masked, sliding=True
+        )
+    for piece, read in job.plan.pieces(length) if stored else [(compute, None)]:
+        pieces += visibility.pieces(
+            piece, read, begin, base, length, canvas.masked, ordered=job.ordered
+        )
+        begin += len(piece)
     slots = compute + base if stored else None
     open_ = int(np.searchsorted(compute, visibility.open)) if visibility.prefix else 0
     return Layout(where, count, first if run else -1, compute, slots, pieces, sliding, open_)

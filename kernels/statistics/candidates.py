@@ -91,7 +91,7 @@ def narrowed(
 ) -> tuple[TokenStatistics, torch.Tensor]:
     """Draw below the filters, and describe what they leave if that is asked for.
 
-    ``found`` are the statistics of the clean logits, ``most`` (R,) the log-probability of the
+    ``result`` are the statistics of the clean logits, ``most`` (R,) the log-probability of the
     largest and ``warm`` (R,) the sum of exp((x - best) / T) over all but the largest.  Returns
     statistics and the rows (R,) bool whose candidates do not suffice: theirs are wrong.
     """
