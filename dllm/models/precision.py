@@ -7,29 +7,21 @@ anyway, and what was recorded of them stays comparable.
 """
 
 import logging
-from functools import cache
-from pathlib import Path
 
 import psutil  # type: ignore[import-untyped, unused-ignore]
 import torch
 
 from ..kernels.cpu import library
+from ..kernels.cpu.compiled import features
 
 NATIVE = {"amx_bf16", "avx512_bf16"}  # flags of x86 processors; of others nothing was measured
 SMALL = 50_000_000  # parameters
-CPUINFO = Path("/proc/cpuinfo")
 LOG = logging.getLogger("dllm")
 
 
-@cache
 def native_bfloat16() -> bool:
     """Whether this processor says that it multiplies bfloat16 numbers itself."""
-    try:
-        lines = CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:  # no Linux: nothing is assumed
-        return False
-    flags = next((line.partition(":")[2] for line in lines if line.startswith("flags")), "")
-    return bool(NATIVE & set(flags.split()))
+    return bool(NATIVE & features())
 
 
 def auto_dtype(name: str, stored: str, parameters: int) -> str | torch.dtype:

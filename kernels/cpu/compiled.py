@@ -50,7 +50,7 @@ ANSWERS = {  # what returns a number: 0, 1 or 3 where it refuses, 2 where there 
 
 
 @cache
-def _features() -> frozenset[str]:
+def features() -> frozenset[str]:
     """What the processor says it can do; nothing where that is not Linux."""
     try:
         lines = CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -63,17 +63,17 @@ def _features() -> frozenset[str]:
 
 def missing_features() -> list[str]:
     """What this processor lacks for the kernels; ["no AMX"]: with that, oneDNN is faster."""
-    lacking = [name for name in NEEDED if name not in _features()]
-    return lacking or (["no AMX"] if "amx_bf16" in _features() else [])
+    lacking = [name for name in NEEDED if name not in features()]
+    return lacking or (["no AMX"] if "amx_bf16" in features() else [])
 
 
 def vectors() -> str:
     """The vector unit that the kernels are made for; empty where they cannot be."""
-    if any(name not in _features() for name in NEEDED):
+    if any(name not in features() for name in NEEDED):
         return ""
     if "asimd" in NEEDED:
         return "NEON"
-    return "AVX-512" if _features() >= WIDER else "AVX2"
+    return "AVX-512" if features() >= WIDER else "AVX2"
 
 
 def built() -> Path | None:
@@ -89,7 +89,7 @@ def _file() -> Path | None:
     cache_folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(named) if named else Path(cache_folder) / "dllm" / "kernels"
     said = [file.read_bytes() for file in (*SOURCES, *HEADERS)]
-    said += [name.encode() for name in (*FLAGS, *sorted(_features()))]
+    said += [name.encode() for name in (*FLAGS, *sorted(features()))]
     key = hashlib.sha256(b"\0".join(said))
     return folder / f"kernels-{key.hexdigest()[:16]}.so"
 

@@ -165,7 +165,7 @@ def test_what_is_missing_is_said(
     features: tuple[str, ...], compiler: str | None, message: str, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(of, "_features", lambda: frozenset(features))
+    monkeypatch.setattr(of, "features", lambda: frozenset(features))
     monkeypatch.setattr(of.shutil, "which", lambda name: None)
     monkeypatch.delenv("CXX", raising=False)
     if compiler is not None:
@@ -195,7 +195,7 @@ def test_the_processor_is_asked(
     if line is not None:
         (tmp_path / "cpuinfo").write_text(f"processor\t: 0\n{line}\nbugs\t: none\n")
     monkeypatch.setattr(of, "CPUINFO", tmp_path / "cpuinfo")
-    monkeypatch.setattr(of, "_features", of._features.__wrapped__)
+    monkeypatch.setattr(of, "features", of.features.__wrapped__)
     monkeypatch.setattr(of, "NEEDED", of.TARGETS[machine][1])
     assert (cpu.missing_features(), cpu.vectors()) == (lacking, unit)
 

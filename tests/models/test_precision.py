@@ -8,17 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from dllm.kernels.cpu import compiled
 from dllm.models import load, precision
 from dllm.models.precision import SMALL, auto_dtype, native_bfloat16
 
 FLAGS = "processor : 0\nflags\t\t: fpu sse2 avx512f {}\nbugs : none\n"
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Any:
-    native_bfloat16.cache_clear()
-    yield
-    native_bfloat16.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -32,7 +26,8 @@ def test_the_processor_is_asked(
     """Where the system does not say, nothing is assumed."""
     if flags is not None:
         (tmp_path / "cpuinfo").write_text(FLAGS.format(flags))
-    monkeypatch.setattr(precision, "CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(compiled, "CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(precision, "features", compiled.features.__wrapped__)
     assert native_bfloat16() is native
 
 
