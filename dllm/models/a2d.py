@@ -5,6 +5,7 @@ Llama, Qwen2 and Qwen3 under plain names, without a causal mask and without a sh
 text or in blocks: that is known of the published ones, and said with ``block_length=`` for others.
 """
 
+from dataclasses import replace
 from functools import partial
 
 from transformers import LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM
@@ -30,15 +31,12 @@ A2D_QWEN2 = Family(
     end_of_turn="<|im_end|>",
     tokenizer_class="Qwen2Tokenizer",
 )
-A2D_QWEN3 = Family(
+A2D_QWEN3 = replace(
+    A2D_QWEN2,
     name="a2d_qwen3",
     architectures=("A2DQwen3LMHeadModel",),
     model_class=Qwen3ForCausalLM,
     to_native=partial(native, kind=Qwen3ForCausalLM, name="A2D Qwen3"),
-    any_blocks=True,
-    mask_token="<|mask|>",
-    end_of_turn="<|im_end|>",
-    tokenizer_class="Qwen2Tokenizer",
     thinking=False,
     checkpoints=(
         Published("dllm-hub/Qwen3-0.6B-diffusion-mdlm-v0.1", "Apache-2.0"),

@@ -69,14 +69,8 @@ def open_checkpoint(model: str | os.PathLike[str], revision: str | None = None) 
     check_config(config)
     generation = read_json(folder / "generation_config.json") or {}
     check_generation(generation)
-    return Checkpoint(
-        name=name if hub or name in BUNDLED else folder.resolve().name,
-        folder=folder,
-        config=config,
-        generation=generation,
-        hub=hub,
-        revision=revision,
-    )
+    called = name if hub or name in BUNDLED else folder.resolve().name
+    return Checkpoint(called, folder, config, generation, hub, revision)
 
 
 def _named(model: object) -> str:

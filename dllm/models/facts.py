@@ -19,11 +19,8 @@ ATTENTION = {  # kinds of it, in words
     "causal_prefix": "causal before the open block",
     "causal": "causal",
 }
-GENERATION = (
-    "max_new_tokens",
-    "block_length",
-    "delimiters",
-)  # what generation_config.json may recommend
+# What generation_config.json may recommend.
+GENERATION = ("max_new_tokens", "block_length", "delimiters")
 
 
 def read_facts(

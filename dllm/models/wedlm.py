@@ -8,14 +8,14 @@ next one, as before: the same weights are an autoregressive model, which `dllm.s
 verifies drafts.  One architecture name stands for both networks; ``qk_norm`` tells them apart.
 """
 
+from dataclasses import replace
+
 from transformers import PreTrainedConfig, Qwen2ForCausalLM, Qwen3ForCausalLM
 
 from .family import ConfigDict, Family, Published, demand, require
 from .native import native
 
-ARCHITECTURES = ("WeDLMForCausalLM",)
 TOLD = ("qk_norm", "attention_bias")  # fields that tell the two networks apart
-VERIFIED = "logits of official code, equal, reordered text, small random checkpoint"
 
 
 def qwen3_config(config: ConfigDict) -> PreTrainedConfig:
@@ -35,26 +35,22 @@ def qwen2_config(config: ConfigDict) -> PreTrainedConfig:
 
 WEDLM_QWEN2 = Family(
     name="wedlm_qwen2",
-    architectures=ARCHITECTURES,
+    architectures=("WeDLMForCausalLM",),
     model_class=Qwen2ForCausalLM,
     to_native=qwen2_config,
     mask_kind="decided_first",
     end_of_turn="<|im_end|>",
     tokenizer_class="Qwen2Tokenizer",
     checkpoints=(Published("tencent/WeDLM-7B-Base"), Published("tencent/WeDLM-7B-Instruct")),
-    verified=VERIFIED,
+    verified="logits of official code, equal, reordered text, small random checkpoint",
 )
-WEDLM = Family(
+WEDLM = replace(
+    WEDLM_QWEN2,
     name="wedlm",
-    architectures=ARCHITECTURES,
     where={"qk_norm": True},
     model_class=Qwen3ForCausalLM,
     to_native=qwen3_config,
-    mask_kind="decided_first",
-    end_of_turn="<|im_end|>",
-    tokenizer_class="Qwen2Tokenizer",
     checkpoints=(Published("tencent/WeDLM-8B-Base"), Published("tencent/WeDLM-8B-Instruct")),
-    verified=VERIFIED,
     note="Decode with `sampler='wedlm', cache='wedlm'`.  Where a checkpoint states no mask "
     "token, Tencent's engine takes id 151665: pass `mask_token_id=151665`.",
 )
