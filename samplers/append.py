@@ -1,6 +1,6 @@
 """An answer that gets another block when it has filled the last one."""
 
-from ..core.canvas import Canvas, Edit, IntArray
+from ..core.canvas import Edit, IntArray
 from ..core.capabilities import CONSTRAINED
 from ..core.limits import COUNT, NOT_NEGATIVE, bounds
 from .base import View
@@ -14,17 +14,11 @@ def ended(view: View, frontier: int) -> bool:
     return stops(view.canvas, view.canvas.start, frontier, view.stop_ids).size > 0
 
 
-def undecided(canvas: Canvas) -> int:
-    """The first undecided position, or the end of the region."""
-    open_ = canvas.masked[canvas.start : canvas.end]
-    return canvas.start + int(open_.argmax()) if open_.any() else canvas.end
-
-
 def after_a_miss(view: View, block: int) -> tuple[Edit, ...]:
     """Another block, where all is decided, nothing ends the text and there may be more."""
     canvas = view.canvas
     room = canvas.start + canvas.cap - canvas.end
-    if room < 1 or undecided(canvas) < canvas.end or ended(view, canvas.end):
+    if room < 1 or canvas.frontier() < canvas.end or ended(view, canvas.end):
         return ()
     return (Edit(canvas.end, 0, min(block, room)),)
 
@@ -61,7 +55,7 @@ class Append(Length):
         return self._end(start, start, origin, cap) - start
 
     def resize(self, view: View, committed: IntArray) -> tuple[Edit, ...]:
-        canvas, first = view.canvas, undecided(view.canvas)
+        canvas, first = view.canvas, view.canvas.frontier()
         origin = canvas.start if canvas.origin is None else canvas.origin
         end = self._end(first, canvas.start, origin, canvas.cap)
         if end <= canvas.end or ended(view, first):

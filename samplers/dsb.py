@@ -27,8 +27,7 @@ class DSB(Window):
     k_max: int | None = None
 
     def advance(self, canvas: Canvas) -> None:
-        open_ = canvas.masked[canvas.start : canvas.end]
-        low = canvas.start + int(open_.argmax())
+        low = canvas.frontier()
         slide(canvas, low, self._edge(canvas, low))
 
     def _edge(self, canvas: Canvas, low: int) -> int:

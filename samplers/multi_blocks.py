@@ -33,8 +33,8 @@ class MultiBlocks(Window):
     lookahead: int = 1
 
     def advance(self, canvas: Canvas) -> None:
-        size, open_ = self.block_length or 32, canvas.masked[canvas.start : canvas.end]
-        low = canvas.start + int(open_.argmax()) // size * size
+        size = self.block_length or 32
+        low = canvas.start + (canvas.frontier() - canvas.start) // size * size
         window = (low, min(low + size * (1 + self.lookahead), canvas.end))
         canvas.state(FirstBlock).end = low + size
         if window != canvas.window:

@@ -187,6 +187,11 @@ class Canvas:
         low, high = self.window
         return self.masked[low:high].nonzero()[0] + low
 
+    def frontier(self) -> int:
+        """The first undecided position of the region, or its end."""
+        open_ = self.masked[self.start : self.end]
+        return self.start + int(open_.argmax()) if open_.any() else self.end
+
     def state(self, kind: type[S]) -> S:
         """What a part remembers of this row: an object of its own class ``kind``, made without
         arguments when it is first asked for.  Forks get a copy."""

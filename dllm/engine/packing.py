@@ -149,14 +149,14 @@ def pack(
         base = 0 if stored else at
         pieces += [piece.moved(at, base) for piece in layout.pieces]
         packing.sliding += (piece.moved(at, base) for piece in layout.sliding)
-        rows = job.plan.rows(job.targets, shift)
+        asked = job.plan.rows(job.targets, shift)
         if lane:
-            second.append(np.searchsorted(layout.positions, rows) + at)
+            second.append(np.searchsorted(layout.positions, asked) + at)
             continue
         starts.append(at)
         begun.append(len(scored))
         # The rows of a run of positions are found for all jobs at once.
-        scored.append(rows if layout.first >= 0 else np.searchsorted(layout.positions, rows))
+        scored.append(asked if layout.first >= 0 else np.searchsorted(layout.positions, asked))
         moved.append(at - max(layout.first, 0))
         if job.masks.size:
             again, length = job.masks, canvas.length

@@ -65,8 +65,7 @@ def opening_of(row: Row, cache: Cache) -> list[Job]:
     """Where the causal model says what a block begins with: the pass over all that stands before a
     block of which nothing is decided yet.  It is no step of any schedule."""
     canvas, slots = row.canvas, row.slots
-    open_ = canvas.masked[canvas.start : canvas.end]
-    first = canvas.start + int(open_.argmax()) if open_.any() else canvas.end
+    first = canvas.frontier()
     low, _ = canvas.block_at(first, slots.block_length)
     begun = canvas.window[0] <= first < canvas.window[1] and canvas.block_step > 0
     if first != low or low == canvas.end or not low or begun or canvas.revising:

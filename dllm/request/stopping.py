@@ -31,13 +31,12 @@ def stop_strings(model: DiffusionModel, config: GenerationConfig) -> Callable[[C
     def check(canvas: Canvas) -> None:
         if canvas.revising:
             return
-        undecided = canvas.masked[canvas.start : canvas.end]
-        frontier = int(undecided.argmax()) if undecided.any() else len(undecided)
+        frontier = canvas.frontier()
         search = canvas.state(StopSearch)
         if frontier == search.frontier:
             return
         search.frontier = frontier
-        tokens = canvas.tokens[canvas.start : canvas.start + frontier]
+        tokens = canvas.tokens[canvas.start : frontier]
         last = _stop_in(
             decode, tokens, config.stop_strings, stop_floor(canvas, config) - canvas.start
         )
