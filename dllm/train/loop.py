@@ -27,7 +27,7 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.trainer_utils import SchedulerType
 
 from ..core.errors import ConfigError, DllmError, NumericError, UnknownNameError
-from ..core.json_lines import whole_lines, write_whole
+from ..core.json_lines import noted, whole_lines, write_whole
 from ..models.precision import native_bfloat16
 from .processes import is_first, shared
 
@@ -231,15 +231,8 @@ class Stop(TrainerCallback):
 
 def last_checkpoint(folder: Path) -> Path | None:
     """The last one that is whole: a run may have been killed while it saved."""
-    whole = [state.parent for state in folder.glob(f"checkpoint-*/{STATE}") if _readable(state)]
+    whole = [state.parent for state in folder.glob(f"checkpoint-*/{STATE}") if noted(state)]
     return max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
-
-
-def _readable(file: Path) -> bool:
-    try:
-        return bool(json.loads(file.read_bytes()))
-    except ValueError:
-        return False
 
 
 def same_recipe(folder: Path, recipe: Any, base: str = "", **free: Any) -> None:
