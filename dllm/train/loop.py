@@ -241,15 +241,14 @@ def same_recipe(folder: Path, recipe: Any, base: str = "", **free: Any) -> None:
     run."""
     about = {"base": base} if base else {}
     file, settings = folder / RECIPE, json.loads(json.dumps(about | asdict(recipe)))
-    if file.exists():
-        begun = about | json.loads(file.read_text(encoding="utf-8"))
-        if begun | free != settings | free:
-            changed = ", ".join(sorted(k for k in begun | settings if k not in free
-                                       and begun.get(k) != settings.get(k)))  # fmt: skip
-            raise ConfigError(
-                f"{folder} holds a run of another recipe, with another {changed}: choose another "
-                "folder or repeat its options"
-            )
+    begun = noted(file) and about | noted(file)
+    if begun and begun | free != settings | free:
+        changed = ", ".join(sorted(k for k in begun | settings if k not in free
+                                   and begun.get(k) != settings.get(k)))  # fmt: skip
+        raise ConfigError(
+            f"{folder} holds a run of another recipe, with another {changed}: choose another "
+            "folder or repeat its options"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(file, json.dumps(settings, indent=1) + "\n")
 
