@@ -130,14 +130,16 @@ class Loop(Trainer):
                 "folder"
             )
 
-    def _maybe_log_save_evaluate(self, loss: Any, norm: Any, *arguments: Any, **more: Any) -> None:
+    def _maybe_log_save_evaluate(
+        self, tr_loss: Any, grad_norm: Any, *arguments: Any, **more: Any
+    ) -> None:
         """Nothing is measured or saved of weights that the step made NaN."""
-        if not all(math.isfinite(number) for number in (loss, norm) if number is not None):
+        if not all(math.isfinite(number) for number in (tr_loss, grad_norm) if number is not None):
             raise NumericError(
                 f"the loss or the gradient of step {self.state.global_step} is not finite: train "
                 "in another folder, with a lower learning rate"
             )
-        super()._maybe_log_save_evaluate(loss, norm, *arguments, **more)
+        super()._maybe_log_save_evaluate(tr_loss, grad_norm, *arguments, **more)
 
     def _save_checkpoint(self, *arguments: Any, **more: Any) -> None:
         try:
