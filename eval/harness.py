@@ -333,7 +333,7 @@ class DLLM(TemplateLM):  # type: ignore[misc]
     def _fit(self, ids: list[int], setting: dict[str, Any]) -> tuple[list[int], dict[str, Any]]:
         """A prompt and a canvas that fit the context: half of it is for the answer, if wanted, and
         a prompt that is too long for the rest loses its beginning."""
-        wanted = setting["max_new_tokens"]
+        ids, wanted = ids or [self.prefix_token_id], setting["max_new_tokens"]
         new = min(wanted, max(self.max_length - len(ids), self.max_length // 2))
         room = self.max_length - new
         if new < wanted or len(ids) > room:

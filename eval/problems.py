@@ -72,7 +72,8 @@ def read_file(path: Path) -> FileTask:
 
 
 def _question(task: str, where: str, result: Any) -> Question:
-    missing = {"prompt", "answer"} - set(result) if isinstance(result, Mapping) else {"prompt"}
+    given = result if isinstance(result, Mapping) else {"answer": ""}
+    missing = {"prompt"} - given.keys() | {"answer"} - {k for k in given if given[k] is not None}
     if missing:
         raise ConfigError(f"{where} lacks {' and '.join(sorted(missing))}")
     try:

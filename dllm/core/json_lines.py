@@ -40,6 +40,14 @@ def check_same(where: str, there: Mapping[str, Any], wanted: Mapping[str, Any]) 
             )
 
 
+def noted(path: Path) -> Any:
+    """The JSON of a file that an interrupted run left; {} where it is not there or not whole."""
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+
+
 def write_whole(path: Path, text: str) -> None:
     """Write a file that holds the old text or the new one, whatever happens meanwhile."""
     new = path.with_name(f"{path.name}.{os.getpid()}")  # other processes may write theirs

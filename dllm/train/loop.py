@@ -27,7 +27,7 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.trainer_utils import SchedulerType
 
 from ..core.errors import ConfigError, DllmError, NumericError, UnknownNameError
-from ..core.json_lines import whole_lines, write_whole
+from ..core.json_lines import noted, whole_lines, write_whole
 from ..models.precision import native_bfloat16
 from .processes import is_first, shared
 
@@ -130,14 +130,16 @@ class Loop(Trainer):
                 "folder"
             )
 
-    def _maybe_log_save_evaluate(self, loss: Any, norm: Any, *arguments: Any, **more: Any) -> None:
+    def _maybe_log_save_evaluate(
+        self, tr_loss: Any, grad_norm: Any, *arguments: Any, **more: Any
+    ) -> None:
         """Nothing is measured or saved of weights that the step made NaN."""
-        if not all(math.isfinite(number) for number in (loss, norm) if number is not None):
+        if not all(math.isfinite(number) for number in (tr_loss, grad_norm) if number is not None):
             raise NumericError(
                 f"the loss or the gradient of step {self.state.global_step} is not finite: train "
                 "in another folder, with a lower learning rate"
             )
-        super()._maybe_log_save_evaluate(loss, norm, *arguments, **more)
+        super()._maybe_log_save_evaluate(tr_loss, grad_norm, *arguments, **more)
 
     def _save_checkpoint(self, *arguments: Any, **more: Any) -> None:
         try:
@@ -231,15 +233,8 @@ class Stop(TrainerCallback):
 
 def last_checkpoint(folder: Path) -> Path | None:
     """The last one that is whole: a run may have been killed while it saved."""
-    whole = [state.parent for state in folder.glob(f"checkpoint-*/{STATE}") if _readable(state)]
+    whole = [state.parent for state in folder.glob(f"checkpoint-*/{STATE}") if noted(state)]
     return max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
-
-
-def _readable(file: Path) -> bool:
-    try:
-        return bool(json.loads(file.read_bytes()))
-    except ValueError:
-        return False
 
 
 def same_recipe(folder: Path, recipe: Any, base: str = "", **free: Any) -> None:
@@ -248,15 +243,14 @@ def same_recipe(folder: Path, recipe: Any, base: str = "", **free: Any) -> None:
     run."""
     about = {"base": base} if base else {}
     file, settings = folder / RECIPE, json.loads(json.dumps(about | asdict(recipe)))
-    if file.exists():
-        begun = about | json.loads(file.read_text(encoding="utf-8"))
-        if begun | free != settings | free:
-            changed = ", ".join(sorted(k for k in begun | settings if k not in free
-                                       and begun.get(k) != settings.get(k)))  # fmt: skip
-            raise ConfigError(
-                f"{folder} holds a run of another recipe, with another {changed}: choose another "
-                "folder or repeat its options"
-            )
+    begun = noted(file) and about | noted(file)
+    if begun and begun | free != settings | free:
+        changed = ", ".join(sorted(k for k in begun | settings if k not in free
+                                   and begun.get(k) != settings.get(k)))  # fmt: skip
+        raise ConfigError(
+            f"{folder} holds a run of another recipe, with another {changed}: choose another "
+            "folder or repeat its options"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(file, json.dumps(settings, indent=1) + "\n")
 

@@ -8,6 +8,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import dllm
@@ -193,6 +194,13 @@ def test_repeated_requests_are_different_draws(tiny: dllm.DiffusionModel) -> Non
         for size in (2, 6)
     }
     assert result[2] == result[6] and len(set(result[2])) == 6
+
+
+def test_an_empty_context_is_the_token_that_texts_begin_with(tiny: dllm.DiffusionModel) -> None:
+    lm = DLLM(tiny)
+    (answer,) = lm.generate_until([instance("", until=[], max_gen_toks=8)], True)
+    how = {"sampler": "threshold", "max_new_tokens": 8, "chat": False}
+    assert answer == dllm.generate(tiny, np.array([lm.prefix_token_id]), **how).text
 
 
 def test_sampling_only_where_the_task_asks(tiny: dllm.DiffusionModel) -> None:

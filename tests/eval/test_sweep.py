@@ -311,6 +311,7 @@ def test_files_of_questions(tmp_path: Path) -> None:
     ("content", "message"),
     [
         ('{"prompt": "a"}\n', "line 1 of .* lacks answer"),
+        ('{"prompt": "a", "answer": null}\n', "line 1 of .* lacks answer"),
         ('{"prompt": "a", "answer": "b"}\n{"prompt"', "line 2 of .* is not JSON"),
         ("", "holds no questions"),
         ('{"prompt": "a", "answer": "b", "match": "equal"}', "did you mean 'equals'"),

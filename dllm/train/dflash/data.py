@@ -8,7 +8,6 @@ training.
 """
 
 import hashlib
-import json
 import random
 import zlib
 from collections import Counter
@@ -22,6 +21,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from ...core.json_lines import noted
 from ..batches import AnswerBatches, answer_ids, examples, padded
 
 
@@ -54,19 +54,10 @@ def stamp(path: Path, verifier: Any) -> str:
     return digest.hexdigest()
 
 
-def label_of(states: Path) -> dict[str, Any]:
-    """What a file of hidden states holds; nothing when it is not there or not complete."""
-    try:
-        return dict(json.loads(states.with_suffix(".states.json").read_bytes()))
-    except (OSError, ValueError):
-        return {}
-
-
 def kept_states(path: Path, layers: Sequence[int], verifier: Any = None) -> Path | None:
     """The file of hidden states beside the answers of ``path``, if it is complete, has ``layers``
     and is of these answers and the network ``verifier``, if one is named."""
-    states = path.with_suffix(".states")
-    label = label_of(states)
+    states, label = path.with_suffix(".states"), noted(path.with_suffix(".states.json"))
     if not layers or not {*layers} <= {*label.get("layers", ())}:
         return None
     return states if verifier is None or label.get("of") == stamp(path, verifier) else None
@@ -116,7 +107,7 @@ class HiddenStates:
         return torch.from_numpy(here).view(torch.bfloat16).flatten(1)
 
     def _open(self, file: Path) -> tuple[Any, list[int]]:
-        kept = label_of(file)["layers"]
+        kept = noted(file.with_suffix(".states.json"))["layers"]
         flat, width = np.memmap(file, np.int16, "r"), (len(kept) + 1) * self.size
         rows = flat[: len(flat) // width * width].reshape(-1, len(kept) + 1, self.size)
         return rows, [*map(kept.index, self.layers), len(kept)]
