@@ -230,6 +230,8 @@ REFUSED: list[tuple[Any, str]] = [
     ({"prefixItems": [{}], "items": False, "minItems": 2}, "allows no value"),
     ({"type": "object", "required": "a"}, "no list of names"),
     ({"enum": "ab"}, "'enum' that is no list"),
+    ({"allOf": [{"patternProperties": {"^a": {}}}, {"additionalProperties": False}]},
+     "patternProperties in allOf"),
     ({"type": "object", "minProperties": 9}, "a minProperties of 9, which is supported up to 8"),
     ({"type": "array", "prefixItems": {}}, "'prefixItems' that is no list"),
     ({"oneOf": [{"const": 1}, {"enum": [1.0]}]}, "allows no value"),
