@@ -37,11 +37,7 @@ def record(reader: Base, schema: Schema, path: str) -> Part:
             if keys is not True and not _key(reader, keys, path).accepts(quoted(name)):
                 raise Nothing(path)
             where = f"{path}/properties/{name}"
-            value = (
-                reader.followed(also, part, where)
-                if also and isinstance(part, Mapping)
-                else reader.value(part, where)
-            )
+            value = reader.followed([*also, part], {}, where) if also else reader.value(part, where)
         except Nothing:
             if name in needed:
                 raise

@@ -320,6 +320,8 @@ def test_extra_keys_stand_in_any_order() -> None:
         ({"format": "uuid4"}, ['"12345678-1234-4234-a234-123456789abc"'],
          ['"12345678-1234-5234-a234-123456789abc"', '"12345678-1234-4234-c234-123456789abc"']),
         ({"format": "relative-json-pointer"}, ['"10/a"', '"0#"'], ['"01"', '"401"']),
+        ({"properties": {"ab": True}, "patternProperties": {"b$": {"const": 1}}},
+         ["{}", '{"ab": 1}'], ['{"ab": 2}']),
         # So many names differ; one more may stand twice, which a reader drops.
         ({"type": "object", "additionalProperties": {"const": 1}, "minProperties": 2},
          ['{"a": 1, "b": 1}', '{"a": 1, "b": 1, "a": 1}'], ['{"a": 1}', '{"a": 1, "a": 1}']),
