@@ -209,7 +209,8 @@ def number(reader: Base, schema: Schema, path: str, whole: bool = False) -> Part
     if reader.testing and whole:  # with zeros behind a point
         integer, found = leaf(1, False), leaf(step, False)
         return Leaf(reader.met(integer.automaton, found.automaton))
-    return leaf(step, whole)
+    # Behind a point, whole numbers of many digits would be rounded.
+    return leaf(step, whole or (step == int(step or 0) and not reader.testing))
 
 
 def boolean(reader: Base, schema: Schema, path: str) -> Part:

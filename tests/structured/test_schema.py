@@ -322,6 +322,7 @@ def test_extra_keys_stand_in_any_order() -> None:
         ({"format": "relative-json-pointer"}, ['"10/a"', '"0#"'], ['"01"', '"401"']),
         ({"properties": {"ab": True}, "patternProperties": {"b$": {"const": 1}}},
          ["{}", '{"ab": 1}'], ['{"ab": 2}']),
+        ({"multipleOf": 3}, ["6", "-9007199254740993"], ["7", "595853630546966988.00"]),
         # So many names differ; one more may stand twice, which a reader drops.
         ({"type": "object", "additionalProperties": {"const": 1}, "minProperties": 2},
          ['{"a": 1, "b": 1}', '{"a": 1, "b": 1, "a": 1}'], ['{"a": 1}', '{"a": 1, "a": 1}']),
