@@ -51,7 +51,10 @@ def record(reader: Base, schema: Schema, path: str) -> Part:
         others = _others(reader, more, named, keys, path, [*declared])
         if others is not None:
             members.append((others, False))
-        mixed = Mixed(tuple(members), COMMA, least, most, len(needed) > most_needed)
+        if reader.testing and most:  # which names that repeat may exceed
+            reader.refuse("maxProperties", path)
+        ordered = len(needed) > most_needed
+        mixed = Mixed(tuple(members), COMMA, least, most, ordered, again=reader.testing)
         return Row((Bytes(b"{"), mixed, Bytes(b"}")))
     if declared:
         if least > len(members):

@@ -192,10 +192,6 @@ def string(reader: Base, schema: Schema, path: str) -> Part:
     return reader.leaf(("string", *patterns, form, least, most), spelt)
 
 
-def integer(reader: Base, schema: Schema, path: str) -> Part:
-    return number(reader, schema, path, whole=True)
-
-
 def number(reader: Base, schema: Schema, path: str, whole: bool = False) -> Part:
     low, high, above, below = bounds_of(schema, path)
     step = schema.get("multipleOf")
@@ -211,14 +207,6 @@ def number(reader: Base, schema: Schema, path: str, whole: bool = False) -> Part
         return Leaf(reader.met(integer.automaton, found.automaton))
     # Behind a point, whole numbers of many digits would be rounded.
     return leaf(step, whole or (step == int(step or 0) and not reader.testing))
-
-
-def boolean(reader: Base, schema: Schema, path: str) -> Part:
-    return Either((Bytes(b"true"), Bytes(b"false")))
-
-
-def null(reader: Base, schema: Schema, path: str) -> Part:
-    return Bytes(b"null")
 
 
 def array(reader: Base, schema: Schema, path: str) -> Part:

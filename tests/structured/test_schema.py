@@ -237,7 +237,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({"oneOf": [{"const": 1}, {"enum": [1.0]}]}, "allows no value"),
     ({"type": "string", "not": {"format": "email"}}, "the format 'email' from holding"),
     ({"type": "string", "not": {"pattern": "[^\\w]"}}, "a set that may not hold"),
-    ({"not": {}}, "allows no value"),
+    ({"not": {}}, "allows no value"), ({"not": {"maxProperties": 1}}, "maxProperties from holding"),
     ({"not": {"const": {"a": 1, "b": 2}}}, "an object from holding"),
     ({"$ref": "other.json"}, "keep it in one file"),
     ({"$ref": "#/$defs/x"}, "which is not there"),
@@ -323,6 +323,8 @@ def test_extra_keys_stand_in_any_order() -> None:
         ({"properties": {"ab": True}, "patternProperties": {"b$": {"const": 1}}},
          ["{}", '{"ab": 1}'], ['{"ab": 2}']),
         ({"multipleOf": 3}, ["6", "-9007199254740993"], ["7", "595853630546966988.00"]),
+        ({"type": "object", "not": {"required": ["a"]}}, ["{}", '{"b": 1, "b": 2}'],
+         ['{"a": 1}', '{"a": 1, "a": 2}']),
         # So many names differ; one more may stand twice, which a reader drops.
         ({"type": "object", "additionalProperties": {"const": 1}, "minProperties": 2},
          ['{"a": 1, "b": 1}', '{"a": 1, "b": 1, "a": 1}'], ['{"a": 1}', '{"a": 1, "a": 1}']),
