@@ -84,9 +84,11 @@ def _of_kind(reader: Base, others: Either, kind: int) -> Part:
     kinds differ."""
     edges = [[(b, b, (s + b) % KINDS) for b in range(256)] for s in range(KINDS)]
     sums, ways = ByteAutomaton(edges, [s == kind for s in range(KINDS)], 0), list[Part]()
-    for name, *rest in (way.parts for way in others.parts):
+    for way in others.parts:
+        assert isinstance(way, Row)
         with suppress(Empty):
-            ways.append(Row((Leaf(reader.met(name.automaton, sums)), *rest)))
+            name = automaton_of(way.parts[0], reader.budget)
+            ways.append(Row((Leaf(reader.met(name, sums)), *way.parts[1:])))
     return Either(tuple(ways))
 
 

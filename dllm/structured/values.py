@@ -57,6 +57,10 @@ class Base:
     it away.
     """
 
+    value: Callable[[Any, str], Part]  # these three are the reader's
+    followed: Callable[[Sequence[Any], Schema, str], Part]
+    target: Callable[[Any, str], Schema]
+
     def __init__(
         self, root: Schema, budget: Budget, depth: int = DEPTH, loose: bool = False,
         testing: bool = False,
@@ -73,18 +77,6 @@ class Base:
         self._leaves: dict[Any, Leaf] = {}
         self._read: dict[Any, tuple[Any, Part | Nothing]] = {}
         self._any: dict[int, Part] = {}
-
-    def value(self, schema: Any, path: str) -> Part:
-        """The texts of a schema."""
-        raise NotImplementedError
-
-    def followed(self, parts: Sequence[Any], rest: Schema, path: str) -> Part:
-        """The texts of all ``parts`` and ``rest`` together, references followed."""
-        raise NotImplementedError
-
-    def target(self, schema: Any, path: str) -> Schema:
-        """What a schema that is a reference stands for."""
-        raise NotImplementedError
 
     def either(self, parts: Sequence[Callable[[], Part]], path: str) -> Part:
         """Alternatives, those left out that allow nothing."""
