@@ -106,8 +106,8 @@ class Format:
                 written += tokens
         # A region grows in a step of the model that decides the last of it.
         full = len(positions) == np.count_nonzero(canvas.masked[canvas.start : canvas.end])
-        most = len(positions) - 1 if full and self._room(canvas) else None
-        return np.array(positions[:most], np.int64), np.array(written[:most], np.int64)
+        kept = len(positions) - bool(full and self._room(canvas))
+        return np.array(positions[:kept], np.int64), np.array(written[:kept], np.int64)
 
     def chain(
         self, canvas: Canvas, span: Span, targets: IntArray, weight: Float64Array,

@@ -185,11 +185,12 @@ class Grammar:
                 node = ("repeat", node, int(sign == "+"), 1 if sign == "?" else None)
                 continue
             between = ".." if sign == "~" else ","
-            least = self._number(rest) or 0
-            most: int | None = least
+            least = most = self._number(rest)
             if rest and rest[-1].text == between:
                 rest.pop()
-                most = self._number(rest)
+                least, most = least or 0, self._number(rest)
+            if least is None or (most is not None and most < least):
+                raise ConfigError(f"a {sign!r} of the grammar is without a count, or falls")
             if sign == "{":
                 self._expect(rest, "}")
             node = ("repeat", node, least, most)

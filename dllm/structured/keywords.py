@@ -23,7 +23,8 @@ REFUSED = {
     "contains", "unevaluatedProperties", "unevaluatedItems", "$dynamicRef", "$recursiveRef",
 }  # fmt: skip
 DATA = {"const", "enum", "default", "example", "examples"}  # keywords that hold values
-NAMED = {"properties", "$defs", "definitions", "dependencies", "dependentSchemas"}  # schemas
+NAMED = {"properties", "patternProperties", "$defs", "definitions", "dependencies",
+         "dependentSchemas"}  # fmt: skip
 Schema = Mapping[str, Any]
 # Those that stand for other schemas.
 COMBINING = {"$ref", "allOf", "not", "anyOf", "oneOf"}

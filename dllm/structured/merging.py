@@ -58,7 +58,7 @@ def _merged_members(a: Schema, b: Schema, path: str) -> dict[str, Any]:
             elif others is not True:
                 raise ConfigError(f"{path} of the schema has patternProperties in allOf")
         properties[name] = conjoined(sides)
-    if named[0] and named[1] and more != [True, True]:
+    if any(mine and others is not True for mine, others in zip(named, more[::-1], strict=True)):
         raise ConfigError(f"{path} of the schema has patternProperties in allOf")
     patterns = {
         pattern: conjoined([each[pattern] for each in named if pattern in each])

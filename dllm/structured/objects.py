@@ -37,11 +37,7 @@ def record(reader: Base, schema: Schema, path: str) -> Part:
             if keys is not True and not _key(reader, keys, path).accepts(quoted(name)):
                 raise Nothing(path)
             where = f"{path}/properties/{name}"
-            value = (
-                reader.followed(also, part, where)
-                if also and isinstance(part, Mapping)
-                else reader.value(part, where)
-            )
+            value = reader.followed([*also, part], {}, where) if also else reader.value(part, where)
         except Nothing:
             if name in needed:
                 raise
@@ -55,7 +51,10 @@ def record(reader: Base, schema: Schema, path: str) -> Part:
         others = _others(reader, more, named, keys, path, [*declared])
         if others is not None:
             members.append((others, False))
-        mixed = Mixed(tuple(members), COMMA, least, most, len(needed) > most_needed)
+        if reader.testing and most:  # which names that repeat may exceed
+            reader.refuse("maxProperties", path)
+        ordered = len(needed) > most_needed
+        mixed = Mixed(tuple(members), COMMA, least, most, ordered, again=reader.testing)
         return Row((Bytes(b"{"), mixed, Bytes(b"}")))
     if declared:
         if least > len(members):
@@ -85,9 +84,11 @@ def _of_kind(reader: Base, others: Either, kind: int) -> Part:
     kinds differ."""
     edges = [[(b, b, (s + b) % KINDS) for b in range(256)] for s in range(KINDS)]
     sums, ways = ByteAutomaton(edges, [s == kind for s in range(KINDS)], 0), list[Part]()
-    for name, *rest in (way.parts for way in others.parts):
+    for way in others.parts:
+        assert isinstance(way, Row)
         with suppress(Empty):
-            ways.append(Row((Leaf(reader.met(name.automaton, sums)), *rest)))
+            name = automaton_of(way.parts[0], reader.budget)
+            ways.append(Row((Leaf(reader.met(name, sums)), *way.parts[1:])))
     return Either(tuple(ways))
 
 

@@ -134,7 +134,8 @@ class Members(Part):
 @dataclass(frozen=True, eq=False)
 class Mixed(Part):
     """Members in any order, with a ``comma`` between them: ``least`` to ``most``, those that are
-    needed once; ``ordered``: these in their own order.  The first ``once`` of all differ."""
+    needed once, or ``again``; ``ordered``: these in their own order.  The first ``once`` of all
+    differ."""
 
     members: tuple[tuple[Part, bool], ...]  # and whether one is needed
     comma: Part
@@ -142,6 +143,7 @@ class Mixed(Part):
     most: int | None
     ordered: bool = False
     once: int = 0
+    again: bool = False
 
     def build(self, net: Net, then: int) -> int:
         top = max(self.least, 1) if self.most is None else self.most
@@ -153,7 +155,7 @@ class Mixed(Part):
                 net.free[node].append(then)
             for i, (part, need) in enumerate(self.members):
                 early = need and self.ordered and i not in missing[:1]
-                if i in there or early or (n == top and self.most is not None):
+                if (i in there and not self.again) or early or (n == top and self.most is not None):
                     continue
                 kept = range(len(self.members)) if n + 1 < self.once else needed
                 after = (there | {i}).intersection(kept), min(n + 1, top)

@@ -70,8 +70,9 @@ class Reader(Base):
             ) from None
         except Nothing as error:
             raise ConfigError(f"{error} of the schema allows no value") from None
-        except (AttributeError, TypeError, LookupError, OverflowError, RecursionError,
-                ValueError) as error:  # fmt: skip
+        except RecursionError:
+            raise TooLarge("is nested too deeply: allow less") from None
+        except (AttributeError, TypeError, LookupError, OverflowError, ValueError) as error:
             if isinstance(error, ConfigError | Unfit):
                 raise
             raise ConfigError(f"the schema is not well formed: {one_line(error)}") from None
@@ -342,6 +343,7 @@ class Reader(Base):
     }  # fmt: skip
     TYPES: ClassVar[dict[str, Callable[[Reader, Schema, str], Part]]] = {
         "object": record, "array": values.array, "string": values.string,
-        "number": values.number, "integer": values.integer, "boolean": values.boolean,
-        "null": values.null,
+        "number": values.number, "integer": partial(values.number, whole=True),
+        "boolean": lambda *_: Either((Bytes(b"true"), Bytes(b"false"))),
+        "null": lambda *_: Bytes(b"null"),
     }  # fmt: skip

@@ -57,6 +57,10 @@ class Base:
     it away.
     """
 
+    value: Callable[[Any, str], Part]  # these three are the reader's
+    followed: Callable[[Sequence[Any], Schema, str], Part]
+    target: Callable[[Any, str], Schema]
+
     def __init__(
         self, root: Schema, budget: Budget, depth: int = DEPTH, loose: bool = False,
         testing: bool = False,
@@ -73,18 +77,6 @@ class Base:
         self._leaves: dict[Any, Leaf] = {}
         self._read: dict[Any, tuple[Any, Part | Nothing]] = {}
         self._any: dict[int, Part] = {}
-
-    def value(self, schema: Any, path: str) -> Part:
-        """The texts of a schema."""
-        raise NotImplementedError
-
-    def followed(self, parts: Sequence[Any], rest: Schema, path: str) -> Part:
-        """The texts of all ``parts`` and ``rest`` together, references followed."""
-        raise NotImplementedError
-
-    def target(self, schema: Any, path: str) -> Schema:
-        """What a schema that is a reference stands for."""
-        raise NotImplementedError
 
     def either(self, parts: Sequence[Callable[[], Part]], path: str) -> Part:
         """Alternatives, those left out that allow nothing."""
@@ -192,10 +184,6 @@ def string(reader: Base, schema: Schema, path: str) -> Part:
     return reader.leaf(("string", *patterns, form, least, most), spelt)
 
 
-def integer(reader: Base, schema: Schema, path: str) -> Part:
-    return number(reader, schema, path, whole=True)
-
-
 def number(reader: Base, schema: Schema, path: str, whole: bool = False) -> Part:
     low, high, above, below = bounds_of(schema, path)
     step = schema.get("multipleOf")
@@ -209,15 +197,8 @@ def number(reader: Base, schema: Schema, path: str, whole: bool = False) -> Part
     if reader.testing and whole:  # with zeros behind a point
         integer, found = leaf(1, False), leaf(step, False)
         return Leaf(reader.met(integer.automaton, found.automaton))
-    return leaf(step, whole)
-
-
-def boolean(reader: Base, schema: Schema, path: str) -> Part:
-    return Either((Bytes(b"true"), Bytes(b"false")))
-
-
-def null(reader: Base, schema: Schema, path: str) -> Part:
-    return Bytes(b"null")
+    # Behind a point, whole numbers of many digits would be rounded.
+    return leaf(step, whole or (step == int(step or 0) and not reader.testing))
 
 
 def array(reader: Base, schema: Schema, path: str) -> Part:
