@@ -9,7 +9,6 @@ from ..core.declared import Numeric, about
 from ..core.errors import ConfigError
 
 SAMPLER = "threshold"
-WRITE_PATIENCE = 30.0  # seconds that a reader may keep a full connection waiting
 Seconds = Annotated[float, Field(gt=0), Numeric]
 
 
@@ -43,9 +42,7 @@ class Settings(Serving):
     tool_parser: Annotated[str | None, about(
         "Syntax of the model's tool calls: hermes or llama (default: by its chat template).",
     )] = None  # fmt: skip
-    write_patience: Annotated[
-        Seconds, about("Seconds that a reader may keep a full connection.")
-    ] = WRITE_PATIENCE
+    write_patience: Annotated[Seconds, about("Seconds that a reader may stop reading.")] = 30.0
 
     def session(self, cache: str) -> dict[str, Any]:
         """Arguments of the `dllm.Session` for ``cache``."""
@@ -58,4 +55,6 @@ class Settings(Serving):
             raise ConfigError("a server needs a cache: 'none' is one")
         if len(set(self.caches)) < len(self.caches):
             raise ConfigError(f"caches {', '.join(self.caches)}: one is named twice")
+        if self.api_key is not None and not self.api_key.strip(" ,"):
+            raise ConfigError("the API key is empty: give one, or none at all")
         return self
