@@ -1,14 +1,16 @@
 """What a server is told when it starts."""
 
+import re
 from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
 from ..core.config import Count, Number, Serving
 from ..core.declared import Numeric, about
-from ..core.errors import ConfigError
+from ..core.errors import ConfigError, short
 
 SAMPLER = "threshold"
+ORIGIN = r"\*|null|[a-z][a-z0-9+.-]*://[^/?#]+"  # as browsers send it
 Seconds = Annotated[float, Field(gt=0), Numeric]
 
 
@@ -57,4 +59,7 @@ class Settings(Serving):
             raise ConfigError(f"caches {', '.join(self.caches)}: one is named twice")
         if self.api_key is not None and not self.api_key.strip(" ,"):
             raise ConfigError("the API key is empty: give one, or none at all")
+        if wrong := [one for one in self.cors if not re.fullmatch(ORIGIN, one)]:
+            raise ConfigError(f"{short(wrong[0])} is no origin: write it as https://example.org, "
+                              "without a path, or * for all")  # fmt: skip
         return self

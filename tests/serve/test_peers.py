@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 import dllm
+from dllm.core.errors import ConfigError
 from dllm.request.prompts import encode
+from dllm.serve.settings import Settings
 
 from ..thin import some
 from .conftest import Served, Start, deltas
@@ -244,6 +246,9 @@ def test_web_pages_may_ask(start: Start, tiny: dllm.DiffusionModel) -> None:
     assert asked(named, "https://example.com").status_code == 200
     assert "access-control-allow-origin" not in asked(named, "https://example.org").headers
     assert asked(start(tiny, cors=("*",)), "https://example.org").status_code == 200
+    for wrong in ("example.org", "https://example.org/", "https://example.org/page"):
+        with pytest.raises(ConfigError, match="is no origin"):
+            Settings(cors=(wrong,))
 
 
 def test_keys(start: Start, tiny: dllm.DiffusionModel) -> None:
