@@ -149,7 +149,8 @@ def test_log_probabilities_of_tokens_that_are_named(nano: Served) -> None:
             "return_tokens_as_token_ids": True}  # fmt: skip
     for one in first(nano.post(CHAT, body))["logprobs"]["content"]:
         assert {top["token"] for top in one["top_logprobs"]} == {f"token_id:{i}" for i in wanted}
-    for more, word in (({"max_tokens": 2000}, "fewer tokens"), ({"logprobs": False}, "needs")):
+    for more, word in (({"max_tokens": 2000}, "fewer tokens"), ({"logprobs": False}, "needs"),
+                       ({"logprob_token_ids": [size]}, f"token id {size} is outside")):  # fmt: skip
         assert word in nano.post(CHAT, body | more).json()["error"]["message"]
 
 
