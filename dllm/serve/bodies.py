@@ -136,7 +136,6 @@ class ToolCall(Body):
 
     id: str = ""
     type: Literal["function"] = "function"
-    index: Number = 0
     function: CalledFunction
 
 

@@ -120,9 +120,6 @@ class Client(NamedTuple):
     host: str = ""
 
 
-NOBODY = Client()
-
-
 def client_of(request: Request, keys: str | None) -> Client:
     """Who asks; `Problem` without one of the ``keys``.  The path is that of the request line:
     ``request.url`` is made from the Host header as well, which the client writes.  A header has

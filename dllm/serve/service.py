@@ -31,7 +31,7 @@ from ..session import Session
 from ..structured.building import WORKER
 from .chats import Chats
 from .encoding import Encoder
-from .http import NOBODY, Client
+from .http import Client
 from .likelihoods import Likelihoods
 from .metrics import Metrics
 from .problems import Problem, problem_of, shortened, stopping, unsupported
@@ -211,7 +211,7 @@ class Service:
                 "model", "model_not_found",
             )  # fmt: skip
 
-    async def start(self, ask: GenerateRequest, client: Client = NOBODY) -> Started:
+    async def start(self, ask: GenerateRequest, client: Client) -> Started:
         """Submit every choice of ``ask``: all of them or none."""
         self.check(ask)
         until = time.monotonic() + min(ask.deadline or math.inf, self.settings.deadline)
