@@ -167,7 +167,7 @@ def check_ids(model: DiffusionModel, ids: Sequence[int], least: int = 0) -> IntA
     for token in ids:
         if not least <= token < size:
             raise PromptError(
-                f"token id {short(token)} is outside the vocabulary of {size}: was the prompt made "
+                f"token id {short(token)} is outside the vocabulary of {size}: were the ids made "
                 "with another tokenizer?"
             )
     return np.asarray(ids, np.int64)

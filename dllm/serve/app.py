@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import cached_property
 from typing import Any
 from urllib.parse import quote
@@ -158,6 +158,5 @@ async def _http_problem(request: Request, error: Exception) -> Response:
         about = f"it is at {right}: the base URL of clients is http://HOST:PORT/v1"
     text = f"{request.method} {path[:80]}: {about or error.detail}"
     response = refusal(Problem(error.status_code, text))
-    with suppress(TypeError):
-        response.headers.update(error.headers or {})
+    response.headers.update(error.headers or {})
     return named(request, response)

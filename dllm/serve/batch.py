@@ -23,7 +23,7 @@ from ..core.config import MOST
 from ..core.errors import ConfigError, DllmError, PromptError, QueueFullError
 from ..core.json_lines import check_same
 from .body import is_unicode
-from .http import dumps
+from .http import Client, dumps
 from .problems import Problem
 from .reading import parsed
 from .requests import GenerateRequest, read_chat, read_infill, read_text
@@ -248,7 +248,7 @@ async def admitted(service: Service, ask: GenerateRequest) -> Started:
     """A request at work, as soon as the queues have room for it: nothing is refused."""
     while True:
         try:
-            return await service.start(ask)
+            return await service.start(ask, Client())
         except QueueFullError:
             await asyncio.sleep(AGAIN)
 

@@ -130,7 +130,6 @@ class ToolCall(Echoed):
 
     id: str = ""
     type: Literal["function"] = "function"
-    index: Number = 0
     function: CalledFunction
 
 

@@ -61,7 +61,8 @@ async def unless_gone(client: Request | Receive, work: Awaitable[T]) -> T:
     async def watch() -> None:
         nonlocal left
         with suppress(Exception):
-            await disconnected(receive)
+            while (await receive())["type"] != "http.disconnect":
+                pass
         left = True
         asking.cancel()
 
@@ -94,12 +95,6 @@ async def outcome(work: Future[T], until: float | None = None) -> T:
         raise
 
 
-async def disconnected(receive: Receive) -> None:
-    """Returns when the client has left."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
 async def read_body(request: Request, most: int) -> bytes:
     """The body; `Problem` where it is too large or too slow."""
     too_large = Problem(413, f"the body may have {most} bytes", code="body_too_large")
@@ -125,18 +120,17 @@ class Client(NamedTuple):
     host: str = ""
 
 
-NOBODY = Client()
-
-
 def client_of(request: Request, keys: str | None) -> Client:
     """Who asks; `Problem` without one of the ``keys``.  The path is that of the request line:
-    ``request.url`` is made from the Host header as well, which the client writes."""
+    ``request.url`` is made from the Host header as well, which the client writes.  A header has
+    bytes, which Starlette shows as characters."""
     host = request.client.host if request.client else ""
     if keys is None or request.scope["path"] in OPEN:
         return Client("", host)
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
     own = given if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
-    right = [hmac.compare_digest(own.encode(), key.encode()) for key in keys.split(",") if key]
+    own, known = own.strip(), map(str.strip, keys.split(","))
+    right = [hmac.compare_digest(own.encode("latin-1"), key.encode()) for key in known if key]
     if not any(right):
         raise Problem(401, "the API key is missing or wrong", code="invalid_api_key")
     return Client(own, host)

@@ -52,9 +52,6 @@ class Item(Echoed):
     arguments: str = ""
     call_id: str = ""
     output: Content = ""
-    id: str | None = None
-    status: str | None = None
-    phase: str | None = None
     summary: list[Part] | None = None
 
 

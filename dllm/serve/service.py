@@ -22,7 +22,7 @@ from ..drafting.verifiers.base import is_causal_model
 from ..likelihood.tokens import TokenScores
 from ..models import DiffusionModel
 from ..request.holes import measured, open_holes
-from ..request.prompts import encode_continuation, tokenizer_of
+from ..request.prompts import check_ids, encode_continuation, tokenizer_of
 from ..request.requests import occurrences
 from ..runtime.handle import Handle
 from ..runtime.result import Result
@@ -31,7 +31,7 @@ from ..session import Session
 from ..structured.building import WORKER
 from .chats import Chats
 from .encoding import Encoder
-from .http import NOBODY, Client
+from .http import Client
 from .likelihoods import Likelihoods
 from .metrics import Metrics
 from .problems import Problem, problem_of, shortened, stopping, unsupported
@@ -161,6 +161,7 @@ class Service:
     def check(self, ask: GenerateRequest) -> None:
         """Refuse what this server does not have, or cannot take any more."""
         self.check_model(ask.model)
+        check_ids(self.model, ask.logprob_ids)
         called = self.model.name
         if is_causal_model(self.model):
             if ask.drafts or ask.logprobs:
@@ -210,7 +211,7 @@ class Service:
                 "model", "model_not_found",
             )  # fmt: skip
 
-    async def start(self, ask: GenerateRequest, client: Client = NOBODY) -> Started:
+    async def start(self, ask: GenerateRequest, client: Client) -> Started:
         """Submit every choice of ``ask``: all of them or none."""
         self.check(ask)
         until = time.monotonic() + min(ask.deadline or math.inf, self.settings.deadline)

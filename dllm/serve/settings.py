@@ -1,15 +1,16 @@
 """What a server is told when it starts."""
 
+import re
 from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
 from ..core.config import Count, Number, Serving
 from ..core.declared import Numeric, about
-from ..core.errors import ConfigError
+from ..core.errors import ConfigError, short
 
 SAMPLER = "threshold"
-WRITE_PATIENCE = 30.0  # seconds that a reader may keep a full connection waiting
+ORIGIN = r"\*|null|[a-z][a-z0-9+.-]*://[^/?#]+"  # as browsers send it
 Seconds = Annotated[float, Field(gt=0), Numeric]
 
 
@@ -43,9 +44,7 @@ class Settings(Serving):
     tool_parser: Annotated[str | None, about(
         "Syntax of the model's tool calls: hermes or llama (default: by its chat template).",
     )] = None  # fmt: skip
-    write_patience: Annotated[
-        Seconds, about("Seconds that a reader may keep a full connection.")
-    ] = WRITE_PATIENCE
+    write_patience: Annotated[Seconds, about("Seconds that a reader may stop reading.")] = 30.0
 
     def session(self, cache: str) -> dict[str, Any]:
         """Arguments of the `dllm.Session` for ``cache``."""
@@ -58,4 +57,9 @@ class Settings(Serving):
             raise ConfigError("a server needs a cache: 'none' is one")
         if len(set(self.caches)) < len(self.caches):
             raise ConfigError(f"caches {', '.join(self.caches)}: one is named twice")
+        if self.api_key is not None and not self.api_key.strip(" ,"):
+            raise ConfigError("the API key is empty: give one, or none at all")
+        if wrong := [one for one in self.cors if not re.fullmatch(ORIGIN, one)]:
+            raise ConfigError(f"{short(wrong[0])} is no origin: write it as https://example.org, "
+                              "without a path, or * for all")  # fmt: skip
         return self

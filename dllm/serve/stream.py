@@ -44,8 +44,6 @@ class Stream:
     started: Started
     arrived: float
     shown: list[Shown] = field(default_factory=list)
-    drafted: bool = False
-    written: bool = False
 
     def __post_init__(self) -> None:
         self.shown = [Shown() for _ in self.started.handles]
@@ -97,8 +95,7 @@ class Stream:
     def _chunks(self, index: int, happened: Event) -> list[dict[str, Any]]:
         """What one event is to the client."""
         ask, shown = self.ask, self.shown[index]
-        if not self.drafted:
-            self.drafted = True
+        if not any(one.steps for one in self.shown):
             self.service.metrics.observe("first_draft_seconds", time.monotonic() - self.arrived)
         if not shown.steps:
             prompt = happened.canvas.tokens[: happened.canvas.prompt_length].tolist()
@@ -114,8 +111,7 @@ class Stream:
         text = self._final(shown, happened)
         delta = self._delta(shown, text)
         if delta:
-            if not self.written:
-                self.written = True
+            if not any(one.began for one in self.shown):
                 self.service.metrics.observe("first_text_seconds", time.monotonic() - self.arrived)
             chunks += self.reply.chunk(index, delta, not shown.began)
             shown.began = True

@@ -7,8 +7,9 @@ import pytest
 
 import dllm
 from dllm.core.access import KEY, json_headers
-from dllm.core.errors import DllmError
+from dllm.core.errors import ConfigError, DllmError
 from dllm.drafting.device import write_with
+from dllm.serve.settings import Settings
 from tests.drafting.conftest import make_verifier
 
 from .conftest import Start, raw
@@ -36,6 +37,19 @@ def test_a_device_that_drafts(start: Start, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv(KEY, "sesame")
     written = [t for ids in write_with(served.url, "prompt_lookup", prompt, **how) for t in ids]
     assert written == dllm.speculate(verifier, None, PROMPT, max_new_tokens=8).tokens
+
+
+def test_keys_as_people_write_them(start: Start, tiny: dllm.DiffusionModel) -> None:
+    """With blanks around them, in any script, as curl sends it; and none is no key."""
+    served = start(tiny, api_key="one, schlüssel")
+    for key, status in (("one", b"200"), ("schlüssel", b"200"), ("", b"401"), (",", b"401")):
+        head = (
+            f"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\nX-Api-Key: {key}\r\n\r\n"
+        )
+        assert raw(served, head.encode())[9:12] == status, key
+    for empty in ("", " , "):
+        with pytest.raises(ConfigError, match="empty"):
+            Settings(api_key=empty)
 
 
 HOSTILE = ["x/health?", "x/health", "/health", "x?/", "x#/metrics", "localhost/../health?a=", "x/",

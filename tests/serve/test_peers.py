@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 import dllm
+from dllm.core.errors import ConfigError
 from dllm.request.prompts import encode
+from dllm.serve.settings import Settings
 
 from ..thin import some
 from .conftest import Served, Start, deltas
@@ -147,7 +149,8 @@ def test_log_probabilities_of_tokens_that_are_named(nano: Served) -> None:
             "return_tokens_as_token_ids": True}  # fmt: skip
     for one in first(nano.post(CHAT, body))["logprobs"]["content"]:
         assert {top["token"] for top in one["top_logprobs"]} == {f"token_id:{i}" for i in wanted}
-    for more, word in (({"max_tokens": 2000}, "fewer tokens"), ({"logprobs": False}, "needs")):
+    for more, word in (({"max_tokens": 2000}, "fewer tokens"), ({"logprobs": False}, "needs"),
+                       ({"logprob_token_ids": [size]}, f"token id {size} is outside")):  # fmt: skip
         assert word in nano.post(CHAT, body | more).json()["error"]["message"]
 
 
@@ -244,6 +247,9 @@ def test_web_pages_may_ask(start: Start, tiny: dllm.DiffusionModel) -> None:
     assert asked(named, "https://example.com").status_code == 200
     assert "access-control-allow-origin" not in asked(named, "https://example.org").headers
     assert asked(start(tiny, cors=("*",)), "https://example.org").status_code == 200
+    for wrong in ("example.org", "https://example.org/", "https://example.org/page"):
+        with pytest.raises(ConfigError, match="is no origin"):
+            Settings(cors=(wrong,))
 
 
 def test_keys(start: Start, tiny: dllm.DiffusionModel) -> None:
