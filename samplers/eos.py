@@ -92,8 +92,9 @@ def block_all(canvas: Canvas, committed: IntArray, stop_ids: StopIds) -> None:
     """Stop when the window is decided and is nothing but stop ids."""
     low, high = canvas.window
     if not canvas.masked[low:high].any() and is_stop(canvas.tokens[low:high], stop_ids).all():
-        region = is_stop(canvas.tokens[canvas.start : high], stop_ids)
-        end_at(canvas, canvas.start + int(region.argmax()))
+        result = stops(canvas, canvas.start, high, stop_ids)
+        if result.size:
+            end_at(canvas, int(result[0]))
 
 
 def first_commit(canvas: Canvas, committed: IntArray, stop_ids: StopIds, keep: bool = True) -> None:
