@@ -87,6 +87,7 @@ METHODS: dict[tuple[str, str], str] = {
         "s2d2",
     ): "Without the released bandit over when to verify. Only the masks that are judged are fed a "
     "second time. At equal S hysteresis stays off as in the released code, where the paper has >=.",
+    ("sampler", "credit"): "Recorded is dInfer's code, not its authors'.",
     ("sampler", "edit"): "New tokens are committed where the probability reaches the threshold, "
     "in the official code where it exceeds it.",
     (
@@ -148,7 +149,8 @@ METHODS: dict[tuple[str, str], str] = {
     ("cache", "d2f"): "Keeps no logits: where they are shifted, one row more is computed.",
     ("cache", "elastic"): "Could not be recorded; the rule follows paper and code.",
     ("cache", "block"): "Exact by construction: equals no cache on block-causal models (tested).",
-    ("cache", "vicinity"): "Not recorded: the rule follows dInfer's code.",
+    ("cache", "vicinity"): "Run beside dInfer's code, which refreshes twice where its warm-up "
+    "ends in a later block.",
     ("cache", "window_diffusion"): "The paper's 99x is of long canvases of 8B models; "
     "`docs/reference/caches.md` measures it here.",
 }

@@ -34,16 +34,18 @@ class Ledger:
 
 @register(
     "credit",
-    paper="dInfer: An Efficient Inference Framework for Diffusion Language Models",
-    arxiv="2510.08666",
+    paper="CreditDecoding: Accelerating Parallel Decoding in Diffusion Large Language Models "
+    "with Trace Credits",
+    arxiv="2510.06133",
 )
 class Credit(Transform):
     """Add to each logit ``credit_alpha`` x log(1 + credit), credit being a fading sum of wins.
 
     In every step all credit of an undecided position is multiplied by ``decay_beta`` (0.8) and
-    its likeliest token gains p ** ``boost_gamma`` (0.2); ``credit_alpha`` 0.7.  Cleared with each
-    block.  Proposals and probabilities are those of the raised logits; margin and entropy stay
-    those of the model.  Only ids that have credit are looked up, not the vocabulary.
+    its likeliest token gains p ** ``boost_gamma`` (0.2); ``credit_alpha`` 0.7, all as in dInfer
+    (arXiv 2510.08666).  Cleared with each block.  Proposals and probabilities are those of the
+    raised logits; margin and entropy stay those of the model.  Only ids that have credit are
+    looked up, not the vocabulary.
     """
 
     needs = frozenset({GREEDY, FRESH_LOGITS})

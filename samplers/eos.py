@@ -67,33 +67,29 @@ def prefix_complete(canvas: Canvas, committed: IntArray, stop_ids: StopIds) -> N
     if frontier == start:
         return
     prefix.end = frontier
-    result = stops(canvas, start, frontier, stop_ids)
-    if result.size:
-        end_at(canvas, int(result[0]))
+    end_at(canvas, stops(canvas, start, frontier, stop_ids))
 
 
-def end_at(canvas: Canvas, position: int) -> None:
-    """The answer ends with the stop id at ``position``: pad the rest, finish."""
-    canvas.stop_position = position
-    canvas.cut(position)
-    canvas.finish("stop")
+def end_at(canvas: Canvas, ends: IntArray) -> None:
+    """The answer ends with the first of the stop ids at ``ends``, if any: pad the rest, finish."""
+    if ends.size:
+        canvas.stop_position = int(ends[0])
+        canvas.cut(canvas.stop_position)
+        canvas.finish("stop")
 
 
 def block_contains(canvas: Canvas, committed: IntArray, stop_ids: StopIds) -> None:
     """Stop when the window is decided and holds a stop id."""
     low, high = canvas.window
     if not canvas.masked[low:high].any():
-        result = stops(canvas, low, high, stop_ids)
-        if result.size:
-            end_at(canvas, int(result[0]))
+        end_at(canvas, stops(canvas, low, high, stop_ids))
 
 
 def block_all(canvas: Canvas, committed: IntArray, stop_ids: StopIds) -> None:
     """Stop when the window is decided and is nothing but stop ids."""
     low, high = canvas.window
     if not canvas.masked[low:high].any() and is_stop(canvas.tokens[low:high], stop_ids).all():
-        region = is_stop(canvas.tokens[canvas.start : high], stop_ids)
-        end_at(canvas, canvas.start + int(region.argmax()))
+        end_at(canvas, stops(canvas, canvas.start, high, stop_ids))
 
 
 def first_commit(canvas: Canvas, committed: IntArray, stop_ids: StopIds, keep: bool = True) -> None:
@@ -110,8 +106,8 @@ def last_block(canvas: Canvas, committed: IntArray, stop_ids: StopIds) -> None:
     result, high = stops(canvas, canvas.start, canvas.end, stop_ids), canvas.window[1]
     if result.size and canvas.text_floor <= high < canvas.end:
         canvas.cut(high - 1)
-    if result.size and not canvas.masked[canvas.start : canvas.end].any():
-        end_at(canvas, int(result[0]))
+    if not canvas.masked[canvas.start : canvas.end].any():
+        end_at(canvas, result)
 
 
 def decode_all(canvas: Canvas, committed: IntArray, stop_ids: StopIds) -> None:

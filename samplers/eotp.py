@@ -21,7 +21,7 @@ class ProposedEnd:
 
 @register(
     "eotp",
-    paper="Learning to Parallel: Accelerating Diffusion LLMs via Adaptive Parallel Decoding",
+    paper="Learning to Parallel: Accelerating Diffusion LLMs via Learnable Parallel Decoding",
     arxiv="2509.25188",
 )
 class EoTP(EosRule):

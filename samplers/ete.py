@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
 
-from ..core.canvas import BoolArray, Canvas, FloatArray
+from ..core.canvas import BoolArray, FloatArray
 from ..core.capabilities import BRANCHES, PROBABILITY
 from ..core.limits import COUNT, LANES, THRESHOLD, bounds, one_of
 from .base import Part, View, top
@@ -98,13 +97,7 @@ class ETE(Explorer):
             p = result[i]
             sure = int((np.exp(p.logprob) >= self.tau).sum())
             mean = float(p.logprob.mean()) if len(p.logprob) else 0.0
-            return sure, mean, _tried_probability(branches, i)
+            own = branches[i - 1].masked & ~branches[i].masked  # what it alone has committed
+            return sure, mean, float(branches[i].logprob[own].sum())
 
         return max(range(len(branches)), key=lambda i: (*rank(i), -i))
-
-
-def _tried_probability(branches: Sequence[Canvas], i: int) -> float:
-    """Log-probability of what branch ``i`` alone has committed."""
-    others = branches[i - 1] if i else branches[-1]
-    own = others.masked & ~branches[i].masked
-    return float(branches[i].logprob[own].sum())

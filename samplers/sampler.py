@@ -161,13 +161,11 @@ class Sampler(Selection):
 
     def decide(self, canvas: Canvas, feed: Feed, seen: list[Seen]) -> Decision:
         """Make a step of one row, given what was fed and seen."""
-        if self.courses:
+        if self.courses or self.stops:
             turn = Turn(self, self.courses, canvas, feed, seen)
             turn.go_on()
             return turn.decision()
         view = self.view(canvas, seen[0].prediction)
-        if self.stops and self.gives_up(view):
-            return self._fill(view)
         p = view.prediction
         chosen, forced = self.choose(view)
         at = chosen.nonzero()[0]
@@ -179,10 +177,3 @@ class Sampler(Selection):
         if canvas.end < end:
             padded = np.arange(canvas.end, min(end, canvas.length))
         return Decision(positions, NOTHING, forced, None, 0, ids, logprobs, padded)
-
-    def _fill(self, view: View) -> Decision:
-        """Commit all that is undecided with its proposal."""
-        p = view.all_predictions.take(view.canvas.masked[view.all_predictions.positions])
-        view.canvas.commit(p.positions, p.token, p.logprob)
-        self.eos.check(view.canvas, p.positions, self.stop_ids)
-        return Decision(p.positions, NOTHING, tokens=p.token, logprobs=p.logprob)

@@ -278,6 +278,11 @@ def test_block_all_wants_nothing_but_stops() -> None:
     canvas.commit(np.array([3]), np.array([STOP]), np.zeros(1, np.float32))
     CHECKS["block_all"](canvas, np.array([3]), (STOP,))
     assert canvas.stop_position == 2
+    canvas = canvas_of(8, window=(0, 4), block=0)
+    canvas.give(6, np.array([1]))  # the text goes on behind the block
+    canvas.commit(np.arange(4), np.full(4, STOP), np.zeros(4, np.float32))
+    CHECKS["block_all"](canvas, np.arange(4), (STOP,))
+    assert not canvas.finished and canvas.tokens[6] == 1
 
 
 def test_rank_last_orders_stops_behind_everything_and_still_selects_them() -> None:
