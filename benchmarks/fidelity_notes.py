@@ -190,13 +190,13 @@ SERVED: dict[str, tuple[str, str]] = {  # modules of dllm.drafting
     ),
 }
 TRAINING: dict[str, tuple[str, str]] = {
-    "distill --recipe tad": (
+    "train parallel --recipe tad": (
         "2605.09536",
         "8 losses equal. A text is drawn, then a moment; the official code draws pairs uniformly, "
         "so that long runs count more.",
     ),
-    "distill --recipe dparallel": ("2509.26488", "8 losses equal."),
-    "distill --recipe d3llm": (
+    "train parallel --recipe dparallel": ("2509.26488", "8 losses equal."),
+    "train parallel --recipe d3llm": (
         "2601.07568",
         "8 losses equal. The complement, without entropy as published, is off, and the weight of "
         "the entropy 1, in the official settings on and 2.",

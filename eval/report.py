@@ -58,7 +58,7 @@ def full_table(records: Sequence[Record]) -> str:
         shown = differences([paired(r.right, slow.right) for r in others])
         changes |= dict(zip((r.key for r in others), shown, strict=True))
     header = ["task", "sampler", "cache", "% right (95 %)", *CHANGE, "tokens per forward",
-              "forwards", "positions computed", "tokens", "s per prompt", "peak MB"]  # fmt: skip
+              "forwards", "positions computed", "tokens", "s per prompt", "peak MiB"]  # fmt: skip
     rows = [
         [
             r.task, f"`{r.sampler}`", f"`{r.cache}`", percent(r), *changes.get(r.key, ["–", "–"]),

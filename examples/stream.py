@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import dllm
 
-PROMPT = "Put in order: pears, tickets, oranges, beads, lamps"
+PROMPT = "Tom has 23 apples. Tom buys 12 more. Then Tom loses 7. How many apples does Tom have?"
 
 
 def main() -> None:
     model = dllm.load("nano")
     assert model.tokenizer is not None
-    for event in dllm.stream(model, PROMPT, sampler="threshold", max_new_tokens=32):
+    for event in dllm.stream(model, PROMPT, sampler="threshold", max_new_tokens=64):
         words = {
             position - event.canvas.start: model.tokenizer.decode([token], skip_special_tokens=True)
             for position, token in event.committed.items()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 import dllm
 from dllm.samplers.threshold import Threshold
@@ -28,6 +29,7 @@ GUESSES: list[tuple[Callable[[Any], Any], str]] = [
     (lambda model: dllm.infill(model, "Tom, [MASK], Ben"), "write [[1]]"),
     (lambda model: dllm.infill(model, "Tom, <|mdm_mask|>"), "<|mdm_mask|> marks no hole"),
     (lambda _: dllm.load("nano", load_in_8bit=True), "quantization='int8'"),
+    (lambda model: dllm.load(torch.nn.DataParallel(model.hf)), "the transformers model in it"),
     (lambda _: dllm.load("nano", token="x"), "HF_TOKEN"),
     (lambda model: dllm.generate(model, PROMPT, logprobs=5), "result.logprobs"),
     (lambda model: dllm.generate(model, PROMPT, assistant_model="nano"), "dllm.speculate(model"),

@@ -20,7 +20,8 @@ FORMATS = ("regex", "choice", "json_schema", "grammar", "structural_tag")
 ELSEWHERE = {
     **dict.fromkeys(("max_tokens", "max_length", "gen_length", "max_completion_tokens"),
                     "max_new_tokens"),
-    **dict.fromkeys(("stop", "stop_sequences", "stop_words", "stop_string"), "stop_strings"),
+    **dict.fromkeys(("stop", "stop_sequences", "stop_words", "stop_string",
+                     "stopping_criteria"), "stop_strings"),
     **dict.fromkeys(("num_steps", "num_inference_steps", "diffusion_steps"), "steps"),
     **dict.fromkeys(("block_size", "blocks"), "block_length"),
     **dict.fromkeys(("guidance_scale", "cfg"), "cfg_scale"),
@@ -33,20 +34,17 @@ ELSEWHERE = {
     **dict.fromkeys(("assistant_model", "draft_model", "drafter"),
                     "dllm.speculate(model, drafter, prompt)"),
     **{f"guided_{name}": name for name in ("regex", "choice", "grammar")},
-    **dict.fromkeys(("guided_json", "response_format"), "json_schema"),
-    "generation_config": "config", "stopping_criteria": "stop_strings",
+    "guided_json": "json_schema", "response_format": "json_schema", "generation_config": "config",
     **dict.fromkeys(("num_return_sequences", "best_of", "num_samples"), "n"),
-    "remasking": "sampler='llada(remasking=random)'",
+    "remasking": "sampler='llada(remasking=random)'", "threshold": "sampler='threshold(tau=0.9)'",
     **dict.fromkeys(("alg", "alg_temp"), "sampler='dream(alg=entropy)'"),
-    "threshold": "sampler='threshold(tau=0.9)'",
     **dict.fromkeys(("input_ids", "inputs", "messages"), "prompt"),
     "attention_mask": "prompts without padding: a list of them may differ in length",
     **dict.fromkeys(("output_history", "return_dict_in_generate"), "trace=True"),
     **dict.fromkeys(("frequency_penalty", "presence_penalty", "repetition_penalty"),
                     "logit_bias: tokens of a canvas are decided several at a time, so that there "
                     "is no past to penalise"),
-    **dict.fromkeys(("generator", "random_seed"), "seed"),
-    "observe": "an argument of dllm.Session",
+    "generator": "seed", "random_seed": "seed", "observe": "an argument of dllm.Session",
     "progress": "a loop over dllm.as_completed, or dllm generate on the command line",
     "use_cache": "cache='dual' or another name of 'dllm caches'",
 }  # fmt: skip
@@ -285,7 +283,6 @@ class GenerationConfig(Machine):
     literals: Annotated[
         bool, about("Insert text that the schema fixes without a forward pass.", wire=None)
     ] = False
-
     extra_keys: Annotated[
         bool, about("Allow undeclared keys and any order of keys in JSON objects.", wire=None)
     ] = False

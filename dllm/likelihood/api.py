@@ -1,9 +1,9 @@
 """How likely a model finds a text: a bound with its standard error, for many requests at once."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any, overload
 
 import numpy as np
-import torch
 
 from ..core.canvas import IntArray
 from ..core.errors import PromptError
@@ -29,19 +29,24 @@ def score(
 ) -> list[Score]: ...  # fmt: skip
 @overload
 def score(
-    model: Any, prompt: OnePrompt, continuation: ManyPrompts, *, chat: bool | None = None,
+    model: Any, prompt: OnePrompt | None, continuation: ManyPrompts, *, chat: bool | None = None,
     **how: Any,
 ) -> list[Score]: ...  # fmt: skip
 @overload
 def score(
-    model: Any, prompt: OnePrompt, continuation: OnePrompt, *, chat: bool | None = None, **how: Any
+    model: Any,
+    prompt: OnePrompt | None,
+    continuation: OnePrompt,
+    *,
+    chat: bool | None = None,
+    **how: Any,
 ) -> Score: ...
 def score(
     model: Any, prompt: Any, continuation: Any, *, chat: bool | None = None, **how: Any
 ) -> Any:
     """A lower bound of log p(continuation | prompt), with its standard error, as a `Score`.
 
-    ``prompt``: as for `dllm.generate`, or empty; ``continuation``: text or token ids.  Lists of
+    ``prompt``: as for `dllm.generate`, or empty or None; ``continuation``: text or ids.  Lists of
     either are scored together and give a list; one prompt with several continuations compares
     choices.  ``estimator``: "stratified" (default: unbiased, and exact where the continuation has
     few tokens), "llada" and "dream" (those of the official evaluations), "left_to_right" and
@@ -78,8 +83,10 @@ def score(
 
 
 def _prompt_ids(model: DiffusionModel, prompt: Any, chat: bool | None) -> IntArray:
-    empty = not len(prompt) if not isinstance(prompt, torch.Tensor) else not prompt.numel()
-    return np.zeros(0, np.int64) if empty else encode(model, prompt, chat)
+    sized = hasattr(prompt, "__len__") and getattr(prompt, "ndim", 1)
+    if prompt is None or (sized and not len(prompt)):
+        return np.zeros(0, np.int64)
+    return encode(model, prompt, chat)
 
 
 def _is_turn(model: DiffusionModel, prompt: Any, chat: bool | None) -> bool:
@@ -87,7 +94,8 @@ def _is_turn(model: DiffusionModel, prompt: Any, chat: bool | None) -> bool:
     if isinstance(prompt, str):
         has_template = model.tokenizer is not None and bool(model.tokenizer.chat_template)
         return bool(prompt) and (has_template if chat is None else chat)
-    return not hasattr(prompt, "shape") and len(prompt) > 0 and not isinstance(prompt[0], int)
+    messages = [prompt] if isinstance(prompt, Mapping) else prompt
+    return isinstance(messages, Sequence) and isinstance(next(iter(messages), None), Mapping)
 
 
 def _continuation_ids(model: DiffusionModel, text: Any, turn: bool) -> IntArray:
@@ -96,7 +104,7 @@ def _continuation_ids(model: DiffusionModel, text: Any, turn: bool) -> IntArray:
             raise PromptError(f"{model.name} came without a tokenizer: pass token ids")
         ids = (encode_text if turn else encode_continuation)(model.tokenizer, text)
     else:
-        ids = encode(model, text).tolist() if len(text) else []
+        ids = _prompt_ids(model, text, None).tolist()
     if not ids:
         raise PromptError("the continuation is empty: there is nothing to score")
     return check_ids(model, ids)

@@ -75,7 +75,10 @@ def open_checkpoint(model: str | os.PathLike[str], revision: str | None = None) 
 
 def _named(model: object) -> str:
     if not isinstance(model, str | os.PathLike):
-        raise ConfigError(f"expected a hub id, a folder or a bundled name, not {short(model)}")
+        inner = ": of a wrapper pass the transformers model in it" * hasattr(model, "state_dict")
+        raise ConfigError(
+            f"expected a hub id, a folder or a bundled name, not {short(model)}{inner}"
+        )
     return os.fspath(model)
 
 

@@ -113,14 +113,18 @@ def load(
         family, tokenizer, given, attn_implementation, how, resolve_dtype(dtype), device
     )
     with quiet():
+        loaded = isinstance(model, PreTrainedModel)
+        gguf = not loaded and str(model).endswith(SUFFIX)
+        more = options or quantization_config is not None or device_map is not None or revision
+        if more and (loaded or gguf):
+            raise ConfigError(
+                f"the model {'is loaded already' if loaded else 'is a GGUF file'}: revision, "
+                "quantization_config, device_map and options of from_pretrained have no effect on "
+                "it; leave them out"
+            )
         if isinstance(model, PreTrainedModel):
-            if options or quantization_config is not None or device_map is not None or revision:
-                raise ConfigError(
-                    "the model is loaded already: quantization_config, device_map, revision and "
-                    "options of from_pretrained have no effect on it; leave them out"
-                )
             result = adopt(model, wanted)
-        elif str(model).endswith(SUFFIX):
+        elif gguf:
             result = _from_gguf(Path(model), wanted)
         else:
             result = _from_files(

@@ -102,6 +102,34 @@ def test_what_help_shows_is_an_option() -> None:
         assert {*module.SHOWN} - known == ({"recipe", "rank"} if name == "convert" else set()), name
 
 
+def written() -> list[tuple[str, str]]:
+    """Pages, and every command in their code, without ``dllm``."""
+    root = Path(__file__).parents[2]
+    pages = [root / "README.md", *(root / "docs").rglob("*.md"), *root.glob("examples/*/*.md")]
+    found = []
+    for page in pages:
+        text = page.read_text("utf-8").replace("\\\n", " ")
+        blocks = re.findall(r"^```([\w ]*)\n(.*?)^```", text, re.S | re.M)
+        shell = [body for kind, body in blocks if kind in ("", "bash")]
+        lines = [*"".join(shell).splitlines(), *re.findall(r"`(dllm [^`]*)`", text)]
+        found += [(page.name, line[5:]) for line in lines if line.startswith("dllm ")]
+    return found
+
+
+def test_commands_on_pages_exist_and_so_do_their_options() -> None:
+    names = {name for group in COMMANDS.values() for name in group}
+    assert len(written()) > 60
+    for page, line in written():
+        name, *rest = re.sub(r'"[^"]*"', "TEXT", line).split()
+        command = command_of(name) if name in names else None
+        if name == "train" and rest and rest[0] != "...":
+            command = command.commands.get(rest.pop(0))
+        assert command is not None, f"{page}: dllm {line}"
+        known = {option for each in command.params for option in each.opts}
+        given = {word for word in rest if re.match(r"--?[a-z]", word)}
+        assert given <= known, f"{page}: dllm {line}"
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
 @pytest.mark.parametrize(
     "arguments",

@@ -212,6 +212,13 @@ def test_texts_continue_prompts(tiny: dllm.DiffusionModel) -> None:
     assert right.logprob > wrong.logprob
     empty = dllm.score(tiny, "", "Tom")
     assert empty.tokens > 0 and empty.logprob < 0
+    assert dllm.score(tiny, None, "Tom") == empty
+    message = {"role": "user", "content": "Reverse this list: Tom, Anna"}
+    assert dllm.score("nano", message, "Anna, Tom") == right
+    numbers = [np.int64(5), np.int64(6)]
+    assert dllm.score(tiny, numbers, "Tom") == dllm.score(tiny, [5, 6], "Tom")
+    with pytest.raises(dllm.PromptError, match="token ids, not 5"):
+        dllm.score(tiny, 5, "Tom")
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,9 @@ def test_what_is_no_such_file(tmp_path: Path) -> None:
     write(tmp_path / "good.gguf", "llada", {"": "Q8_0"})
     with pytest.raises(dllm.ConfigError, match="leave quantization out"):
         dllm.load(tmp_path / "good.gguf", quantization="int8")
+    for how in ({"revision": "main"}, {"device_map": "auto"}, {"load_in_8bit": True}):
+        with pytest.raises(dllm.ConfigError, match="is a GGUF file: revision"):
+            dllm.load(tmp_path / "good.gguf", **how)
     data = (tmp_path / "good.gguf").read_bytes()
     (tmp_path / "other.gguf").write_bytes(data.replace(b"llada", b"gemma"))
     with pytest.raises(dllm.CheckpointError, match=r"gemma.*\(FOLDER, gguf_file=NAME"):
