@@ -12,27 +12,18 @@ from torch.nn import functional as F
 
 
 def silu(x: torch.Tensor) -> torch.Tensor:
-    """x / (1 + exp(-x)) of any shape and floating dtype, computed in float32."""
-    if _left_to_pytorch(x):
+    """x / (1 + exp(-x)) of any shape and floating dtype, in float32 at least."""
+    if x.device.type != "cpu" or torch.is_grad_enabled():
         return F.silu(x)
-    wide = x.float()
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
     result = torch.neg(wide).exp_().add_(1)
     return torch.div(wide, result, out=result).to(x.dtype)
 
 
 def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
-    """GELU, approximated by tanh, of any shape and floating dtype, computed in float32."""
-    if _left_to_pytorch(x):
+    """GELU, approximated by tanh, of any shape and floating dtype, in float32 at least."""
+    if x.device.type != "cpu" or torch.is_grad_enabled():
         return F.gelu(x, approximate="tanh")
-    wide = x.float()
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
     result = (wide * wide).mul_(0.044715).add_(1).mul_(wide).mul_(math.sqrt(2 / math.pi))
     return result.tanh_().add_(1).mul_(0.5).mul_(wide).to(x.dtype)
-
-
-def _left_to_pytorch(x: torch.Tensor) -> bool:
-    return (
-        x.device.type != "cpu"
-        or x.dtype == torch.float64
-        or torch.is_grad_enabled()
-        or torch.compiler.is_compiling()
-    )

@@ -12,15 +12,22 @@ from ..kernels.quantised import QuantisedLinear, together
 from .forwards import classes, replace_forwards
 
 SILU = ("SiLU", "SiLUActivation")
+ALIKE = {
+    "torch.nn.modules.activation.SiLU": silu,
+    "transformers.activations.SiLUActivation": silu,
+    "transformers.activations.GELUTanh": gelu_tanh,
+}
 
 
 def round_once(hf: PreTrainedModel) -> None:
     """Let the feed-forward layers of ``hf`` round their input once, and use the activations of
     `dllm.kernels.activations`.  Changes them in place."""
     replace_forwards(hf, classes("MLP"), _forward)
-    kinds = ["torch.nn.modules.activation.SiLU", "transformers.activations.SiLUActivation"]
-    replace_forwards(hf, kinds, _silu)
-    replace_forwards(hf, ["transformers.activations.GELUTanh"], _gelu_tanh)
+    for module in hf.modules():
+        kind = type(module)
+        alike = ALIKE.get(f"{kind.__module__}.{kind.__qualname__}")
+        if alike is not None and "forward" not in module.__dict__:
+            module.forward = alike
 
 
 def _forward(module: Any, x: torch.Tensor) -> torch.Tensor:
@@ -34,11 +41,3 @@ def _forward(module: Any, x: torch.Tensor) -> torch.Tensor:
         gated = module.act_fn(gate) * up
     result: torch.Tensor = module.down_proj(gated)
     return result
-
-
-def _silu(_: Any, x: torch.Tensor) -> torch.Tensor:
-    return silu(x)
-
-
-def _gelu_tanh(_: Any, x: torch.Tensor) -> torch.Tensor:
-    return gelu_tanh(x)

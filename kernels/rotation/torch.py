@@ -15,17 +15,14 @@ def rotate_scatter(
         turned = _turned_in_place(q, cos, sin).to(keys.dtype)
         kept = _turned_in_place(k, cos, sin).to(keys.dtype)
     else:
-        both = _turned(torch.cat([q, k]), cos, sin).to(keys.dtype)
+        both = torch.cat([q, k])
+        both = both.to(torch.promote_types(both.dtype, cos.dtype))  # once, not per product
+        first, second = both.chunk(2, dim=-1)
+        both = (both * cos + torch.cat([-second, first], dim=-1) * sin).to(keys.dtype)
         turned, kept = both[: len(q)], both[len(q) :]
     keys.index_copy_(1, slots, kept)
     values.index_copy_(1, slots, v.to(values.dtype))
     return turned
-
-
-def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    x = x.to(torch.promote_types(x.dtype, cos.dtype))  # once, not per product
-    first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat([-second, first], dim=-1) * sin
 
 
 def _turned_in_place(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
