@@ -19,8 +19,8 @@ def round_once(hf: PreTrainedModel) -> None:
     `dllm.kernels.activations`.  Changes them in place."""
     replace_forwards(hf, classes("MLP"), _forward)
     kinds = ["torch.nn.modules.activation.SiLU", "transformers.activations.SiLUActivation"]
-    replace_forwards(hf, kinds, lambda _, x: silu(x))
-    replace_forwards(hf, ["transformers.activations.GELUTanh"], lambda _, x: gelu_tanh(x))
+    replace_forwards(hf, kinds, _silu)
+    replace_forwards(hf, ["transformers.activations.GELUTanh"], _gelu_tanh)
 
 
 def _forward(module: Any, x: torch.Tensor) -> torch.Tensor:
@@ -34,3 +34,11 @@ def _forward(module: Any, x: torch.Tensor) -> torch.Tensor:
         gated = module.act_fn(gate) * up
     result: torch.Tensor = module.down_proj(gated)
     return result
+
+
+def _silu(_: Any, x: torch.Tensor) -> torch.Tensor:
+    return silu(x)
+
+
+def _gelu_tanh(_: Any, x: torch.Tensor) -> torch.Tensor:
+    return gelu_tanh(x)
