@@ -118,7 +118,7 @@ class Result:
         }
         raise AttributeError(
             f"a {type(self).__name__} has no {name}{told.get(name, '')}", name=name, obj=self
-        )  # fmt: skip
+        )
 
     @property
     def parsed(self) -> Any:
