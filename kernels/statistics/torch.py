@@ -160,8 +160,7 @@ class Call:
         some._lower(x, 0, low)
         some._ban(x, 0, low)
         if options.filtered:
-            lost = dropped(x, options.filters)
-            x.masked_fill_(lost, -torch.inf)
+            x.masked_fill_(dropped(x, options.filters), -torch.inf)
         return x
 
 
