@@ -262,7 +262,6 @@ def _fixed(model: DiffusionModel, constraints: Mapping[int, int | str]) -> tuple
 
 
 def _fixed_ids(model: DiffusionModel, wanted: int | str) -> IntArray:
-    """The ids that a constraint fixes."""
     if isinstance(wanted, int):
         ids = [wanted]
     else:
@@ -386,7 +385,6 @@ def occurrences(items: Sequence[Hashable], seen: Counter[Hashable] | None = None
 
 
 def _check_repetitions(repetitions: Any, prompts: int) -> None:
-    """One whole number from 0 per prompt."""
     if not isinstance(repetitions, Sequence) or not all(
         isinstance(row, int | np.integer) and not isinstance(row, bool) and row >= 0
         for row in repetitions
