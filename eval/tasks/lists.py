@@ -165,11 +165,7 @@ TASKS = (
         insert_at,
         new_slot=True,
     ),
-    _anywhere(
-        "remove_random",
-        ["Remove any item: {}", "Delete one random item: {}"],
-        remove_at,
-    ),
+    _anywhere("remove_random", ["Remove any item: {}", "Delete one random item: {}"], remove_at),
     _anywhere(
         "replace_random",
         ["Replace any item with {word}: {}", "Change a random item to {word}: {}"],
