@@ -152,9 +152,8 @@ def infill(
     sampler, cache, config, trace = map(given.pop, DEFAULTS)
     loaded = remembered(model)
     recipe = recipe_for(loaded, sampler, config, given, holes=True)
-    result: Result = _scheduler(
-        loaded, cache, [filling(loaded, recipe, text, prompt, trace)]
-    ).completed()[0]
+    request = filling(loaded, recipe, text, prompt, trace)
+    result: Result = _scheduler(loaded, cache, [request]).completed()[0]
     return result
 
 

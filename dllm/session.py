@@ -286,11 +286,9 @@ class Session:
             self.observe(report)
         except FAILURES as error:  # it says nothing about any request
             self.observe = None
-            warnings.warn(
-                f"observe raised {type(error).__name__}: {one_line(error)}; it is not called again",
-                RuntimeWarning,
-                stacklevel=1,
-            )
+            what = f"{type(error).__name__}: {one_line(error)}"
+            message = f"observe raised {what}; it is not called again"
+            warnings.warn(message, RuntimeWarning, stacklevel=1)
 
     def _end(self) -> None:
         """Nothing is left behind: no row, no slot, nobody who waits for ever."""

@@ -252,8 +252,16 @@ class DLLM(TemplateLM):  # type: ignore[misc]
         return ScoreRequest(np.asarray(prompt, np.int64), np.asarray(text, np.int64), group, length)
 
     def _scored(self, requests: list[ScoreRequest], quiet: bool) -> Iterator[Score]:
-        for batch in self._batches(requests, quiet):
-            yield from score_requests(self.model, batch, self.scoring)
+        """Scores, in runs of whole questions: choices must meet to be compared."""
+        batch: list[ScoreRequest] = []
+        questions = [[*members] for _, members in groupby(requests, key=lambda one: one.group)]
+        with tqdm(total=len(requests), desc="likelihood", disable=quiet) as bar:
+            for members in questions:
+                batch += members
+                if len(batch) >= self.batch_size or members is questions[-1]:
+                    yield from score_requests(self.model, batch, self.scoring)
+                    bar.update(len(batch))
+                    batch = []
 
     def _keep(self, score: Score, task: str = "", doc_id: int | None = None) -> tuple[float, bool]:
         """Count the score of a request; what the harness wants of it."""
@@ -262,20 +270,6 @@ class DLLM(TemplateLM):  # type: ignore[misc]
         self.usage.likelihood_nfe += score.nfe
         self.usage.largest_stderr = max(self.usage.largest_stderr, score.stderr)
         return score.logprob, bool(score.greedy)
-
-    def _batches(self, requests: list[ScoreRequest], quiet: bool) -> Iterator[list[ScoreRequest]]:
-        """Runs of whole questions: choices must meet to be compared."""
-        batch: list[ScoreRequest] = []
-        with tqdm(total=len(requests), desc="likelihood", disable=quiet) as bar:
-            for _, members in groupby(requests, key=lambda request: request.group):
-                batch += members
-                if len(batch) >= self.batch_size:
-                    yield batch
-                    bar.update(len(batch))
-                    batch = []
-            if batch:
-                yield batch
-                bar.update(len(batch))
 
     # -- generation -----------------------------------------------------------------------------
 

@@ -43,7 +43,11 @@ def pareto(records: Sequence[Record], files: Sequence[Path]) -> None:
     if not tasks:
         raise ConfigError("there is nothing to plot: the sweep holds no records")
     with new_figure(3.2 * len(tasks) + 1.8, 2.6 * len(AXES) + 0.3, files) as figure:
-        style = _styles(named(records))
+        style = {
+            method: {"color": f"C{i}", "marker": MARKERS[i],
+                     "linestyle": ":" if " · " in method else "-"}
+            for i, method in enumerate(named(records))
+        }  # fmt: skip
         panels = figure.subplots(len(AXES), len(tasks), squeeze=False, sharey="col")
         for column, (task, result) in enumerate(tasks.items()):
             least = 100 * min(record.interval[0] for record in result)
@@ -116,16 +120,6 @@ def new_figure(width: float, height: float, files: Sequence[Path]) -> Iterator[A
         yield figure
         for file in files:
             figure.savefig(file, dpi=150, metadata={"Date": None} if file.suffix == ".svg" else {})
-
-
-def _styles(methods: Sequence[str]) -> dict[str, dict[str, Any]]:
-    return {
-        method: {
-            "color": f"C{i}", "marker": MARKERS[i],
-            "linestyle": "-" if " · " not in method else ":",
-        }
-        for i, method in enumerate(methods)
-    }  # fmt: skip
 
 
 def _panel(

@@ -142,9 +142,7 @@ def rotation(device: str) -> Iterator[Check]:
             rotated = rotate_scatter(q, k, v, cos, sin, slots, keys, values, backend=name)
             results.append(torch.cat([rotated.flatten(), keys.flatten(), values.flatten()]))
         worst = float((results[0] - results[1]).abs().max())
-        yield Check(
-            f"rotation, {backend}", worst <= 1e-5, f"within {worst:.1e}", SWITCH[backend]
-        )  # fmt: skip
+        yield Check(f"rotation, {backend}", worst <= 1e-5, f"within {worst:.1e}", SWITCH[backend])
 
 
 def random_numbers(device: str) -> Iterator[Check]:

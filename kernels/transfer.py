@@ -32,13 +32,10 @@ def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """The bytes of tensors of one device, each from a multiple of `EVEN` on."""
     parts, gap = list[torch.Tensor](), tensors[0].new_empty(EVEN, dtype=torch.uint8)
     for x in tensors:
-        parts += [_bytes(x), gap[: -x.nbytes % EVEN]]
+        # a dimension of one entry, or none, may have any stride: `view` would not take it
+        flat = x.contiguous().as_strided((x.numel(),), (1,))
+        parts += [flat.view(torch.uint8), gap[: -x.nbytes % EVEN]]
     return torch.cat(parts)
-
-
-def _bytes(x: torch.Tensor) -> torch.Tensor:
-    # a dimension of one entry, or none, may have any stride: `view` would not take it
-    return x.contiguous().as_strided((x.numel(),), (1,)).view(torch.uint8)
 
 
 def cut(flat: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:

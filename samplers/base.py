@@ -289,10 +289,6 @@ class Selection:
         rescored = self.eos.rescore(view)
         return view if rescored is score else replace(view, score=rescored)
 
-    def gives_up(self, view: View) -> bool:
-        """Whether a part gives up refining: then all is committed as it is proposed."""
-        return any(stop.fill(view) for stop in self.stops)
-
     def choose(self, view: View, force: bool = True) -> tuple[BoolArray, bool]:
         """(n,) bool over the view's positions: which are committed; and whether one had to be
         forced, which happens where ``force`` is set and nothing else was chosen."""

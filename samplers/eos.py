@@ -110,13 +110,9 @@ def last_block(canvas: Canvas, committed: IntArray, stop_ids: StopIds) -> None:
         end_at(canvas, result)
 
 
-def decode_all(canvas: Canvas, committed: IntArray, stop_ids: StopIds) -> None:
-    """Never stop early."""
-
-
 CHECKS: dict[str, Callable[[Canvas, IntArray, StopIds], None]] = {
     "prefix_complete": prefix_complete,
-    "none": decode_all,
+    "none": lambda canvas, committed, stop_ids: None,
     "block_contains": block_contains,
     "block_all": block_all,
     "first_commit": first_commit,

@@ -123,9 +123,7 @@ class R2(Course):
             likeliest = clean = None
         token = prediction.token if likeliest is None else likeliest[:, 0]
         p = np.exp(prediction.logprob if clean is None else clean)
-        near = np.zeros(len(token), np.bool_)
-        if self.confidence_cluster_size is not None:
-            near = self._clusters(view)
+        near = self._clusters(view)
         chosen = near.copy()
         if self.confidence_cluster_size is not None and self.token_cluster is not None:
             chosen[self._runs(view, token, p, (~near).nonzero()[0])] = True
@@ -137,8 +135,8 @@ class R2(Course):
         """(n,) bool."""
         p = np.exp(view.prediction.logprob)
         low, high = view.canvas.window
-        size = self.confidence_cluster_size or 1
-        if size > high - low:
+        size = self.confidence_cluster_size
+        if size is None or size > high - low:
             return np.zeros(len(p), np.bool_)
         at, ones = view.positions - low, np.ones(size)
         open_, sure = np.zeros((2, high - low))

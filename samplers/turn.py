@@ -261,7 +261,7 @@ class Turn:
         """Whether a part gives up refining: then all is committed as it is proposed."""
         if self._stopped is None:
             view = self.view
-            self._stopped = self.selection.gives_up(view)
+            self._stopped = any(stop.fill(view) for stop in self.selection.stops)
             if self._stopped:
                 p = view.all_predictions.take(self.canvas.masked[view.all_predictions.positions])
                 self._write(p.positions, p.token, p.logprob)

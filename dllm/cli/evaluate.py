@@ -97,11 +97,8 @@ def evaluate(
         print(make_table(result, "groups"))
     note(cost(lm.usage))
     if options.output is not None:
-        about: dict[str, Any] = {
-            "how": lm.how,
-            "scoring": asdict(lm.scoring),
-            "usage": asdict(lm.usage),
-        }
+        scoring, usage = asdict(lm.scoring), asdict(lm.usage)
+        about: dict[str, Any] = {"how": lm.how, "scoring": scoring, "usage": usage}
         if options.log_samples:
             about["scores"] = [asdict(score) for score in lm.scores]
         record = {**result, "dllm": about | {"model": lm.model.name, "versions": versions()}}

@@ -54,7 +54,7 @@ def infill(
     with waiting("filling in"):
         result = api_infill(
             model, content, trace=options.trace is not None, **options.parts(), **options.how
-        )  # fmt: skip
+        )
     for trace in files:
         save_trace(result, trace)
     print(as_json(result, model) if options.json else result.text, flush=True)

@@ -122,13 +122,9 @@ def as_json(result: Result, model: DiffusionModel, about: Mapping[str, Any] | No
     """One line of JSON: ``about`` what was asked, text, figures, and what determined them."""
     payload: dict[str, Any] = dict(about or {})
     payload |= {name: getattr(result, name) for name in MEASURED}
-    payload |= {
-        "model": model.name,
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "device": str(model.device),
-        "versions": versions(),
-    }
-    return json.dumps(payload, ensure_ascii=False)
+    dtype = str(model.dtype).removeprefix("torch.")
+    payload |= {"model": model.name, "dtype": dtype, "device": str(model.device)}
+    return json.dumps(payload | {"versions": versions()}, ensure_ascii=False)
 
 
 def trace_files(file: Path | None, rows: int) -> list[Path]:

@@ -134,9 +134,8 @@ def _build(node: ast.expr, registry: Registry[T], spec: str) -> T:
 
 
 def _positional(node: ast.expr, registry: Registry[T], spec: str) -> Any:
-    if isinstance(node, ast.Call | ast.BinOp) or (
-        isinstance(node, ast.Name) and node.id not in WORDS
-    ):
+    named = isinstance(node, ast.Name) and node.id not in WORDS
+    if named or isinstance(node, ast.Call | ast.BinOp):
         return tuple(_build(term, registry, spec) for term in _terms(node))
     return _value(node, spec)
 

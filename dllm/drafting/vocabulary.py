@@ -98,8 +98,7 @@ def reconcile(drafter: Drafter, model: Any, verifier: Any, policy: str) -> Draft
         return drafter
     result = compare(ours, theirs, model.facts.vocab_size, verifier.facts.vocab_size)
     if policy == "retokenize":
-        return Retokenizing(inner=drafter, ours=ours, theirs=theirs,
-                            size=model.facts.vocab_size)  # fmt: skip
+        return Retokenizing(inner=drafter, ours=ours, theirs=theirs, size=model.facts.vocab_size)
     if result.match is VocabularyMatch.SAME:
         return drafter
     if result.match is VocabularyMatch.SAME_TEXT:

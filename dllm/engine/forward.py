@@ -257,10 +257,12 @@ class Forward:
         goes to its ``numbers``: what a part asks for as ``asked.<part>``, and of drafts that are
         judged how much likelier they are here than where they were drawn."""
         jobs, options, rows = group.jobs, group.options, group.up.get("banned")
-        result = self._statistics(group, hidden)
-        clean = result
-        if any(job.ids for job in jobs):
-            clean = self._clean(options, hidden, result, rows)
+        result = clean = self._statistics(group, hidden)
+        tempered = self._tempered and (options.filters.temperature or options.filters.cut)
+        if tempered and any(job.ids for job in jobs):  # these are of the clean distribution
+            clean = token_statistics(
+                hidden, self._head(options), banned=options.banned, banned_rows=rows, needs=()
+            )
         at = 0
         for job in jobs:
             own = numbers[id(job)]
@@ -336,18 +338,6 @@ class Forward:
                 at += len(job.asked)
                 job.soft = Soft(job.targets, result.soft[here])
         return result
-
-    def _clean(
-        self, options: RowOptions, hidden: torch.Tensor, result: TokenStatistics,
-        rows: torch.Tensor | None,
-    ) -> TokenStatistics:  # fmt: skip
-        """Tokens with log-probabilities of the clean distribution: ``result`` unless it describes
-        what temperature and filters leave."""
-        if not self._tempered or not (options.filters.temperature or options.filters.cut):
-            return result
-        return token_statistics(
-            hidden, self._head(options), banned=options.banned, banned_rows=rows, needs=()
-        )
 
     def _head(self, options: RowOptions) -> Head:
         head: Head = self.head

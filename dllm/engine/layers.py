@@ -152,11 +152,7 @@ class LayerHook:
             output += self.buffer.kept(self.index, slots)
         if not sum(map(len, computes)):
             return output
-        at, where = 0, []
-        for piece in self.pieces:
-            where.append(np.searchsorted(piece.stream, piece.now) + at)
-            at += len(piece.stream)
-        rows, positions = self._tensor(where), self._tensor(computes)[None]
+        rows, positions = self._among(computes), self._tensor(computes)[None]
         self.buffer.slots = self._slots(computes)
         hidden, rotary = self.inputs[:, rows], cast(Any, self.backbone).rotary_emb
         kwargs |= {
@@ -193,11 +189,15 @@ class LayerHook:
         """The rows of the streams that were planned, in their order."""
         if hidden.shape[1] == self.packed.ids.shape[1]:
             return hidden
+        return hidden[:, self._among([piece.job.plan.compute for piece in self.pieces])]
+
+    def _among(self, parts: list[IntArray]) -> Tensor:
+        """Where positions of each piece stand on the packed axis of the streams."""
         at, where = 0, []
-        for piece in self.pieces:
-            where.append(np.searchsorted(piece.stream, piece.job.plan.compute) + at)
+        for piece, part in zip(self.pieces, parts, strict=True):
+            where.append(np.searchsorted(piece.stream, part) + at)
             at += len(piece.stream)
-        return hidden[:, self._tensor(where)]
+        return self._tensor(where)
 
     def _tensor(self, parts: list[IntArray]) -> Tensor:
         return tensor(np.concatenate(parts), self.inputs.device)

@@ -18,6 +18,7 @@ from ..request.prompts import (
     encode_continuation,
     encode_text,
     is_batch,
+    tokenizer_of,
 )
 from .scoring import Score, ScoreRequest, Scoring, score_requests
 
@@ -100,9 +101,8 @@ def _is_turn(model: DiffusionModel, prompt: Any, chat: bool | None) -> bool:
 
 def _continuation_ids(model: DiffusionModel, text: Any, turn: bool) -> IntArray:
     if isinstance(text, str):
-        if model.tokenizer is None:
-            raise PromptError(f"{model.name} came without a tokenizer: pass token ids")
-        ids = (encode_text if turn else encode_continuation)(model.tokenizer, text)
+        tokenizer = tokenizer_of(model, "pass token ids")
+        ids = (encode_text if turn else encode_continuation)(tokenizer, text)
     else:
         ids = _prompt_ids(model, text, None).tolist()
     if not ids:

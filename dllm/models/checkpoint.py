@@ -112,10 +112,9 @@ def _bundled(name: str) -> Path:
 def snapshot(repo: str, revision: str | None, patterns: tuple[str, ...]) -> Path:
     """The folder with the files of a hub repository that match, after fetching them."""
     try:
+        wanted = list(patterns)
         return Path(
-            huggingface_hub.snapshot_download(
-                repo, revision=revision, allow_patterns=list(patterns)
-            )
+            huggingface_hub.snapshot_download(repo, revision=revision, allow_patterns=wanted)
         )
     except Exception as error:  # the client raises types of three libraries
         at = f" at revision {revision!r}" if revision else ""

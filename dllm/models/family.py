@@ -195,12 +195,10 @@ OWN: Mapping[str, tuple[str, tuple[str, ...]]] = {
 }
 
 # Diffusion models of other kinds, and why they cannot be read as masked ones.
-ELSEWHERE = {
-    **dict.fromkeys(
-        ("MDLM", "BD3LM", "SEDD"),
-        "it is a diffusion transformer with adaptive norms, and transformers has no class for it",
-    )
-}
+ELSEWHERE = dict.fromkeys(
+    ("MDLM", "BD3LM", "SEDD"),
+    "it is a diffusion transformer with adaptive norms, and transformers has no class for it",
+)
 
 
 def register_family(family: Family) -> Family:

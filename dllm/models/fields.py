@@ -31,9 +31,7 @@ LIST: Check = (_list, "a list of token ids")
 SIZE: Check = (lambda value: _whole(value, 1), f"a whole number from 1 to {MOST - 1}")
 SHIFT: Check = (lambda value: value in (0, 1) and _whole(value), "0 or 1")
 POSITIVE: Check = (
-    lambda value: (
-        isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
-    ),
+    lambda value: type(value) in (int, float) and 0 < value < float("inf"),
     "a positive number",
 )
 NAME: Check = (lambda value: isinstance(value, str) and bool(value), "a name")

@@ -119,7 +119,7 @@ def _config(kind: str, fields: dict[str, Any], tensors: dict[str, Any]) -> Any:
 
 def _fill(network: Any, kind: str, tensors: dict[str, Any], dtype: torch.dtype, name: str) -> None:
     """Give the layers of ``network`` their numbers; every tensor has to find its place."""
-    wanted = {key for key, value in network.state_dict().items()}
+    wanted = {*network.state_dict()}
     if network.config.tie_word_embeddings:
         wanted.discard("lm_head.weight")
     done: Counter[str] = Counter()

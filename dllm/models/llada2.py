@@ -41,9 +41,7 @@ class LLaDA2ForMaskedDiffusion(Glm4MoeForCausalLM):  # type: ignore[no-untyped-c
 class Parts(Split):
     """Pieces with memory of their own: views of one tensor cannot be saved."""
 
-    def convert(  # type: ignore[override]
-        self, *given: Any, **named: Any
-    ) -> dict[str, Any]:
+    def convert(self, *given: Any, **named: Any) -> dict[str, Any]:  # type: ignore[override]
         result = super().convert(*given, **named)
         return {name: piece.clone() for name, piece in result.items()}
 

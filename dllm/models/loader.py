@@ -214,7 +214,6 @@ def _auto_dtype(
     checkpoint: Checkpoint, config: PreTrainedConfig, device: Any, device_map: Any,
     quantization_config: Any, **_: Any,
 ) -> str | torch.dtype:  # fmt: skip
-    """What "auto" stands for: see `load`."""
     if checkpoint.bundled:
         return torch.float32  # stored in half precision to keep the package small
     on_cpu = device_map is None and torch.device(device or "cpu").type == "cpu"

@@ -35,9 +35,7 @@ def auto_dtype(name: str, stored: str, parameters: int) -> str | torch.dtype:
                 "dtype='float32' asks for full precision", name, stored,
             )  # fmt: skip
         return torch.bfloat16
-    if stored == "float32":
-        return "auto"
-    if 4 * parameters > free_memory():
+    if stored == "float32" or 4 * parameters > free_memory():
         return "auto"
     LOG.warning(
         "%s is stored in %s and computed in float32: this processor has no native bfloat16; "

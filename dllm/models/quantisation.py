@@ -131,7 +131,10 @@ def quantise(hf: PreTrainedModel, how: Any) -> None:
     chosen = list(layers_of(hf, how))
     if not chosen:
         raise ConfigError(f"{type(hf).__name__} has no linear layers that {how} could round")
-    untie(hf, how)
+    if how.head or how.embeddings:  # one matrix for both ends is two when either is rounded
+        hf.config.get_text_config().tie_word_embeddings = False
+        hf.config.tie_word_embeddings = False
+        hf.all_tied_weights_keys = {}
     for name, layer, width in chosen:
         if isinstance(layer, nn.Embedding):
             rounded: nn.Module = QuantisedEmbedding.of(layer)
@@ -143,14 +146,6 @@ def quantise(hf: PreTrainedModel, how: Any) -> None:
         hf.set_submodule(name, rounded)
     hf.requires_grad_(False)
     hf.config.quantization_config = DllmQuantization(bits=how.bits, **asdict(how))
-
-
-def untie(hf: Any, how: Any) -> None:
-    """One matrix for both ends is two when either is rounded."""
-    if how.head or how.embeddings:
-        hf.config.get_text_config().tie_word_embeddings = False
-        hf.config.tie_word_embeddings = False
-        hf.all_tied_weights_keys = {}
 
 
 def parameters(network: nn.Module) -> int:

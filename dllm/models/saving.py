@@ -81,11 +81,8 @@ def _native_config(model: Any) -> dict[str, Any]:
         section["official_config"] = dict(model.official_config)
     config: dict[str, Any] = model.hf.config.to_dict()
     config.pop("_name_or_path", None)  # where this machine kept it is nobody's business
-    return config | {
-        "architectures": [type(model.hf).__name__],
-        "dtype": _dtype(model),
-        "dllm": section,
-    }
+    kind = type(model.hf).__name__
+    return config | {"architectures": [kind], "dtype": _dtype(model), "dllm": section}
 
 
 def _official_config(model: Any) -> dict[str, Any]:

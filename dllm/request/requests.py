@@ -64,7 +64,9 @@ def recipe_for(
         defaults = {**defaults, "max_new_tokens": None, "eos_policy": "none"}
     built = GenerationConfig.build(defaults, given)
     sampler = model.family.sampler if sampler is None else sampler
-    measures = holes and "length" in given and not _fills(built.length)
+    # Some rules of length are parts of samplers, which fill holes while they write.
+    fills = built.length is not None and name_of(built.length) in length_rules(fills=True)
+    measures = holes and "length" in given and not fills
     composed = _compose(model, sampler, built, None if measures else built.length)
     if not holes and not given.get("length") and _unbounded(model, built, composed):
         with suppress(ConfigError):  # what plans for a canvas of one length has one
@@ -104,11 +106,6 @@ def format_for(
     more = (config.extra_keys,) if name == "json_schema" else ()
     wanted = getattr(source, name)(getattr(config, name), *more)  # there is one for each
     return format_of(model, wanted, not holes, config.literals)
-
-
-def _fills(length: str | None) -> bool:
-    """Whether a rule of length is a part of samplers, which fills holes while it writes."""
-    return length is not None and name_of(length) in length_rules(fills=True)
 
 
 def _compose(
@@ -265,7 +262,6 @@ def _fixed(model: DiffusionModel, constraints: Mapping[int, int | str]) -> tuple
 
 
 def _fixed_ids(model: DiffusionModel, wanted: int | str) -> IntArray:
-    """The ids that a constraint fixes."""
     if isinstance(wanted, int):
         ids = [wanted]
     else:
@@ -389,7 +385,6 @@ def occurrences(items: Sequence[Hashable], seen: Counter[Hashable] | None = None
 
 
 def _check_repetitions(repetitions: Any, prompts: int) -> None:
-    """One whole number from 0 per prompt."""
     if not isinstance(repetitions, Sequence) or not all(
         isinstance(row, int | np.integer) and not isinstance(row, bool) and row >= 0
         for row in repetitions

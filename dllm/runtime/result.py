@@ -118,7 +118,7 @@ class Result:
         }
         raise AttributeError(
             f"a {type(self).__name__} has no {name}{told.get(name, '')}", name=name, obj=self
-        )  # fmt: skip
+        )
 
     @property
     def parsed(self) -> Any:
@@ -157,10 +157,8 @@ class Result:
     def to_dict(self) -> dict[str, Any]:
         """Plain data, such as strict JSON takes: arrays as lists, the trace as a dictionary, the
         class's name as "kind"; a log-probability that is not finite as None."""
-        data = {
-            "kind": type(self).__name__,
-            **{f.name: getattr(self, f.name) for f in fields(self)},
-        }
+        data = {f.name: getattr(self, f.name) for f in fields(self)}
+        data["kind"] = type(self).__name__
         data["sequences"] = self.sequences.tolist()
         data["logprobs"] = [x if math.isfinite(x) else None for x in self.logprobs.tolist()]
         if isinstance(self.schema, type):
@@ -185,11 +183,11 @@ def counted(n: int, noun: str) -> str:
 
 def _answer(canvas: Canvas, stop_ids: tuple[int, ...]) -> tuple[IntArray, str]:
     """Ids of the answer, and why they end.  A text with holes is its own answer, all of it."""
-    end = canvas.end if canvas.end == canvas.length else canvas.length
-    where = stops(canvas, canvas.prompt_length, end, stop_ids)
+    low, end = canvas.prompt_length, canvas.length
+    where = stops(canvas, low, end, stop_ids)
     if where.size:
-        return canvas.tokens[canvas.prompt_length : int(where[0]) + 1], "stop"
-    return canvas.tokens[canvas.prompt_length : end], canvas.finish_reason or "length"
+        return canvas.tokens[low : int(where[0]) + 1], "stop"
+    return canvas.tokens[low:end], canvas.finish_reason or "length"
 
 
 def _cut(

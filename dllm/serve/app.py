@@ -54,7 +54,10 @@ def create_app(serving: Service) -> Starlette:
         finally:
             await asyncio.to_thread(serving.close)
 
-    paths = paths_of(serving)
+    paths = ModelRoutes(serving).paths()
+    if serving.verifying is not None:
+        paths += serving.verifying.paths()
+    paths = [*paths, *Operation(serving, paths).paths()]
     app = Starlette(
         routes=[Route(one.path, guarded(serving, one.answer), methods=[one.verb]) for one in paths],
         exception_handlers={HTTPException: _http_problem},
@@ -64,14 +67,6 @@ def create_app(serving: Service) -> Starlette:
     app.router.redirect_slashes = False
     app.state.serving = serving
     return app
-
-
-def paths_of(serving: Service) -> list[Path]:
-    """What is answered for ``serving``."""
-    paths = ModelRoutes(serving).paths()
-    if serving.verifying is not None:
-        paths += serving.verifying.paths()
-    return paths + Operation(serving, paths).paths()
 
 
 def guarded(
@@ -92,8 +87,7 @@ def guarded(
             problem = serving.failed(error)
             response = refusal(problem)
             path = quote(request.scope["path"])[:80]  # on one line, whatever a client writes
-            ACCESS.info("%s %s %d: %s", request.method, path, problem.status,
-                        problem.message[:200])  # fmt: skip
+            ACCESS.info("%s %s %d: %s", request.method, path, problem.status, problem.message[:200])
         return named(request, response)
 
     return handle

@@ -98,7 +98,7 @@ Choice = Annotated[
     list[Text],
     Field(min_length=1, max_length=MOST_CHOICES_OF_TEXT, fail_fast=True),
     Must(f"a list of 1 to {MOST_CHOICES_OF_TEXT} strings"),
-]  # fmt: skip
+]
 Values = Annotated[
     dict[str, Any], Must(f"an object of at most {LONGEST_FORM} characters", _is_schema)
 ]
@@ -204,7 +204,7 @@ class Function(Echoed):
         str,
         Field(pattern="^[a-zA-Z0-9_-]{1,64}$"),
         Must("a name of 1 to 64 letters, digits, _ and -"),
-    ]  # fmt: skip
+    ]
     description: str = ""
     parameters: Values | None = None
     strict: bool | None = None

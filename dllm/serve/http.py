@@ -208,9 +208,7 @@ class Streaming(Response):
             await self.rest.aclose()  # type: ignore[attr-defined]
 
     async def _write(self, send: Send) -> None:
-        start: Message = {
-            "type": "http.response.start", "status": 200, "headers": self.raw_headers
-        }  # fmt: skip
+        start: Message = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await send(start)
         await self._send(send, self.first)
         async for chunk in self._told():

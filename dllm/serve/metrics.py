@@ -104,6 +104,5 @@ class Metrics:
         return generate_latest(self.registry)
 
     def _made(self, kind: type[T], name: str, text: str, **more: Any) -> T:
-        """A metric of this model."""
         made = kind(f"dllm_{name}", text, ["model_name"], registry=self.registry, **more)
         return made.labels(self._model)

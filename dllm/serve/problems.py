@@ -61,14 +61,8 @@ class Problem(Exception):
     def body(self) -> dict[str, Any]:
         """OpenAI's envelope."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
-        return {
-            "error": {
-                "message": self.message,
-                "type": TYPES.get(self.status, kind),
-                "param": self.param,
-                "code": self.code,
-            }
-        }
+        error = {"message": self.message, "type": TYPES.get(self.status, kind)}
+        return {"error": {**error, "param": self.param, "code": self.code}}
 
     def headers(self) -> dict[str, str]:
         """``Retry-After``, or for OpenAI's clients that a retry is useless."""

@@ -142,7 +142,6 @@ def _body(entry: Mapping[str, Any]) -> Any:
 
 
 def _text(entry: Mapping[str, Any]) -> str:
-    """The first choice's text."""
     for choice in _body(entry).get("choices", ()):
         return str(choice["message"]["content"] or "" if "message" in choice else choice["text"])
     return ""

@@ -189,9 +189,7 @@ def usage(ask: GenerateRequest, results: Sequence[Result]) -> dict[str, Any]:
 
 
 def tokens_used(prompt: int, written: int) -> dict[str, int]:
-    return {
-        "prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written
-    }  # fmt: skip
+    return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
 
 
 def given_tokens(result: Result) -> int:
@@ -261,7 +259,7 @@ def given_entries(given: TokenScores, ask: GenerateRequest, spelling: Spelling) 
         for at, (token, text, score, top) in enumerate(
             zip(ids, spelling.pieces(ids), scores, tops, strict=True)
         )
-    ]  # fmt: skip
+    ]
 
 
 def chat_logprobs(found: Sequence[Entry], name: Name) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ import json
 import re
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -278,20 +278,16 @@ class Syntax:
         call: dict[str, Any] = calls[0] if len(calls) == 1 else {"anyOf": calls}
         if several and self.opening:
             call = {"anyOf": [call, {"type": "array", "items": call, "minItems": 2}]}
-        named = [tool["function"] for tool in tools]
-        parts = {one["name"]: parameters_of(one) for one in named}
+        parts: dict[str, Any] = {}
+        for function in (tool["function"] for tool in tools):
+            given = function.get("parameters") or NOTHING  # some clients write ``strict`` into it
+            parts[function["name"]] = {key: given[key] for key in given if key != "strict"}
         if instance is not None:
             parts[INSTANCE] = instance
             call = {"anyOf": [{"$ref": f"#/$defs/{INSTANCE}"}, call]}
         at = {name: ("$defs", name) for name in parts}
         defs = {name: moved(part, at[name], at[name]) for name, part in parts.items()}
         return {"$defs": defs} | call
-
-
-def parameters_of(function: Mapping[str, Any]) -> Any:
-    """The schema of what a tool is called with; some clients write ``strict`` into it."""
-    given = function.get("parameters") or NOTHING
-    return {key: value for key, value in given.items() if key != "strict"}
 
 
 SYNTAXES = {

@@ -20,7 +20,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ..core.errors import ConfigError
-from . import grammar
 from .byte_automaton import (
     MOST_STEPS,
     Budget,
@@ -32,6 +31,7 @@ from .byte_automaton import (
     ranges,
 )
 from .expressions import TEXT, regex_part
+from .grammar import Grammar
 from .parts import Bytes, Either, Leaf, Letters, Part, Repeat, Row, automaton_of, shortest
 from .plain import plain
 from .reading import Reader
@@ -113,15 +113,15 @@ class Compiler:
             return regex_part(value)
         if kind == "choice":
             return Either(tuple(Bytes(text.encode()) for text in value))
-        if kind == "row":
-            return Row(tuple(map(self.part, value)))
-        if kind == "either":
-            return Either(tuple(map(self.part, value)))
+        if kind in ("row", "either"):
+            parts = tuple(map(self.part, value))
+            return Row(parts) if kind == "row" else Either(parts)
         if kind == "repeat":
             return Repeat(self.part(value[0]), value[1], value[2])
         if kind == "grammar":
-            part, cut = grammar.read(value, self.budget, self.depth)
-            self.cut = self.cut or cut
+            grammar = Grammar(value, self.budget, self.depth)
+            part = grammar.part()
+            self.cut = self.cut or grammar.cut  # whether rules would go deeper
             return part
         if kind == "free":
             return Leaf(self._free(value))

@@ -184,7 +184,9 @@ class Expression:
     def _part(self, name: str, value: Any, flags: re.RegexFlag) -> Part:
         if name in ("LITERAL", "NOT_LITERAL"):
             if name == "LITERAL" and value < FIRST_PROPERTY and not flags & re.IGNORECASE:
-                return self._character(value)
+                if SURROGATES[0] <= value <= SURROGATES[1]:
+                    self._refuse("half of a surrogate pair")
+                return Bytes(string_bytes(chr(value)) if self.escapes else chr(value).encode())
             ranges = self._set([("LITERAL", value)], flags)
             return self._letters(inverse(ranges) if name == "NOT_LITERAL" else ranges)
         if name == "ANY":
@@ -280,11 +282,6 @@ class Expression:
             Bytes(text.encode()) for c, text in ESCAPES.items() if both(ranges, ((ord(c), ord(c)),))
         ]
         return Either((plain, *escaped)) if escaped else plain
-
-    def _character(self, code: int) -> Part:
-        if SURROGATES[0] <= code <= SURROGATES[1]:
-            self._refuse("half of a surrogate pair")
-        return Bytes(string_bytes(chr(code)) if self.escapes else chr(code).encode())
 
     def _refuse_ends(self) -> NoReturn:
         raise ConfigError(

@@ -61,11 +61,8 @@ class Format:
             return [Span(low, canvas.length, self.start, final)]
         edges = np.flatnonzero(np.diff(np.concatenate([[True], canvas.given[low:], [True]])))
         runs = (edges + low).reshape(-1, 2).tolist()
-        return [
-            Span(first, last, start, final)
-            for (first, last), start in zip(runs, self.holes, strict=True)
-            if start is not None
-        ]
+        spans = zip(runs, self.holes, strict=True)
+        return [Span(low, end, start, final) for (low, end), start in spans if start is not None]
 
     def _room(self, canvas: Canvas) -> int:
         """By how much the region may still grow; one that was cut off has ended."""

@@ -243,10 +243,6 @@ class Grammar:
 
     # -- the texts -------------------------------------------------------------------------------
 
-    def _between(self) -> Part:
-        """What is ignored, once or more often."""
-        return Repeat(Either(tuple(map(self._terminal, self.ignored))), 1, None)
-
     def _rule(self, name: str) -> Part:
         """The texts of a rule, at this depth."""
         self._count += 1
@@ -328,7 +324,8 @@ class Grammar:
         if not self.ignored:
             return token
         joint = Bytes(bytes([JOINT]))
-        return Row((token, Either((joint, self._between()))))
+        ignored = Repeat(Either(tuple(map(self._terminal, self.ignored))), 1, None)
+        return Row((token, Either((joint, ignored))))
 
     def _terminal(self, node: Node) -> Part:
         """The texts of a token, within which nothing is ignored."""
@@ -362,9 +359,3 @@ class Grammar:
     def is_terminal(self, name: str) -> bool:
         """Whether nothing is ignored within a rule."""
         return not self.gbnf and name.lstrip("_")[:1].isupper()
-
-
-def read(source: str, budget: Budget, depth: int) -> tuple[Part, bool]:
-    """The texts of a grammar, and whether some of its rules would go deeper."""
-    grammar = Grammar(source, budget, depth)
-    return grammar.part(), grammar.cut

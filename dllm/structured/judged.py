@@ -246,14 +246,10 @@ class Search:
 
     def _further(self, level: Sequence[Text], i: int) -> list[Text]:
         """The likeliest texts that are one token longer."""
-        ways = [
-            (score, token, sure, text)
-            for text in level
-            for token, score, sure in self._ways(text, i)
-        ]
-        ways.sort(key=lambda way: (-way[0], way[1]))
+        ways = [(*way, text) for text in level for way in self._ways(text, i)]
+        ways.sort(key=lambda way: (-way[1], way[0]))
         result: list[Text] = []
-        for score, token, sure, text in ways:
+        for token, score, sure, text in ways:
             if len(result) == WIDTH:
                 break
             ended, judge = text.ended or token in self.form.ends, text.judge

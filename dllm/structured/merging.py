@@ -31,7 +31,11 @@ def merged(a: Any, b: Any, path: str) -> Any:
     result = {**a, **b}
     for key in a.keys() & b.keys():
         if a[key] != b[key] and key not in OBJECT | ARRAY:
-            result[key] = MERGE[key](a[key], b[key], path) if key in MERGE else _twice(key, path)
+            if key not in MERGE:
+                raise ConfigError(
+                    f"{path} of the schema has several {key!r} at once: write them as one"
+                )
+            result[key] = MERGE[key](a[key], b[key], path)
     if (a.keys() | b.keys()) & OBJECT:
         result |= _merged_members(a, b, path)
     if a.keys() & ARRAY and b.keys() & ARRAY:
@@ -139,7 +143,3 @@ MERGE: dict[str, Callable[[Any, Any, str], Any]] = {
 
 def _none(path: str) -> Any:
     raise Nothing(path)
-
-
-def _twice(key: str, path: str) -> Any:
-    raise ConfigError(f"{path} of the schema has several {key!r} at once: write them as one")

@@ -26,7 +26,10 @@ def record(reader: Base, schema: Schema, path: str) -> Part:
         raise ConfigError(f"{path} of the schema has a required that is no list of names")
     more, named = schema.get("additionalProperties", True), schema.get("patternProperties", {})
     keys = schema.get("propertyNames", True)
-    needed = {*required, *(name for name, part in properties.items() if _says_so(part))}
+    needed = {*required}
+    for name, part in properties.items():
+        if isinstance(part, Mapping) and part.get("required") is True:  # as before draft 4
+            needed.add(name)
     missing = {name: more for name in required if name not in properties}
     missing |= {name: {} for name in missing if _matching(reader, named, name, path)}
     declared = {**properties, **missing}
@@ -90,11 +93,6 @@ def _of_kind(reader: Base, others: Either, kind: int) -> Part:
             name = automaton_of(way.parts[0], reader.budget)
             ways.append(Row((Leaf(reader.met(name, sums)), *way.parts[1:])))
     return Either(tuple(ways))
-
-
-def _says_so(part: Any) -> bool:
-    """Whether a property's own schema requires it, as before draft 4."""
-    return isinstance(part, Mapping) and part.get("required") is True
 
 
 def _matching(reader: Base, named: Schema, name: str, path: str) -> list[str]:

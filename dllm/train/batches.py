@@ -53,14 +53,15 @@ class AnswerBatches(Dataset[dict[str, torch.Tensor]]):
         if len(answers) < rows:
             raise ConfigError(f"{len(answers)} answers are too few for batches of {rows}")
         self.answers, self.rows, self.count, self.seed = answers, rows, count, seed
-        self.lengths = [len(answer.ids) for answer in answers]
+        self.lengths = tuple(len(answer.ids) for answer in answers)
 
     def __len__(self) -> int:
         return self.count
 
     def chosen(self, index: int) -> tuple[list[Any], random.Random]:
         """The answers of a batch, and its random numbers."""
-        at = arranged(self.lengths, self.rows, self.seed, index)
+        epoch, place = divmod(index, len(self.answers) // self.rows)
+        at = _epoch(self.lengths, self.rows, self.seed, epoch)[place]
         return [self.answers[i] for i in at], random.Random(f"{self.seed}/{index}")
 
 
@@ -69,18 +70,10 @@ def padded(rows: Iterable[Any], value: float = 0, side: str = "right") -> torch.
     return pad_sequence([torch.as_tensor(row) for row in rows], True, value, side)
 
 
-def arranged(lengths: Sequence[int], rows: int, seed: int, step: int) -> list[int]:
-    """Numbers of the ``rows`` examples of a step, of similar ``lengths``.
-
-    Examples are drawn in pools without replacement, sorted by length and cut into batches, so that
-    little is spent on padding.  ``lengths`` must not change during a run.
-    """
-    epoch, place = divmod(step, max(1, len(lengths) // rows))
-    return _epoch(tuple(lengths), rows, seed, epoch)[place]
-
-
 @lru_cache(maxsize=4)
 def _epoch(lengths: tuple[int, ...], rows: int, seed: int, epoch: int) -> list[list[int]]:
+    """Numbers of the ``rows`` examples of each batch, of similar ``lengths``: drawn in pools
+    without replacement, sorted by length and cut, so that little is spent on padding."""
     rng = random.Random(f"{seed}/{epoch}")
     order = list(range(len(lengths)))
     rng.shuffle(order)

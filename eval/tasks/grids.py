@@ -25,21 +25,17 @@ def _is_latin(grid: Grid, symbols: set[str]) -> bool:
     )
 
 
-def _latin(rng: random.Random, symbols: Sequence[str]) -> Grid:
-    rows, columns = rng.sample(range(SIZE), SIZE), rng.sample(range(SIZE), SIZE)
-    return tuple(tuple(symbols[(r + c) % SIZE] for c in columns) for r in rows)
-
-
 def _draw_latin(rng: random.Random) -> Example:
     symbols = rng.sample(LETTERS, SIZE)
     wording = rng.choice(["Make a Latin square: {}", "Write a Latin square with {}"])
     prompt = wording.format(" ".join(symbols))
-    return Example("latin", prompt, show_grid(_latin(rng, symbols)), tuple(symbols))
+    rows, columns = rng.sample(range(SIZE), SIZE), rng.sample(range(SIZE), SIZE)
+    grid = [[symbols[(r + c) % SIZE] for c in columns] for r in rows]
+    return Example("latin", prompt, show_grid(grid), tuple(symbols))
 
 
 def _check_latin(example: Example, text: str) -> bool:
-    grid = parse_grid(text)
-    return _is_latin(grid, {str(symbol) for symbol in example.facts})
+    return _is_latin(parse_grid(text), {str(symbol) for symbol in example.facts})
 
 
 def _solved_sudoku(rng: random.Random) -> Grid:

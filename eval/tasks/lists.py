@@ -32,11 +32,15 @@ def _show(items: Sequence[str]) -> str:
     return ", ".join(items)
 
 
+def _same_list(example: Example, text: str) -> bool:
+    return parse_items(text) == parse_items(example.answer)
+
+
 def _plain(
     name: str,
     wordings: Sequence[str],
     solve: Callable[[list[str], random.Random], list[str]],
-    check: Callable[[Example, str], bool],
+    check: Callable[[Example, str], bool] = _same_list,
     longest: int = LONGEST,
     names: float = 0.7,
 ) -> Task:
@@ -62,14 +66,8 @@ def _indexed(name: str, wordings: Sequence[str], edit: Edit, new_slot: bool = Fa
     return Task(name, draw, _same_list)
 
 
-def _anywhere(
-    name: str,
-    wordings: Sequence[str],
-    edit: Edit,
-    valid: Callable[[list[str], str, list[str]], bool],
-    new_slot: bool = False,
-) -> Task:
-    """An operation at a place of the model's own choice: many answers are right."""
+def _anywhere(name: str, wordings: Sequence[str], edit: Edit, new_slot: bool = False) -> Task:
+    """An operation at an index of the model's own choice: many answers are right."""
 
     def draw(rng: random.Random) -> Example:
         *items, word = _items(rng, LONGEST, extra=1)
@@ -79,13 +77,10 @@ def _anywhere(
 
     def check(example: Example, text: str) -> bool:
         *items, word = (str(fact) for fact in example.facts)
-        return valid(items, word, parse_items(text))
+        got = parse_items(text)
+        return any(edit(items, index, word) == got for index in range(len(items) + new_slot))
 
     return Task(name, draw, check)
-
-
-def _same_list(example: Example, text: str) -> bool:
-    return parse_items(text) == parse_items(example.answer)
 
 
 def _check_shuffle(example: Example, text: str) -> bool:
@@ -112,32 +107,22 @@ def replace_at(items: list[str], index: int, word: str) -> list[str]:
     return [*items[:index], word, *items[index + 1 :]]
 
 
-def _one_edit(edit: Edit, new_slot: bool = False) -> Callable[[list[str], str, list[str]], bool]:
-    """Whether some single index turns ``items`` into ``got``."""
-    return lambda items, word, got: any(
-        edit(items, index, word) == got for index in range(len(items) + new_slot)
-    )
-
-
 TASKS = (
     _plain(
         "copy",
         ["Copy this list: {}", "Repeat this list: {}", "Write the same list: {}"],
         lambda items, rng: items,
-        _same_list,
     ),
     _plain(
         "reverse",
         ["Reverse this list: {}", "Write this list backwards: {}", "Turn this list around: {}"],
         lambda items, rng: items[::-1],
-        _same_list,
     ),
     _plain(
         "sort",
         ["Sort this list: {}", "Sort alphabetically: {}", "Put in order: {}"],
         lambda items, rng: sorted(items),
-        _same_list,
-        LONGEST_SORT,
+        longest=LONGEST_SORT,
         names=1.0,
     ),
     _plain(
@@ -178,19 +163,12 @@ TASKS = (
         "insert_random",
         ["Insert {word} anywhere: {}", "Put {word} at a random index: {}"],
         insert_at,
-        _one_edit(insert_at, new_slot=True),
         new_slot=True,
     ),
-    _anywhere(
-        "remove_random",
-        ["Remove any item: {}", "Delete one random item: {}"],
-        remove_at,
-        _one_edit(remove_at),
-    ),
+    _anywhere("remove_random", ["Remove any item: {}", "Delete one random item: {}"], remove_at),
     _anywhere(
         "replace_random",
         ["Replace any item with {word}: {}", "Change a random item to {word}: {}"],
         replace_at,
-        _one_edit(replace_at),
     ),
 )

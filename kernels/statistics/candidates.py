@@ -43,12 +43,8 @@ class Candidates:
         ordered = (flat >> 32).to(torch.int32)
         logit = (ordered ^ ((ordered >> 31) & _FLIP)).view(torch.float32)
         known = (real & (flat >= border)).sum(1, keepdim=True)
-        return cls(
-            logit.masked_fill(~real, -torch.inf),
-            (_FLIP - (flat & 0xFFFFFFFF)).masked_fill_(~real, 0),
-            known,
-            known == size,
-        )
+        token = (_FLIP - (flat & 0xFFFFFFFF)).masked_fill_(~real, 0)
+        return cls(logit.masked_fill(~real, -torch.inf), token, known, known == size)
 
     def kept(self, share: torch.Tensor, options: Options) -> tuple[torch.Tensor, torch.Tensor]:
         """Which candidates stay (R, n) bool, and for which rows they do not suffice (R, 1) bool.

@@ -232,21 +232,24 @@ def merge(a: Partial, b: Partial, options: Options) -> Partial:
         out.second = torch.maximum(runner, torch.maximum(a.second, b.second))
     if a.selected is not None and b.selected is not None:
         out.selected = torch.maximum(a.selected, b.selected)
-    _merge_drawn(out, a, b)
     _merge_top(out, a, b, options.top)
-    _merge_classes(out, a, b)
+    _keep_larger(out, a, b, "noisy", ("drawn", "drawn_logit"))
+    _keep_larger(out, a, b, "class_best", ("class_token", "class_logit"))
+    for name in ("class_total", "class_warm"):
+        if getattr(a, name) is not None:
+            setattr(out, name, torch.logaddexp(getattr(a, name), getattr(b, name)))
     return out
 
 
-def _merge_drawn(out: Partial, a: Partial, b: Partial) -> None:
-    if a.noisy is None or b.noisy is None:
+def _keep_larger(out: Partial, a: Partial, b: Partial, what: str, beside: tuple[str, ...]) -> None:
+    """The larger of each row, with what belongs to it; a tie goes to the lower id."""
+    mine, other = getattr(a, what), getattr(b, what)
+    if mine is None or other is None:
         return
-    assert a.drawn is not None and b.drawn is not None
-    assert a.drawn_logit is not None and b.drawn_logit is not None
-    ahead = a.noisy >= b.noisy
-    out.noisy = torch.maximum(a.noisy, b.noisy)
-    out.drawn = torch.where(ahead, a.drawn, b.drawn)
-    out.drawn_logit = torch.where(ahead, a.drawn_logit, b.drawn_logit)
+    ahead = mine >= other
+    setattr(out, what, torch.maximum(mine, other))
+    for name in beside:
+        setattr(out, name, torch.where(ahead, getattr(a, name), getattr(b, name)))
 
 
 def _merge_top(out: Partial, a: Partial, b: Partial, k: int) -> None:
@@ -258,18 +261,6 @@ def _merge_top(out: Partial, a: Partial, b: Partial, k: int) -> None:
     # both are sorted and a has the lower ids: a stable sort keeps ties in order
     value, order = value.sort(dim=1, descending=True, stable=True)
     out.top_value, out.top_index = value[:, :k], index.gather(1, order)[:, :k]
-
-
-def _merge_classes(out: Partial, a: Partial, b: Partial) -> None:
-    if a.class_best is None or b.class_best is None:
-        return
-    ahead = a.class_best >= b.class_best
-    out.class_best = torch.maximum(a.class_best, b.class_best)
-    for name in ("class_token", "class_logit"):
-        setattr(out, name, torch.where(ahead, getattr(a, name), getattr(b, name)))
-    for name in ("class_total", "class_warm"):
-        if getattr(a, name) is not None:
-            setattr(out, name, torch.logaddexp(getattr(a, name), getattr(b, name)))
 
 
 def finish(part: Partial, options: Options) -> TokenStatistics:

@@ -78,9 +78,7 @@ class Call:
                     rows = self.banned_rows[first : first + len(x), j]
                     column.masked_fill_(rows, -torch.inf)
 
-    def tile(
-        self, logits: torch.Tensor, first: int, low: int, owned: bool, walk: Walk
-    ) -> Partial:  # fmt: skip
+    def tile(self, logits: torch.Tensor, first: int, low: int, owned: bool, walk: Walk) -> Partial:
         """Reduce logits (r, n) of any dtype; they may be destroyed if ``owned``."""
         options, expects = self.options, self.embeddings is not None
         more = options.filtered or options.top > 1 or options.classes is not None or options.warm
@@ -162,8 +160,7 @@ class Call:
         some._lower(x, 0, low)
         some._ban(x, 0, low)
         if options.filtered:
-            lost = dropped(x, options.filters)
-            x.masked_fill_(lost, -torch.inf)
+            x.masked_fill_(dropped(x, options.filters), -torch.inf)
         return x
 
 
@@ -179,7 +176,7 @@ class Walk:
 
     def expect(
         self, weight: torch.Tensor, best: torch.Tensor, mass: torch.Tensor, low: int
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Add the embeddings of a tile by ``weight`` (r, n) = exp(x - ``best``), which sums up to
         ``mass``."""
         assert self.call.embeddings is not None

@@ -106,7 +106,10 @@ def load_checkpoint(name: str | Path) -> BlockCheckpoint:
             raise CheckpointError(
                 f"{key} of {name} holds no finite floating-point numbers; download it again"
             )
-    network = {_native_name(key): value for key, value in tensors.items() if not _aside(key)}
+    network = {
+        _native_name(key): value for key, value in tensors.items()
+        if key not in OTHERS and not key.startswith((*HEADS, "rotary_emb."))
+    }  # fmt: skip
     _check(network, expected_weights(config, variant, len(network)), name)
     ids = draft_ids(tensors, name)
     head = tensors.get("lm_head.weight") if ids is not None else None
@@ -151,10 +154,6 @@ def _plain_name(key: str) -> str:
     """A name without the containers that engines wrap around networks and heads."""
     key = key.removeprefix("model.").removeprefix("logit_head.")
     return key.removesuffix(".weight") if key.endswith("_codebook.weight") else key
-
-
-def _aside(key: str) -> bool:
-    return key in OTHERS or key.startswith((*HEADS, "rotary_emb."))
 
 
 def _native_name(key: str) -> str:

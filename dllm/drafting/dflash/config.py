@@ -139,9 +139,9 @@ def _read(raw: Mapping[str, Any], kind: str) -> tuple[MuseGlimmerAssistantConfig
     }  # fmt: skip
     window = shape.sliding_window or 2048
     given = shape.model_dump(
-        exclude_none=True, exclude={"layer_types", "sliding_window", "rope_parameters",
-                                    "rope_theta", "rope_scaling"},
-    )  # fmt: skip
+        exclude_none=True,
+        exclude={"layer_types", "sliding_window", "rope_parameters", "rope_theta", "rope_scaling"},
+    )
     config = MuseGlimmerAssistantConfig(
         **given, **block.model_dump(), rope_parameters=dict(rope), layer_types=[*kinds],
         # in z-lab's a row is part of its own window

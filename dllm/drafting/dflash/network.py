@@ -182,9 +182,9 @@ class BlockNetwork:
         q, k, v = torch.split(y, split, 1)
         q = _turn(_rms(q, layer.norms[2], self.eps), cos, sin)
         k = _turn(_rms(k, layer.norms[3], self.eps), cos, sin)
-        seen = torch.stack([
-            self._attend(q[n], k[n], v[n], text, i, layer.window) for n, text in enumerate(texts)
-        ])  # fmt: skip
+        seen = torch.stack(
+            [self._attend(q[n], k[n], v[n], text, i, layer.window) for n, text in enumerate(texts)]
+        )
         return layer.out(seen.transpose(1, 2).reshape(*x.shape[:2], -1))
 
     def _attend(

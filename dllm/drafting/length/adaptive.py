@@ -81,7 +81,6 @@ class Adaptive(LengthController):
         return one
 
     def _reset(self) -> None:
-        """Forget the text."""
         self._after_whole = False
         self._context = self._beside = self._beside_emitted = 0
         saved, price = self.learned.saved, self.learned.price

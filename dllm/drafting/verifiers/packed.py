@@ -222,10 +222,8 @@ def _agrees(model: DiffusionModel) -> bool:
         rows = verifier.score(work)
     except (TypeError, ValueError, RuntimeError, AttributeError, LookupError, AssertionError):
         return False  # it does not hand things on as the packed forward needs it
-    error = max(
-        float((a[2:].float() - b.logits.float()).abs().max())
-        for a, b in zip(alone, rows, strict=True)
-    )
+    pairs = zip(alone, rows, strict=True)
+    error = max(float((a[2:].float() - b.logits.float()).abs().max()) for a, b in pairs)
     scale = max(float(a.float().abs().max()) for a in alone)
     rounds = any(type(module) is QuantisedLinear for module in model.hf.modules())
     # rows in 8 bits: a last bit that differs becomes a step; a hidden key moves a third of `scale`

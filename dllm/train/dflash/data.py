@@ -8,7 +8,6 @@ training.
 """
 
 import hashlib
-import random
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -125,13 +124,11 @@ class Batches(AnswerBatches):
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         answers, rng = self.chosen(index)
-        batch = collate(answers, [self._anchors(a, rng) for a in answers], self.states)
+        places = [range(answer.start, len(answer.ids) - 1) for answer in answers]
+        anchors = [sorted(rng.sample(at, min(self.anchors, len(at)))) for at in places]
+        batch = collate(answers, anchors, self.states)
         batch["seed"] = torch.tensor(rng.getrandbits(31))
         return batch
-
-    def _anchors(self, answer: Answer, rng: random.Random) -> list[int]:
-        places = range(answer.start, len(answer.ids) - 1)
-        return sorted(rng.sample(places, min(self.anchors, len(places))))
 
 
 def collate(

@@ -191,16 +191,9 @@ class Parallel(nn.Module):
         total = settings.ce * ce + weight * entropy
         later = masked & ~learnt & (order < NEVER)
         if settings.kl and later.any():
-            teacher = net.teacher_logits(*_with_hint(noisy, valid, hint), clean=None)
-            rows = teacher[:, -ids.shape[1] :][later]
+            if hint is not None:  # what only the teacher sees
+                noisy = torch.cat([hint.clamp_min(0), noisy], 1)
+                valid = torch.cat([hint >= 0, valid], 1)
+            rows = net.teacher_logits(noisy, valid, None)[:, -ids.shape[1] :][later]
             total = total + settings.kl * divergence(logits[later], rows, settings.tau)
         return total
-
-
-def _with_hint(
-    noisy: torch.Tensor, valid: torch.Tensor, hint: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The text behind what only the teacher sees."""
-    if hint is None:
-        return noisy, valid
-    return torch.cat([hint.clamp_min(0), noisy], 1), torch.cat([hint >= 0, valid], 1)

@@ -27,7 +27,6 @@ def in_blocks(model: DiffusionModel, block: int, mask_token_id: int | None) -> D
     copies: Any = copy.deepcopy((model.hf, model.tokenizer))
     hf, tokenizer = copies
     hf.generation_config.block_length = block
-    result = load(hf, family=family, tokenizer=tokenizer, mask_token_id=mask,
-                  block_length=block)  # fmt: skip
+    result = load(hf, family=family, tokenizer=tokenizer, mask_token_id=mask, block_length=block)
     defaults = {**result.generation_defaults, "block_length": block}
     return replace(result, name=model.name, generation_defaults=defaults)

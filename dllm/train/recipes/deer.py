@@ -137,8 +137,7 @@ def align(
               (recipe.stage2_steps, recipe.stage2_lr, stage2_example))  # fmt: skip
     for number, (steps, peak, make) in enumerate(stages, 1):
         examples = Examples(pairs, recipe, steps, make, mask, marker, drafter.facts.context_length)
-        schedule = Schedule(steps, peak, min(20, steps // 2), "linear", 0,
-                            seed=recipe.seed)  # fmt: skip
+        schedule = Schedule(steps, peak, min(20, steps // 2), "linear", 0, seed=recipe.seed)
         resume(loop(Weighted(network), examples, schedule, folder / f"checkpoints{number}",
                     device=drafter.device.type, report=report))  # fmt: skip
         network.hf.train(False)
