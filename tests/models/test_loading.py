@@ -96,6 +96,12 @@ def test_other_hyperparameters_are_read_not_assumed(tmp_path: Path, checkpoints:
     assert json.loads((tmp_path / "again" / "config.json").read_text()) == config
 
 
+def test_a_scaled_rotation_is_read_under_its_old_name(copy: Any) -> None:
+    folder = copy("dream-tiny", rope_scaling={"type": "linear", "factor": 2.0})
+    rotary: Any = load(folder).backbone.rotary_emb
+    assert rotary.rope_type == "linear" and rotary.inv_freq[0] == 0.5
+
+
 @pytest.mark.parametrize("tie", [True, False])
 @pytest.mark.parametrize("name", ["llada", "dream"])
 def test_a_model_from_a_config_alone(tmp_path: Path, name: str, tie: bool) -> None:
