@@ -133,6 +133,17 @@ def test_a_loaded_network_is_accepted(dream: DiffusionModel) -> None:
         load(LlamaForCausalLM(config), mask_token_id=5, revision="main")
 
 
+@pytest.mark.parametrize("family", ["autoregressive", "a2d_qwen2"])
+def test_a_network_that_is_cast_keeps_its_rotation(family: str) -> None:
+    """Of any kind: frequencies in half precision are others."""
+    scaled = {"rope_type": "linear", "rope_theta": 1e4, "factor": 3.0}
+    hf = Qwen2ForCausalLM(Qwen2Config(**TINY, rope_parameters=scaled))
+    rotary: Any = hf.model.rotary_emb
+    exact = rotary.inv_freq.clone()
+    load(hf, dtype="bfloat16", family=family, mask_token_id=5, eos_token_id=3)
+    assert torch.equal(rotary.inv_freq, exact) and torch.equal(rotary.original_inv_freq, exact)
+
+
 def test_plain_weights_follow_the_family_they_are_given(tmp_path: Path) -> None:
     Qwen2ForCausalLM(Qwen2Config(**TINY, eos_token_id=1)).save_pretrained(tmp_path)
     model = load(tmp_path, family="dream", mask_token_id=60, pad_token_id=2, logit_shift=0)
