@@ -96,6 +96,7 @@ def test_pickles_only(copy: Copy) -> None:
         ({"layer_norm_type": "default"}, "layer_norm_type"),
         ({"mask_token_id": 256}, "mask_token_id 256 is outside the vocabulary of 256"),
         ({"mask_token_id": None}, "no mask token"),
+        ({"mask_token_id": -1}, "mask_token_id -1 is outside"),  # it means noise elsewhere
         ({"eos_token_id": -1}, "eos_token_id -1 is outside"),
         ({"n_layers": "three"}, "n_layers=.three., which must be a whole number"),
         ({"mlp_hidden_size": 176}, r"shape .*160.* asks for .*176"),
