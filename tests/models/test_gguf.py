@@ -148,8 +148,9 @@ def changed(file: Path, values: dict[str, Any], tensors: dict[str, Any]) -> Path
         if name.startswith("GGUF.") or value is None or name == "general.architecture":
             continue
         kind = reader.fields[name].types[0] if name not in values else {
-            bool: gguf.GGUFValueType.BOOL, int: gguf.GGUFValueType.UINT64, float: gguf.GGUFValueType.FLOAT64,
+            int: gguf.GGUFValueType.UINT64, float: gguf.GGUFValueType.FLOAT64,
             str: gguf.GGUFValueType.STRING, list: gguf.GGUFValueType.ARRAY,
+            bool: gguf.GGUFValueType.BOOL,
         }[type(value)]  # fmt: skip
         writer.add_key_value(name, value, kind, *([gguf.GGUFValueType.UINT32] * (kind == 9)))
     for tensor in reader.tensors:
