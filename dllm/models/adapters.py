@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import CheckpointError, ConfigError, missing, one_line, short
-from .checkpoint import looks_like_a_path, read_json, snapshot
+from .checkpoint import ADAPTER, looks_like_a_path, read_json, snapshot
 from .headers import is_finite, read_tensors
 from .quiet import quiet
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+CONFIG, WEIGHTS = ADAPTER, "adapter_model.safetensors"
 
 
 def attach(hf: Any, adapter: str | os.PathLike[str], merge: bool = False) -> None:

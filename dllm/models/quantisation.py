@@ -77,7 +77,7 @@ class Int4(Rounding):
 
     def __post_init__(self) -> None:
         if self.group not in GROUPS:
-            raise ConfigError(f"group is {', '.join(map(str, GROUPS))}, not {self.group}")
+            raise ConfigError(f"group is {', '.join(map(str, GROUPS))}, not {self.group!r}")
 
     @property
     def bits(self) -> int:
@@ -178,9 +178,10 @@ def of_config(config: Mapping[str, Any] | None) -> Any:
     entry = config.to_dict() if isinstance(config, DllmQuantization) else dict(config or {})
     if entry.get("quant_method") != METHOD:
         return None
-    kind = {8: Int8, 4: Int4}.get(entry.get("bits", 0))
+    bits = entry.get("bits")
+    kind = Int8 if bits == 8 else Int4 if bits == 4 else None
     if kind is None:
-        raise CheckpointError(f"quantization_config has bits={entry.get('bits')!r}: not 8 or 4")
+        raise CheckpointError(f"quantization_config has bits={bits!r}: not 8 or 4")
     names = {field.name for field in fields(kind)}
     return kind(**{name: value for name, value in entry.items() if name in names})
 
