@@ -112,8 +112,14 @@ def layers_of(hf: Any, how: Any) -> Iterator[tuple[str, Any, int]]:
 
 
 def are_experts(module: nn.Module) -> bool:
-    """Whether it is one of transformers' classes with a 3-d tensor for all experts of a layer."""
-    return isinstance(getattr(module, "gate_up_proj", None), nn.Parameter)
+    """Whether it is one of transformers' classes with a 3-d tensor for all experts of a layer, and
+    computes them as `QuantisedExperts` does: no biases, other layouts or gates of its own."""
+    gate = getattr(module, "_apply_gate", None)
+    return (
+        getattr(gate, "__name__", "") == "_default_apply_gate"
+        and isinstance(getattr(module, "gate_up_proj", None), nn.Parameter)
+        and not (module.is_transposed or module.has_bias)
+    )
 
 
 def matrices(module: Any) -> list[torch.Tensor]:
