@@ -21,7 +21,7 @@ from .mlp import round_once
 from .model import DiffusionModel
 from .norms import shorten_norms
 from .quantisation import quantise
-from .reading import families_on
+from .reading import unsaid
 from .rotary import rotate_in_cache
 from .tokenizer import TokenizerSource, complete_tokenizer, resolve_tokenizer
 
@@ -112,11 +112,7 @@ def _family_of(hf: PreTrainedModel, raw: Mapping[str, Any], given: Mapping[str, 
         return get_family("autoregressive")
     if isinstance(hf, LlamaForCausalLM):
         return get_family("llada")
-    kind = type(hf).__name__
-    raise ConfigError(
-        f"a {kind} with a mask token or without a causal mask may predict in place or shifted by "
-        f"one; say which family it follows: {families_on(kind)}, or 'autoregressive'"
-    )
+    raise unsaid(type(hf).__name__)
 
 
 def _restore_frequencies(hf: PreTrainedModel) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import huggingface_hub
 
 from ..core.errors import CheckpointError, ConfigError, UnknownNameError, one_line, short
-from .fields import check_config, check_generation
+from .fields import GENERATION, check, check_config
 
 BUNDLED = ("nano", "nano-ar")
 SMALL_FILES = ("*.json", "*.txt", "*.jinja", "*.model")
@@ -75,7 +75,7 @@ def open_checkpoint(model: str | os.PathLike[str], revision: str | None = None) 
         raise CheckpointError(f"{folder} has no config.json; copy it from the original checkpoint")
     check_config(config)
     generation = read_json(folder / "generation_config.json") or {}
-    check_generation(generation)
+    check(generation, GENERATION, "generation_config.json")
     called = name if hub or name in BUNDLED else folder.resolve().name
     return Checkpoint(called, folder, config, generation, hub, revision)
 

@@ -94,11 +94,6 @@ def check_config(config: Mapping[str, Any]) -> None:
     )  # fmt: skip
 
 
-def check_generation(generation: Mapping[str, Any]) -> None:
-    """The same for ``generation_config.json``."""
-    check(generation, GENERATION, "generation_config.json")
-
-
 def check(content: Mapping[str, Any], table: Mapping[str, Check], where: str) -> None:
     """Raise `CheckpointError` on a field of ``content`` that is not as ``table`` wants it."""
     for name, (fits, words) in table.items():

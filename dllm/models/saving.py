@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from huggingface_hub import save_torch_state_dict
 
-from ..core.errors import ConfigError, UnknownNameError, one_line
+from ..core.errors import ConfigError, UnknownNameError
 from .quantisation import of_config
 
 IDS = ("mask_token_id", "eos_token_id", "pad_token_id", "bos_token_id", "expand_token_id")
@@ -41,8 +41,7 @@ def save(
         )  # fmt: skip
     except (ValueError, TypeError) as error:
         raise ConfigError(
-            f"max_shard_size is a number of bytes or a text such as '5GB', not {max_shard_size!r} "
-            f"({one_line(error)})"
+            f"max_shard_size is a number of bytes or a text such as '5GB', not {max_shard_size!r}"
         ) from error
     text = json.dumps(config, indent=2, sort_keys=True) + "\n"
     (path / "config.json").write_text(text, encoding="utf-8")
