@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import CheckpointError, ConfigError, missing, one_line, short
-from .checkpoint import looks_like_a_path, read_json, snapshot
+from .checkpoint import ADAPTER, looks_like_a_path, read_json, snapshot
 from .headers import is_finite, read_tensors
 from .quiet import quiet
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+CONFIG, WEIGHTS = ADAPTER, "adapter_model.safetensors"
 
 
 def attach(hf: Any, adapter: str | os.PathLike[str], merge: bool = False) -> None:
@@ -19,6 +19,8 @@ def attach(hf: Any, adapter: str | os.PathLike[str], merge: bool = False) -> Non
     Raises `CheckpointError` when there is no complete adapter for this network, which then stays
     as it was, and `ConfigError` when the package peft is missing.
     """
+    if getattr(hf, "_hf_peft_config_loaded", False):
+        raise ConfigError("an adapter is on this model already: load the model anew for another")
     folder = _folder(adapter)
     _check_files(folder)
     try:
@@ -42,9 +44,9 @@ def _folder(adapter: str | os.PathLike[str]) -> Path:
     """Where the files of ``adapter`` are, after fetching them if it is a hub id."""
     if not isinstance(adapter, str | os.PathLike):
         raise ConfigError(f"an adapter is a folder or a hub id, not {short(adapter)}")
-    folder = Path(adapter).expanduser()
-    if folder.is_dir():
-        return folder
+    folder = os.path.expanduser(adapter)
+    if os.path.isdir(folder):
+        return Path(folder)
     if isinstance(adapter, os.PathLike) or looks_like_a_path(adapter):
         raise CheckpointError(f"there is no folder {str(adapter)!r} with an adapter")
     return snapshot(adapter, None, (CONFIG, WEIGHTS))

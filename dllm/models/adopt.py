@@ -21,7 +21,7 @@ from .mlp import round_once
 from .model import DiffusionModel
 from .norms import shorten_norms
 from .quantisation import quantise
-from .reading import families_on
+from .reading import unsaid
 from .rotary import rotate_in_cache
 from .tokenizer import TokenizerSource, complete_tokenizer, resolve_tokenizer
 
@@ -79,6 +79,7 @@ def prepare(hf: PreTrainedModel, family: Family, block_length: int | None, wante
     rotate_in_cache(hf)
     round_once(hf)
     join_parts(hf)
+    _restore_frequencies(hf)
     if family.mask_kind == "causal":  # runs as it is: some networks mask only what they know
         if wanted.attention is not None:
             use_attention(hf, wanted.attention)
@@ -97,10 +98,7 @@ def prepare(hf: PreTrainedModel, family: Family, block_length: int | None, wante
             if hasattr(module, "is_causal"):
                 module.is_causal, module.block_length = False, block_length
     rotary: Any = getattr(hf.base_model, "rotary_emb", None)
-    if rotary is None:
-        return
-    _restore_frequencies(rotary, hf)
-    if family.float32_rotation and not getattr(rotary, "rotates_in_float32", False):
+    if rotary and family.float32_rotation and not getattr(rotary, "rotates_in_float32", False):
         rotary.rotates_in_float32 = True
         rotary.register_forward_pre_hook(_rotate_in_float32)
 
@@ -114,21 +112,19 @@ def _family_of(hf: PreTrainedModel, raw: Mapping[str, Any], given: Mapping[str, 
         return get_family("autoregressive")
     if isinstance(hf, LlamaForCausalLM):
         return get_family("llada")
-    kind = type(hf).__name__
-    raise ConfigError(
-        f"a {kind} with a mask token or without a causal mask may predict in place or shifted by "
-        f"one; say which family it follows: {families_on(kind)}, or 'autoregressive'"
-    )
+    raise unsaid(type(hf).__name__)
 
 
-def _restore_frequencies(rotary: Any, hf: PreTrainedModel) -> None:
+def _restore_frequencies(hf: PreTrainedModel) -> None:
     """A model that was cast as a whole has rounded rotation frequencies: compute them again."""
-    frequencies = getattr(rotary, "inv_freq", None)
-    if frequencies is None or frequencies.dtype == torch.float32 or rotary.rope_type != "default":
-        return
-    exact, _ = rotary.compute_default_rope_parameters(hf.config)
-    rotary.inv_freq = exact.to(frequencies.device)
-    rotary.original_inv_freq = rotary.inv_freq.clone()
+    for module in hf.modules():
+        kind: Any = type(module)
+        if "RotaryEmbedding" not in kind.__name__ or not hasattr(module, "config"):
+            continue
+        held = dict(module.named_buffers(recurse=False))
+        if any(x.is_floating_point() and x.dtype != torch.float32 for x in held.values()):
+            for name, exact in kind(config=module.config).named_buffers(recurse=False):
+                setattr(module, name, exact.to(held[name].device))
 
 
 def _rotate_in_float32(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -12,12 +12,13 @@ from typing import Any
 import huggingface_hub
 
 from ..core.errors import CheckpointError, ConfigError, UnknownNameError, one_line, short
-from .fields import check_config, check_generation
+from .fields import GENERATION, check, check_config
 
 BUNDLED = ("nano", "nano-ar")
 SMALL_FILES = ("*.json", "*.txt", "*.jinja", "*.model")
 WEIGHTS = ("*.safetensors",)
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+ADAPTER = "adapter_config.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 
@@ -64,11 +65,17 @@ def open_checkpoint(model: str | os.PathLike[str], revision: str | None = None) 
     name = _named(model)
     folder, hub = find(model, revision)
     config = read_json(folder / "config.json")
+    if (folder / ADAPTER).is_file():  # transformers would put it on the network unasked
+        raise CheckpointError(
+            f"{folder} holds an adapter"
+            + (": load its model with adapter=FOLDER" if config is None else
+               f" beside a model: move {ADAPTER} to a folder of its own, for adapter=FOLDER")
+        )  # fmt: skip
     if config is None:
         raise CheckpointError(f"{folder} has no config.json; copy it from the original checkpoint")
     check_config(config)
     generation = read_json(folder / "generation_config.json") or {}
-    check_generation(generation)
+    check(generation, GENERATION, "generation_config.json")
     called = name if hub or name in BUNDLED else folder.resolve().name
     return Checkpoint(called, folder, config, generation, hub, revision)
 
@@ -87,9 +94,10 @@ def find(model: str | os.PathLike[str], revision: str | None = None) -> tuple[Pa
     name = _named(model)
     if name in BUNDLED:
         return _bundled(name), None
-    if Path(name).expanduser().is_dir():
-        return Path(name).expanduser(), None
-    if isinstance(model, os.PathLike) or Path(name).exists() or looks_like_a_path(name):
+    path = os.path.expanduser(name)  # what can be no path is none, without an error
+    if os.path.isdir(path):
+        return Path(path), None
+    if isinstance(model, os.PathLike) or os.path.exists(path) or looks_like_a_path(name):
         raise CheckpointError(
             f"there is no folder {name!r}; a checkpoint is a folder with config.json and "
             "safetensors, a hub id such as 'GSAI-ML/LLaDA-8B-Instruct', or 'nano'"

@@ -143,7 +143,7 @@ def _check_range(facts: Facts, family: Family) -> None:
             "card or code names"
         )
     named = {
-        "mask_token_id": () if facts.uniform else _ids(facts.mask_token_id),
+        "mask_token_id": () if facts.uniform and family.uniform else _ids(facts.mask_token_id),
         "eos_token_id": _ids(facts.eos_token_id),
         "stop_token_ids": facts.stop_token_ids,
         "pad_token_id": _ids(facts.pad_token_id),

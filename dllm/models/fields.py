@@ -83,21 +83,17 @@ def own_section(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def check_config(config: Mapping[str, Any]) -> None:
     """Raise `CheckpointError` on a field of ``config.json`` that no checkpoint can mean."""
-    _check(config, CONFIG, "config.json")
+    check(config, CONFIG, "config.json")
     section = own_section(config)
-    _check(section, SECTION, 'the "dllm" section of config.json')
-    _check(
+    check(section, SECTION, 'the "dllm" section of config.json')
+    check(
         section.get("generation") or {}, GENERATION,
         'the "generation" entry of the "dllm" section of config.json',
     )  # fmt: skip
 
 
-def check_generation(generation: Mapping[str, Any]) -> None:
-    """The same for ``generation_config.json``."""
-    _check(generation, GENERATION, "generation_config.json")
-
-
-def _check(content: Mapping[str, Any], table: Mapping[str, Check], where: str) -> None:
+def check(content: Mapping[str, Any], table: Mapping[str, Check], where: str) -> None:
+    """Raise `CheckpointError` on a field of ``content`` that is not as ``table`` wants it."""
     for name, (fits, words) in table.items():
         value = content.get(name)
         if value is not None and not fits(value):

@@ -23,6 +23,7 @@ from ..core.errors import CheckpointError, ConfigError, one_line, short
 from ..kernels.mapped import release
 from ..kernels.quantised import BLOCK, EVEN, QuantisedLinear, halves, quantise
 from .family import get_family
+from .fields import FACTS, check
 from .headers import blueprint
 
 GROUP = 32  # numbers that share a scale in Q4_0 and Q4_K
@@ -36,6 +37,8 @@ INNER = {
     "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }  # fmt: skip
+ONLY = {"rope.scaling.type": "none", "attention.causal": False}
+SIZES = ("rope.dimension_count", "attention.key_length", "attention.value_length")  # of a head
 MOST = 2**31  # of any size
 LOG = logging.getLogger("dllm")
 
@@ -75,7 +78,10 @@ def read_gguf(file: Path, dtype: torch.dtype) -> tuple[Any, str, dict[str, Any]]
     _fill(network, kind, tensors, dtype, file.name)
     names = ("mask_token_id", "eos_token_id", "bos_token_id", "padding_token_id")
     ids = {name.replace("padding", "pad"): fields.get(f"tokenizer.ggml.{name}") for name in names}
-    return network, FAMILIES[kind], {name: int(v) for name, v in ids.items() if v is not None}
+    shift = fields.get("diffusion.shift_logits")
+    ids["logit_shift"] = int(shift) if isinstance(shift, bool) else shift
+    check(ids, FACTS, file.name)
+    return network, FAMILIES[kind], {name: v for name, v in ids.items() if v is not None}
 
 
 def _config(kind: str, fields: dict[str, Any], tensors: dict[str, Any]) -> Any:
@@ -97,6 +103,13 @@ def _config(kind: str, fields: dict[str, Any], tensors: dict[str, Any]) -> Any:
         raise ValueError(f"embeddings of shape {embedding} for a width of {width}")
     if width % (2 * heads) or heads % groups:
         raise ValueError(f"{heads} heads, {groups} of keys, for a width of {width}")
+    for name, known in (*ONLY.items(), *dict.fromkeys(SIZES, width // heads).items()):
+        value = fields.get(f"{kind}.{name}", known)
+        if value != known:
+            raise CheckpointError(
+                f"{kind}.{name} is {short(value)}; GGUF files are read with {known!r} only: load "
+                "the original safetensors"
+            )
     there = {name.split(".")[1] for name in tensors if name.startswith("blk.")}
     if there != {*map(str, range(len(there)))} or blocks != len(there):
         raise ValueError(f"{len(there)} layers are there, {blocks} stated")
@@ -192,7 +205,13 @@ def _numbers(tensor: Any) -> np.ndarray[Any, Any]:
     """Its numbers in float32, in the shape of the network."""
     import gguf
 
-    result: np.ndarray[Any, Any] = gguf.dequantize(tensor.data, tensor.tensor_type)
+    try:
+        result: np.ndarray[Any, Any] = gguf.dequantize(tensor.data, tensor.tensor_type)
+    except NotImplementedError as error:
+        raise CheckpointError(
+            f"{tensor.name} is stored in {tensor.tensor_type.name}, which the package gguf does "
+            "not decode: take a file in another type, such as Q8_0"
+        ) from error
     return result.astype(np.float32, copy=False)
 
 

@@ -125,7 +125,7 @@ def load(
         if isinstance(model, PreTrainedModel):
             result = adopt(model, wanted)
         elif gguf:
-            result = _from_gguf(Path(model), wanted)
+            result = _from_gguf(Path(os.path.expanduser(model)), wanted)
         else:
             result = _from_files(
                 open_checkpoint(model, revision), wanted, device_map=device_map,
@@ -143,9 +143,10 @@ def remembered(model: Source) -> DiffusionModel:
     `load` itself makes a new network each time."""
     if not isinstance(model, str | os.PathLike):
         return load(model)
-    folder = Path(model)
-    files = sorted(folder.iterdir()) if folder.is_dir() else [folder] if folder.is_file() else []
-    key = str(model), *((file.name, file.stat().st_mtime_ns) for file in files)
+    path = os.path.expanduser(model)
+    files = [*os.scandir(path)] if os.path.isdir(path) else [Path(path)]
+    there = [file for file in files if os.path.exists(file)]
+    key = str(model), *sorted((file.name, file.stat().st_mtime_ns) for file in there)
     with _NAMED_LOCK:
         known = _NAMED.pop(key, None) or load(model)
         _NAMED[key] = known  # is now the last one used

@@ -42,10 +42,10 @@ def shared(config: ConfigDict, name: str) -> dict[str, Any]:
 
 
 def rotation(config: ConfigDict, name: str) -> dict[str, Any]:
-    """``rope_parameters`` of an old or a new ``config.json``."""
-    new = config.get("rope_parameters")
-    if new:
-        require(new, ("rope_theta",), name)
-        return {"rope_type": "default", **new}
-    old = {"rope_type": "default"} | (config.get("rope_scaling") or {})
-    return old | {"rope_theta": float(require(config, ("rope_theta",), name)["rope_theta"])}
+    """``rope_parameters`` of an old or a new ``config.json``; ``type`` is an old ``rope_type``."""
+    stated = config.get("rope_parameters") or {
+        **(config.get("rope_scaling") or {}),
+        "rope_theta": float(require(config, ("rope_theta",), name)["rope_theta"]),
+    }
+    require(stated, ("rope_theta",), name)
+    return {"rope_type": stated.get("type", "default"), **stated}

@@ -77,7 +77,7 @@ class Int4(Rounding):
 
     def __post_init__(self) -> None:
         if self.group not in GROUPS:
-            raise ConfigError(f"group is {', '.join(map(str, GROUPS))}, not {self.group}")
+            raise ConfigError(f"group is {', '.join(map(str, GROUPS))}, not {self.group!r}")
 
     @property
     def bits(self) -> int:
@@ -112,8 +112,14 @@ def layers_of(hf: Any, how: Any) -> Iterator[tuple[str, Any, int]]:
 
 
 def are_experts(module: nn.Module) -> bool:
-    """Whether it is one of transformers' classes with a 3-d tensor for all experts of a layer."""
-    return isinstance(getattr(module, "gate_up_proj", None), nn.Parameter)
+    """Whether it is one of transformers' classes with a 3-d tensor for all experts of a layer, and
+    computes them as `QuantisedExperts` does: no biases, other layouts or gates of its own."""
+    gate = getattr(module, "_apply_gate", None)
+    return (
+        getattr(gate, "__name__", "") == "_default_apply_gate"
+        and isinstance(getattr(module, "gate_up_proj", None), nn.Parameter)
+        and not (module.is_transposed or module.has_bias)
+    )
 
 
 def matrices(module: Any) -> list[torch.Tensor]:
@@ -173,9 +179,10 @@ def of_config(config: Mapping[str, Any] | None) -> Any:
     entry = config.to_dict() if isinstance(config, DllmQuantization) else dict(config or {})
     if entry.get("quant_method") != METHOD:
         return None
-    kind = {8: Int8, 4: Int4}.get(entry.get("bits", 0))
+    bits = entry.get("bits")
+    kind = Int8 if bits == 8 else Int4 if bits == 4 else None
     if kind is None:
-        raise CheckpointError(f"quantization_config has bits={entry.get('bits')!r}: not 8 or 4")
+        raise CheckpointError(f"quantization_config has bits={bits!r}: not 8 or 4")
     names = {field.name for field in fields(kind)}
     return kind(**{name: value for name, value in entry.items() if name in names})
 

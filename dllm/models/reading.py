@@ -31,12 +31,7 @@ def family_of(
     mask_id = given.get("mask_token_id", config.get("mask_token_id"))
     masked = mask_id is not None or config.get("is_causal") is False
     if masked and not result.diffusion:
-        architecture = config["architectures"][0]
-        raise ConfigError(
-            f"{checkpoint.name!r} has a mask token or no causal mask, but plain {architecture} "
-            f"weights; say which family they follow: {families_on(architecture)}, or "
-            "'autoregressive', which is no diffusion model"
-        )
+        raise unsaid(config["architectures"][0])
     return result
 
 
@@ -54,6 +49,15 @@ def families_on(architecture: str) -> str:
         and family.model_class.__name__ == architecture
     }  # fmt: skip
     return ", ".join(sorted(names)) or "none reads this network yet, see dllm.models.Family"
+
+
+def unsaid(kind: str) -> ConfigError:
+    """The error for plain weights of a class of transformers that follow no known family."""
+    return ConfigError(
+        f"a {kind} with a mask token or without a causal mask may predict in place or shifted by "
+        f"one; say which family it follows: {families_on(kind)}, or 'autoregressive', which is no "
+        "diffusion model"
+    )
 
 
 def _unsupported(checkpoint: Checkpoint) -> str:

@@ -34,10 +34,15 @@ def save(
         weights = {model.family.official_key(key): value for key, value in weights.items()}
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
-    save_torch_state_dict(
-        weights, path, filename_pattern="model{suffix}.safetensors",
-        max_shard_size=max_shard_size, metadata={"format": "pt"},
-    )  # fmt: skip
+    try:
+        save_torch_state_dict(
+            weights, path, filename_pattern="model{suffix}.safetensors",
+            max_shard_size=max_shard_size, metadata={"format": "pt"},
+        )  # fmt: skip
+    except (ValueError, TypeError) as error:
+        raise ConfigError(
+            f"max_shard_size is a number of bytes or a text such as '5GB', not {max_shard_size!r}"
+        ) from error
     text = json.dumps(config, indent=2, sort_keys=True) + "\n"
     (path / "config.json").write_text(text, encoding="utf-8")
     hf: Any = model.hf
@@ -65,10 +70,18 @@ def _weights(model: Any) -> dict[str, torch.Tensor]:
         )
     if any(value.is_meta for value in weights.values()):
         raise ConfigError("part of the model is offloaded; load it without offloading and save it")
-    if hf.config.tie_word_embeddings:
-        for key in hf.all_tied_weights_keys:
-            weights.pop(key, None)
-    return weights
+    for key, source in hf.all_tied_weights_keys.items() if hf.config.tie_word_embeddings else ():
+        value = weights.pop(key, None)
+        if value is not None and not torch.equal(value, weights.get(source, value)):
+            raise ConfigError(
+                f"{key} differs from {source}, with which config.json says that it is tied: set "
+                "model.hf.config.tie_word_embeddings = False"
+            )
+    first = {value.data_ptr(): key for key, value in reversed(weights.items())}
+    return {  # a file has no weights that share memory
+        key: value if first[value.data_ptr()] == key else value.clone()
+        for key, value in weights.items()
+    }
 
 
 def _native_config(model: Any) -> dict[str, Any]:

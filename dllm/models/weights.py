@@ -81,14 +81,9 @@ def load_weights(
                 local_files_only=True,
                 **options,
             )
-    except (SafetensorError, EOFError) as error:
+    except (SafetensorError, OSError, EOFError) as error:
         raise CheckpointError(
-            f"a weight file in {folder} is truncated or corrupt ({one_line(error)}); "
-            "download it again"
-        ) from error
-    except OSError as error:
-        raise CheckpointError(
-            f"the weights in {folder} are incomplete ({one_line(error)}); download them again"
+            f"the weights in {folder} cannot be read ({one_line(error)}); download them again"
         ) from error
     except torch.OutOfMemoryError:
         raise

@@ -1,7 +1,7 @@
 """Weights laid out for the compiled products (`products.cpp`, `products4.cpp`), in their parts.
 
 Each class stands for a weight (n, d) and has the methods of the parts in `dllm.kernels.quantised`.
-Rows are of float32 or bfloat16, and so are results.
+Rows are of float32 or bfloat16, and so are results; of whole numbers in other dtypes by float32.
 """
 
 from typing import NamedTuple
@@ -67,13 +67,13 @@ class Weight8:
 
     def multiply_rounded(self, x: Rounded, dtype: torch.dtype) -> torch.Tensor:
         """(m, n) in ``dtype``."""
-        result = self.scale.new_empty(len(x.numbers), self.shape[0], dtype=dtype)
+        result = _room(len(x.numbers), self.shape[0], dtype)
         loaded().dllm_product8(
             x.numbers.data_ptr(), x.scale.data_ptr(), self.blocks.data_ptr(),
             self.scale.data_ptr(), self.total.data_ptr(), None, result.data_ptr(),
             len(x.numbers), *self.shape, dtype == torch.bfloat16, torch.get_num_threads(),
         )  # fmt: skip
-        return result
+        return result.to(dtype)
 
     def unpacked(self) -> torch.Tensor:
         """The numbers (n, d)."""
@@ -103,22 +103,28 @@ class Weight4:
     def multiply_rounded(self, x: Rounded, dtype: torch.dtype) -> torch.Tensor:
         """(m, n) in ``dtype``."""
         assert x.sums is not None
-        result = self.scale.new_empty(len(x.numbers), self.shape[0], dtype=dtype)
+        result = _room(len(x.numbers), self.shape[0], dtype)
         loaded().dllm_product4(
             x.numbers.data_ptr(), x.scale.data_ptr(), x.sums.data_ptr(), self.blocks.data_ptr(),
             self.scale.data_ptr(), self.zero.data_ptr(), result.data_ptr(), len(x.numbers),
             *self.shape, self.group, dtype == torch.bfloat16, torch.get_num_threads(),
         )  # fmt: skip
-        return result
+        return result.to(dtype)
 
     def unpacked(self) -> torch.Tensor:
         """The numbers (n, d / 2)."""
         return _rows(self.blocks, self.shape[0]).view(torch.uint8)
 
 
+def _room(count: int, width: int, dtype: torch.dtype) -> torch.Tensor:
+    """For results that become ``dtype``."""
+    return torch.empty(count, width, dtype=dtype if dtype == torch.bfloat16 else torch.float32)
+
+
 def _rounded(x: torch.Tensor, group: int, zero: int) -> Rounded:
     """``x`` (..., d) in whole numbers from -127 to 127 plus ``zero``, a scale per ``group``."""
     x = x.reshape(-1, x.shape[-1]).contiguous()
+    x = x if x.dtype == torch.bfloat16 else x.float()
     numbers = x.new_empty(x.shape, dtype=torch.uint8)
     scale = x.new_empty(len(x), x.shape[1] // group, dtype=torch.float32)
     sums = None if zero else torch.empty_like(scale)

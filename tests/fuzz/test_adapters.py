@@ -94,6 +94,16 @@ def test_what_is_no_folder(given: Any, words: str) -> None:
         dllm.load("nano-ar", adapter=given)
 
 
+def test_a_second_adapter_leaves_the_first_where_it_is(adapter: Path) -> None:
+    model = dllm.load("nano-ar", adapter=adapter)
+    ids = torch.arange(8)[None]
+    with torch.inference_mode():
+        before = model.hf(ids).logits
+        with pytest.raises(dllm.ConfigError, match="an adapter is on this model already"):
+            dllm.load(model, adapter=adapter)
+        assert torch.equal(model.hf(ids).logits, before)
+
+
 def test_pickles_are_not_read(adapter: Path, tmp_path: Path) -> None:
     folder = tmp_path / "pickled"
     shutil.copytree(adapter, folder)

@@ -262,3 +262,17 @@ def test_8_bits_at_the_limit_of_their_sums() -> None:
     rows = Rounded(torch.full((1, inputs), 255, dtype=torch.uint8), torch.ones(1, 1))
     result = weight.multiply_rounded(rows, torch.float32)
     assert torch.equal(result, torch.full((1, 3), -128.0 * 127 * inputs))
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_whole_numbers_and_rows_of_other_dtypes(dtype: torch.dtype) -> None:
+    """Their products are those of float32, and no byte beyond them is written."""
+    scale = torch.rand(48, 4) / 50
+    eight = Weight8(numbers(48, 128, -127, 128, torch.int8), scale[:, :1])
+    four = Weight4(numbers(48, 64, 0, 256, torch.uint8), scale, scale)
+    x = torch.randn(9, 128).to(dtype)
+    for weight in (eight, four):
+        expected = weight.multiply_rounded(weight.rounded(x.float()), torch.float32)
+        result = weight.multiply_rounded(weight.rounded(x), dtype)
+        assert torch.equal(result, expected.to(dtype))

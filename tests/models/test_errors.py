@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from dllm.core.errors import CheckpointError, ConfigError, UnknownNameError
 from dllm.models import DiffusionModel, Family, families, family, load, register_family
 from dllm.models.headers import not_finite
+from dllm.models.loader import remembered
 
 Copy = Callable[..., Path]
 WEIGHTS = "model.safetensors"
@@ -96,6 +97,7 @@ def test_pickles_only(copy: Copy) -> None:
         ({"layer_norm_type": "default"}, "layer_norm_type"),
         ({"mask_token_id": 256}, "mask_token_id 256 is outside the vocabulary of 256"),
         ({"mask_token_id": None}, "no mask token"),
+        ({"mask_token_id": -1}, "mask_token_id -1 is outside"),  # it means noise elsewhere
         ({"eos_token_id": -1}, "eos_token_id -1 is outside"),
         ({"n_layers": "three"}, "n_layers=.three., which must be a whole number"),
         ({"mlp_hidden_size": 176}, r"shape .*160.* asks for .*176"),
@@ -116,6 +118,7 @@ def test_pickles_only(copy: Copy) -> None:
         ({"eos_token_id": [[1]]}, r"eos_token_id=\[\[1\]\], which must be a token id or a list"),
         ({"rope_theta": False}, "rope_theta=False, which must be a positive number"),
         ({"rope_theta": float("nan")}, "rope_theta=nan, which must be"),
+        ({"quantization_config": {"quant_method": "dllm", "bits": [8]}}, r"bits=\[8\]: not 8 or 4"),
         ({"dllm": 3}, "dllm=3, which must be an object"),
         ({"dllm": {"context_length": "x"}}, "section of config.json has context_length='x'"),
         ({"dllm": {"logit_shift": 2}}, "logit_shift=2, which must be 0 or 1"),
@@ -245,9 +248,19 @@ def test_names_that_lead_nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         load("a/b", revision="v2")
     with pytest.raises(UnknownNameError, match="did you mean 'nano'"):
         load("nanoo")
-    for path in (tmp_path / "absent", str(tmp_path / "absent"), "./absent"):
+    for path in (tmp_path / "absent", str(tmp_path / "absent"), "./absent", "~nobody/absent"):
         with pytest.raises(CheckpointError, match="there is no folder"):
             load(path)
+    with pytest.raises(CheckpointError, match="is neither a folder"):
+        remembered("a" * 5000)
+    with pytest.raises(CheckpointError, match="is neither a folder"):
+        load("")  # not the folder that the process is in
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="holds an adapter: load its model with adapter="):
+        load(tmp_path)
+    (tmp_path / "config.json").symlink_to(tmp_path / "absent")
+    with pytest.raises(CheckpointError, match="holds an adapter"):
+        remembered(tmp_path)
 
 
 def test_a_bundled_model_that_is_absent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -143,13 +143,14 @@ def changed(file: Path, values: dict[str, Any], tensors: dict[str, Any]) -> Path
     """A copy of ``file`` with other ``values`` and ``tensors`` (None: without it)."""
     reader, other = gguf.GGUFReader(file), file.with_name("changed.gguf")
     writer = gguf.GGUFWriter(other, "llada")
-    for name, field in reader.fields.items():
-        value = values.get(name, field.contents())
+    stated = {name: field.contents() for name, field in reader.fields.items()}
+    for name, value in (stated | values).items():
         if name.startswith("GGUF.") or value is None or name == "general.architecture":
             continue
-        kind = field.types[0] if name not in values else {
+        kind = reader.fields[name].types[0] if name not in values else {
             int: gguf.GGUFValueType.UINT64, float: gguf.GGUFValueType.FLOAT64,
             str: gguf.GGUFValueType.STRING, list: gguf.GGUFValueType.ARRAY,
+            bool: gguf.GGUFValueType.BOOL,
         }[type(value)]  # fmt: skip
         writer.add_key_value(name, value, kind, *([gguf.GGUFValueType.UINT32] * (kind == 9)))
     for tensor in reader.tensors:
@@ -189,6 +190,10 @@ FEW = np.zeros(96, np.float32)
         ({}, {"output_norm.weight": FEW}, "output_norm.weight in changed.gguf has the shape"),
         ({}, {"blk.0": FEW}, "blk.0 in changed.gguf has no place"),
         ({}, {"blk.x.attn_q.weight": FEW}, "3 layers are there"),
+        ({"llada.rope.scaling.type": "linear"}, {}, "scaling.type is 'linear'; GGUF files are"),
+        ({"llada.attention.key_length": 32}, {}, "key_length is 32; GGUF files are"),
+        ({"tokenizer.ggml.mask_token_id": "x"}, {}, "changed.gguf has mask_token_id='x'"),
+        ({}, {"output.weight": np.zeros((96, 256))}, "F64, which the package gguf does not"),
         ({}, {"blk.1.attn_q.weight": None}, "lacks model.layers.1.self_attn.q_proj.weight"),
     ],
 )
@@ -199,3 +204,9 @@ def test_damaged_files_are_refused_before_anything_is_built(
     assert dllm.load(changed(tmp_path / "good.gguf", {}, {})).family.name == "llada"
     with pytest.raises(dllm.CheckpointError, match=message):
         dllm.load(changed(tmp_path / "good.gguf", values, tensors))
+
+
+def test_a_file_says_whether_its_head_is_shifted(tmp_path: Path) -> None:
+    write(tmp_path / "good.gguf", "llada", {"": "Q8_0"})
+    file = changed(tmp_path / "good.gguf", {"diffusion.shift_logits": True}, {})
+    assert dllm.load(file).facts.logit_shift == 1

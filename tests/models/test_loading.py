@@ -97,6 +97,12 @@ def test_other_hyperparameters_are_read_not_assumed(tmp_path: Path, checkpoints:
     assert json.loads((tmp_path / "again" / "config.json").read_text()) == config
 
 
+def test_a_scaled_rotation_is_read_under_its_old_name(copy: Any) -> None:
+    folder = copy("dream-tiny", rope_scaling={"type": "linear", "factor": 2.0})
+    rotary: Any = load(folder).backbone.rotary_emb
+    assert rotary.rope_type == "linear" and rotary.inv_freq[0] == 0.5
+
+
 @pytest.mark.parametrize("tie", [True, False])
 @pytest.mark.parametrize("name", ["llada", "dream"])
 def test_a_model_from_a_config_alone(tmp_path: Path, name: str, tie: bool) -> None:
@@ -126,6 +132,17 @@ def test_a_loaded_network_is_accepted(dream: DiffusionModel) -> None:
     assert load(LlamaForCausalLM(config), mask_token_id=5).family.name == "llada"
     with pytest.raises(ConfigError, match="loaded already"):
         load(LlamaForCausalLM(config), mask_token_id=5, revision="main")
+
+
+@pytest.mark.parametrize("family", ["autoregressive", "a2d_qwen2"])
+def test_a_network_that_is_cast_keeps_its_rotation(family: str) -> None:
+    """Of any kind: frequencies in half precision are others."""
+    scaled = {"rope_type": "linear", "rope_theta": 1e4, "factor": 3.0}
+    hf = Qwen2ForCausalLM(Qwen2Config(**TINY, rope_parameters=scaled))
+    rotary: Any = hf.model.rotary_emb
+    exact = rotary.inv_freq.clone()
+    load(hf, dtype="bfloat16", family=family, mask_token_id=5, eos_token_id=3)
+    assert torch.equal(rotary.inv_freq, exact) and torch.equal(rotary.original_inv_freq, exact)
 
 
 def test_plain_weights_follow_the_family_they_are_given(tmp_path: Path) -> None:

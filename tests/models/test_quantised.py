@@ -11,10 +11,16 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 import dllm
-from dllm.kernels.quantised import QuantisedExperts
+from dllm.kernels.quantised import QuantisedExperts, QuantisedLinear
 from dllm.models.footprint import rounded_bytes
 from dllm.models.llada2 import LLaDA2ForMaskedDiffusion, llada2_config
 from dllm.models.quantisation import read
@@ -234,3 +240,12 @@ def test_experts_are_rounded(
     buffers = {n for n, _ in plain.hf.named_buffers()}  # of the routers and layers: not weights
     held = sum(value.nbytes for name, value in state.items() if name not in buffers)
     assert held == rounded_bytes(plain.hf, read(how), 4)
+
+
+def test_experts_of_another_kind_stay_as_they_are() -> None:
+    """Those of GPT-OSS are transposed and have biases and a gate of their own."""
+    hf = GptOssForCausalLM(GptOssConfig(**SIZES | {"num_local_experts": 4})).eval()
+    kind = type(hf.model.layers[0].mlp.experts)
+    dllm.load(hf, quantization="int8")
+    assert type(hf.model.layers[0].mlp.experts) is kind
+    assert isinstance(hf.model.layers[0].self_attn.q_proj, QuantisedLinear)

@@ -75,3 +75,25 @@ def test_refusals(llada: DiffusionModel, tmp_path: Path) -> None:
         model.save_pretrained(tmp_path, layout="official")
     model.save_pretrained(tmp_path / "ar")
     assert load(tmp_path / "ar").family.name == "autoregressive"
+    for size in ("5XB", "", None):
+        with pytest.raises(ConfigError, match="max_shard_size is a number of bytes or a text"):
+            model.save_pretrained(tmp_path / "ar", max_shard_size=size)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_ends_that_are_tied_otherwise_than_their_config_says(tied: bool, tmp_path: Path) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    hf = LlamaForCausalLM(LlamaConfig(
+        vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+        num_attention_heads=1, tie_word_embeddings=tied,
+    ))  # fmt: skip
+    model, other = load(hf), torch.nn.Parameter(torch.randn(8, 8))
+    hf.lm_head.weight = other if tied else hf.model.embed_tokens.weight
+    if tied:
+        with pytest.raises(ConfigError, match="differs from"):
+            model.save_pretrained(tmp_path)
+        hf.config.tie_word_embeddings = False
+    model.save_pretrained(tmp_path)
+    ids = torch.arange(8)[None]
+    assert torch.equal(load(tmp_path).hf(ids).logits, hf(ids).logits)
