@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import dllm
+from dllm.core.canvas import Edit
 from dllm.core.text import GrowingText
 from dllm.engine import Engine
 from dllm.engine.forward import Forward
@@ -330,3 +331,6 @@ def test_merged_events_say_what_both_said() -> None:
     both = first.merged(second)
     assert both.committed == {3: 7, 5: 9} and both.remasked == [4]
     assert both.drafts == {6: 1} and both.tokens == [7, 9] and both.step == 2
+    grown = Event(0, 3, {}, {}, [], canvas, edits=(Edit(4, 0, 2, None),))
+    both = second.merged(grown)
+    assert both.committed == {7: 9} and both.remasked == [6]
