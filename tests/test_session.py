@@ -144,10 +144,13 @@ def test_what_is_wrong_with_a_request_is_said_at_once(session: dllm.Session) -> 
         ({"sampler": "nosuch"}, "unknown sampler"), ({"temprature": 1}, "did you mean"),
         ({"max_events": "a"}, "max_events is a whole number from 1, not 'a'"),
         ({"max_batch_size": 3}, "belongs to the session"), ({"max_new_tokens": 4000}, "context"),
-        ({"length": "daedal"}, "dual"),
+        ({"length": "daedal"}, "dual"), ({"repetition": 2**70}, r"below 2\*\*29"),
     ):  # fmt: skip
         with pytest.raises(dllm.DllmError, match=message):
             session.submit(PROMPTS[0], **{**HOW, **wrong})
+    for repetition in (-1, "a", 1.5, 2**70):
+        with pytest.raises(dllm.ConfigError, match="repetitions are whole numbers"):
+            session.infill("a [[2]] b", repetition=repetition)
     with pytest.raises(dllm.PromptError):
         session.submit("", **HOW)
     assert session.submit(PROMPTS[0], **HOW).result(timeout=60).tokens
