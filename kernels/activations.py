@@ -1,14 +1,22 @@
 """Activations whose bits do not depend on how many numbers there are.
 
-On a CPU PyTorch computes SiLU and GELU by tanh a vector at a time, and the numbers behind the last
-whole vector, or where the parts of two threads meet, one by one with another exponential: a row's
-last bits would depend on how many rows there are.  Its `exp` and `tanh` treat all numbers alike.
+On a CPU PyTorch computes sigmoid, SiLU and GELU by tanh a vector at a time, and the numbers behind
+the last whole vector, or where the parts of two threads meet, one by one with another exponential:
+a row's last bits would depend on how many rows there are.  Its `exp` and `tanh` treat all alike.
 """
 
 import math
 
 import torch
 from torch.nn import functional as F
+
+
+def sigmoid(x: torch.Tensor) -> torch.Tensor:
+    """1 / (1 + exp(-x)) of any shape and floating dtype, in float32 at least."""
+    if x.device.type != "cpu" or torch.is_grad_enabled():
+        return torch.sigmoid(x)
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    return torch.neg(wide).exp_().add_(1).reciprocal_().to(x.dtype)
 
 
 def silu(x: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import dllm
+from dllm.core.canvas import Edit
 from dllm.core.text import GrowingText
 from dllm.engine import Engine
 from dllm.engine.forward import Forward
@@ -143,10 +144,13 @@ def test_what_is_wrong_with_a_request_is_said_at_once(session: dllm.Session) -> 
         ({"sampler": "nosuch"}, "unknown sampler"), ({"temprature": 1}, "did you mean"),
         ({"max_events": "a"}, "max_events is a whole number from 1, not 'a'"),
         ({"max_batch_size": 3}, "belongs to the session"), ({"max_new_tokens": 4000}, "context"),
-        ({"length": "daedal"}, "dual"),
+        ({"length": "daedal"}, "dual"), ({"repetition": 2**70}, r"below 2\*\*29"),
     ):  # fmt: skip
         with pytest.raises(dllm.DllmError, match=message):
             session.submit(PROMPTS[0], **{**HOW, **wrong})
+    for repetition in (-1, "a", 1.5, 2**70):
+        with pytest.raises(dllm.ConfigError, match="repetitions are whole numbers"):
+            session.infill("a [[2]] b", repetition=repetition)
     with pytest.raises(dllm.PromptError):
         session.submit("", **HOW)
     assert session.submit(PROMPTS[0], **HOW).result(timeout=60).tokens
@@ -330,3 +334,6 @@ def test_merged_events_say_what_both_said() -> None:
     both = first.merged(second)
     assert both.committed == {3: 7, 5: 9} and both.remasked == [4]
     assert both.drafts == {6: 1} and both.tokens == [7, 9] and both.step == 2
+    grown = Event(0, 3, {}, {}, [], canvas, edits=(Edit(4, 0, 2, None),))
+    both = second.merged(grown)
+    assert both.committed == {7: 9} and both.remasked == [6]

@@ -1,16 +1,23 @@
-"""Feed-forward layers whose first two products share the rounding of their input, and whose
-activations do not depend on how many rows there are."""
+"""Feed-forward layers whose first two products share the rounding of their input, and whose rows
+do not depend on how many there are."""
 
 from typing import Any
 
 import torch
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
-from ..kernels.activations import gelu_tanh, silu
+from ..kernels.activations import gelu_tanh, sigmoid, silu
 from ..kernels.cpu import layers, library
+from ..kernels.linear import Packed, linear
 from ..kernels.quantised import QuantisedLinear, together
 from .forwards import classes, replace_forwards
 
+MIXTURES = (
+    "qwen3_moe.modeling_qwen3_moe.Qwen3MoeSparseMoeBlock", "glm4_moe.modeling_glm4_moe.Glm4MoeMoE",
+    "diffusion_gemma.modeling_diffusion_gemma.DiffusionGemmaTextExperts",
+)  # fmt: skip
 SILU = ("SiLU", "SiLUActivation")
 ALIKE = {
     "torch.nn.modules.activation.SiLU": silu,
@@ -28,6 +35,7 @@ def round_once(hf: PreTrainedModel) -> None:
         alike = ALIKE.get(f"{kind.__module__}.{kind.__qualname__}")
         if alike is not None and "forward" not in module.__dict__:
             module.forward = alike
+    replace_forwards(hf, [f"transformers.models.{name}" for name in MIXTURES], _mixture)
 
 
 def _forward(module: Any, x: torch.Tensor) -> torch.Tensor:
@@ -41,3 +49,36 @@ def _forward(module: Any, x: torch.Tensor) -> torch.Tensor:
         gated = module.act_fn(gate) * up
     result: torch.Tensor = module.down_proj(gated)
     return result
+
+
+def _linear(x: torch.Tensor, weight: torch.Tensor, bias: Any = None) -> torch.Tensor:
+    return linear(x, weight, bias, Packed(copy=False))
+
+
+def _grouped(x: torch.Tensor, weight: torch.Tensor, *, offs: torch.Tensor, **_: Any) -> Any:
+    """``x`` (n, d), each row times the matrix of its group in ``weight`` (groups, d, m)."""
+    result, first = x.new_empty(len(x), weight.shape[2]), 0
+    for matrix, last in zip(weight.mT, offs.tolist(), strict=True):
+        if first < last:
+            result[first:last] = _linear(x[first:last], matrix)
+            first = last
+    return result
+
+
+STEADY: dict[Any, Any] = {
+    F.linear: _linear, torch._grouped_mm: _grouped, torch.Tensor.sigmoid: sigmoid,
+}  # fmt: skip
+
+
+class Steady(TorchFunctionMode):
+    """Products and sigmoids of routers and experts by functions that treat all rows alike."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return STEADY.get(func, func)(*args, **(kwargs or {}))
+
+
+def _mixture(module: Any, *args: torch.Tensor) -> Any:
+    if args[0].device.type != "cpu" or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return type(module).forward(module, *args)
+    with Steady():
+        return type(module).forward(module, *args)

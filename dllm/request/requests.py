@@ -283,6 +283,7 @@ def filling(
     """A request that fills the holes of a text, behind a prompt.  Those whose length it does not
     say are measured here, in forwards of their own."""
     check_switch("trace", trace)
+    _check_repetitions([repetition], 1)
     before = NOTHING if prompt is None else encode(model, prompt)
     part = recipe.sampler.length
     measure = recipe.config.length if "length" in recipe.config.model_fields_set else None
@@ -385,11 +386,14 @@ def occurrences(items: Sequence[Hashable], seen: Counter[Hashable] | None = None
 
 
 def _check_repetitions(repetitions: Any, prompts: int) -> None:
+    """One whole number from 0 per prompt, small enough for streams of noise (`PURPOSES` each)."""
     if not isinstance(repetitions, Sequence) or not all(
-        isinstance(row, int | np.integer) and not isinstance(row, bool) and row >= 0
+        isinstance(row, int | np.integer) and not isinstance(row, bool) and 0 <= row < 2**29
         for row in repetitions
     ):
-        raise ConfigError(f"repetitions are whole numbers from 0, not {short(repetitions)}")
+        raise ConfigError(
+            f"repetitions are whole numbers from 0, not {short(repetitions)}: stay below 2**29"
+        )
     if len(repetitions) != prompts:
         raise ConfigError(f"{prompts} prompts have as many repetitions, not {len(repetitions)}")
 

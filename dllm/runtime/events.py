@@ -84,12 +84,13 @@ class Event:
 
     def merged(self, newer: Self) -> Self:
         """This event and the one after it as one: nothing that was committed is lost."""
-        committed = _moved(self.committed, newer.edits) if newer.edits else self.committed
+        committed = _moved(self.committed, newer.edits)
+        taken_back = _moved(dict.fromkeys(self.remasked, 0), newer.edits)
         committed = {i: t for i, t in committed.items() if i not in newer.remasked}
         return replace(
             newer,
             committed=committed | newer.committed,
-            remasked=[i for i in {*self.remasked, *newer.remasked} if i not in newer.committed],
+            remasked=[i for i in {*taken_back, *newer.remasked} if i not in newer.committed],
             tokens=self.tokens + newer.tokens,
             accepted=self.accepted + newer.accepted,
             edits=self.edits + newer.edits,

@@ -6,10 +6,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from dllm.kernels.activations import gelu_tanh, silu
+from dllm.kernels.activations import gelu_tanh, sigmoid, silu
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
-PAIRS = [(silu, F.silu), (gelu_tanh, lambda x: F.gelu(x, approximate="tanh"))]
+PAIRS = [
+    (sigmoid, torch.sigmoid), (silu, F.silu), (gelu_tanh, lambda x: F.gelu(x, approximate="tanh")),
+]  # fmt: skip
 
 
 @pytest.fixture

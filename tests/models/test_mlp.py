@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from transformers import Glm4MoeConfig, Qwen3MoeConfig
 
 from dllm.kernels.quantised import QuantisedLinear, together
 from dllm.models.forwards import classes
-from dllm.models.mlp import round_once
+from dllm.models.mlp import MIXTURES, round_once
 
 WAYS = ("plain", "int8", "int4", "int8 and plain")
 
@@ -46,3 +47,28 @@ def test_rows_that_are_rounded_together_are_those_of_each_layer(dtype: torch.dty
         assert all(torch.equal(a, b) for a, b in zip(together(x, layers), each, strict=True))
         for y, layer in zip(each, plain, strict=True):
             assert y.dtype == dtype and (y - layer(x)).abs().max() < 0.05
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", [0, 1])
+def test_a_row_of_a_mixture_does_not_depend_on_others(kind: int, dtype: torch.dtype) -> None:
+    """Nor do widths have to be multiples of 16 bytes, as in PyTorch's grouped products."""
+    config = (Qwen3MoeConfig, Glm4MoeConfig)[kind](
+        hidden_size=75, moe_intermediate_size=45, num_experts=6, n_routed_experts=6, n_group=2,
+        num_experts_per_tok=2, norm_topk_prob=True, experts_implementation="grouped_mm",
+    )  # fmt: skip
+    module, name = f"transformers.models.{MIXTURES[kind]}".rsplit(".", 1)
+    layer: Any = getattr(import_module(module), name)(config)
+    torch.manual_seed(0)
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    layer, x = layer.to(dtype), torch.randn(1, 40, 75).to(dtype)
+    with torch.inference_mode():
+        layer.experts.config._experts_implementation = "eager"
+        before = layer(x)
+        layer.experts.config._experts_implementation = "grouped_mm"
+        round_once(nn.Sequential(layer))  # type: ignore[arg-type]
+        whole = layer(x)
+        for rows in (1, 2, 3, 7):
+            assert torch.equal(torch.cat([layer(part) for part in x.split(rows, 1)], 1), whole)
+    torch.testing.assert_close(whole, before, rtol=0.03, atol=64 * torch.finfo(dtype).eps)
