@@ -70,6 +70,7 @@ def to_native(config: ConfigDict) -> PreTrainedConfig:
 def to_official(config: PreTrainedConfig) -> dict[str, Any]:
     """The fields of an official ``config.json`` that describe this Llama network."""
     c: Any = config
+    demand(c.rope_parameters, {"rope_type": "default"}, "LLaDA")  # no field could say another
     fixed = {name: value for name, value in ONLY.items() if name != "sliding_window"}
     return fixed | {
         **{old: getattr(c, new) for old, new in FIELDS.items()},

@@ -144,7 +144,7 @@ def remembered(model: Source) -> DiffusionModel:
     if not isinstance(model, str | os.PathLike):
         return load(model)
     path = os.path.expanduser(model)
-    files = [*os.scandir(path)] if os.path.isdir(path) else [Path(path)]
+    files: list[Any] = [*os.scandir(path)] if os.path.isdir(path) else [Path(path)]
     there = [file for file in files if os.path.exists(file)]
     key = str(model), *sorted((file.name, file.stat().st_mtime_ns) for file in there)
     with _NAMED_LOCK:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dllm.core.errors import ConfigError, UnknownNameError
+from dllm.core.errors import CheckpointError, ConfigError, UnknownNameError
 from dllm.models import DiffusionModel, load
 
 NAMES = ("llada-tiny", "dream-tiny")
@@ -78,6 +78,22 @@ def test_refusals(llada: DiffusionModel, tmp_path: Path) -> None:
     for size in ("5XB", "", None):
         with pytest.raises(ConfigError, match="max_shard_size is a number of bytes or a text"):
             model.save_pretrained(tmp_path / "ar", max_shard_size=size)  # type: ignore[arg-type]
+
+
+def test_a_scaled_rotation_has_no_official_llada_layout(tmp_path: Path) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    rope = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
+    hf = LlamaForCausalLM(LlamaConfig(
+        vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+        num_attention_heads=1, rope_parameters=rope,
+    ))  # fmt: skip
+    model = load(hf, family="llada", mask_token_id=7, eos_token_id=2)
+    with pytest.raises(CheckpointError, match="rope_type='linear'; LLaDA"):
+        model.save_pretrained(tmp_path, layout="official")
+    model.save_pretrained(tmp_path)
+    ids = torch.arange(8)[None]
+    assert torch.equal(load(tmp_path).hf(ids).logits, model.hf(ids).logits)
 
 
 @pytest.mark.parametrize("tied", [True, False])
