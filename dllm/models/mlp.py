@@ -78,7 +78,7 @@ class Steady(TorchFunctionMode):
 
 
 def _mixture(module: Any, *args: torch.Tensor) -> Any:
-    if args[0].device.type != "cpu" or torch.is_grad_enabled() or torch.compiler.is_compiling():
+    if args[0].device.type != "cpu" or torch.compiler.is_compiling():
         return type(module).forward(module, *args)
     with Steady():
         return type(module).forward(module, *args)
