@@ -99,7 +99,9 @@ class TextModel(DiffusionGemmaPreTrainedModel):  # type: ignore[no-untyped-call]
         super().__init__(config)
         text: Any = config.text_config
         if text._experts_implementation is None:
-            text._experts_implementation = config._experts_implementation
+            # grouped products want rows of whole 16 bytes
+            even = not (text.hidden_size % 8 or text.moe_intermediate_size % 8)
+            text._experts_implementation = config._experts_implementation if even else "eager"
         own = nn.ModuleList(Scalar() for _ in range(text.num_hidden_layers))
         self.encoder = nn.ModuleDict({"language_model": nn.ModuleDict({"layers": own})})
         self.decoder = Decoder(text)
