@@ -121,7 +121,8 @@ def check_switch(name: str, value: object) -> None:
 
 def check_whole(name: str, value: Any, least: int = 1, most: float = math.inf) -> None:
     """Raise `ConfigError` for anything but a whole number, also one of numpy, in this range."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or not least <= value <= most:
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if not whole or not least <= int(value) <= most:
         upto = "" if most == math.inf else f" to {most}"
         raise ConfigError(f"{name} is a whole number from {least}{upto}, not {short(value)}")
 

@@ -84,7 +84,7 @@ def score(
 
 
 def _prompt_ids(model: DiffusionModel, prompt: Any, chat: bool | None) -> IntArray:
-    sized = hasattr(prompt, "__len__") and getattr(prompt, "ndim", 1)
+    sized = hasattr(prompt, "__len__") and getattr(prompt, "ndim", 1) > 0
     if prompt is None or (sized and not len(prompt)):
         return np.zeros(0, np.int64)
     return encode(model, prompt, chat)
