@@ -64,8 +64,7 @@ class WindowDiffusion(Refreshing):
             phase.masked = canvas.masked.copy()
             phase.window = self._near(canvas, masks) if phase.near is None else phase.near
         masked, window = phase.masked, phase.window
-        # due, or the active masks have left the window of the phase
-        if due or window is None or not np.isin(active[-1], window):
+        if due or self._left(active, window):
             phase.masked = phase.window = phase.near = None
             if not due:
                 self.restart(canvas, slots)
@@ -81,3 +80,7 @@ class WindowDiffusion(Refreshing):
     def _near(self, canvas: Canvas, masks: IntArray) -> IntArray:
         """All but the masks beyond the window: what a phase attends to."""
         return np.setdiff1d(np.arange(canvas.length), masks[self.window :], assume_unique=True)
+
+    def _left(self, active: IntArray, window: IntArray | None) -> bool:
+        """Whether the active masks have left the window of the phase."""
+        return window is None or not np.isin(active[-1], window)

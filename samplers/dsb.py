@@ -28,7 +28,11 @@ class DSB(Window):
 
     def advance(self, canvas: Canvas) -> None:
         low = canvas.frontier()
+        slide(canvas, low, self._edge(canvas, low))
+
+    def _edge(self, canvas: Canvas, low: int) -> int:
+        """Where a block that begins at ``low`` ends."""
         decided = ~canvas.masked[canvas.start : canvas.end]
         high = canvas.start + (self.block_length or 32) + int(decided.sum())
         high = high if self.k_max is None else min(high, low + self.k_max)
-        slide(canvas, low, min(high, canvas.end))
+        return min(high, canvas.end)

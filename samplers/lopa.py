@@ -77,18 +77,21 @@ class LoPA(Explorer):
         view.canvas.state(BranchScores).scores = tuple(scores)
         return [np.zeros(len(chosen), np.bool_)] * base + [index == i for i in order]
 
+    def _open(self, turn: Turn) -> list[Prediction]:
+        """What each branch says of what is left undecided in its window."""
+        return [seen.prediction.of_window(seen.canvas) for seen in turn.seen]
+
     def _best(self, turn: Turn) -> int:
+        branches, result = [seen.canvas for seen in turn.seen], self._open(turn)
         committed = turn.canvas.state(BranchScores).scores
-        future = [self._future(seen.canvas, seen.prediction) for seen in turn.seen]
+        future = [self._future(*pair) for pair in zip(branches, result, strict=True)]
         scores = [
             self.alpha * c + (1 - self.alpha) * f for c, f in zip(committed, future, strict=True)
         ]
         # Ties go to a trial before the row as it stands, then to the first.
-        return max(range(len(scores)), key=lambda i: (scores[i], i >= self.base_competes, -i))
+        return max(range(len(branches)), key=lambda i: (scores[i], i >= self.base_competes, -i))
 
     def _future(self, canvas: Canvas, prediction: Prediction) -> float:
-        """How sure a branch is of what is left undecided in its window."""
-        prediction = prediction.of_window(canvas)
         if not len(prediction.positions):
             return 1.0
         score = np.sort(SCORES[self.confidence].score(canvas, prediction))

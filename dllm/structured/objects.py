@@ -76,7 +76,7 @@ def record(reader: Base, schema: Schema, path: str) -> Part:
     if least > KINDS:
         raise ConfigError(
             f"{path} of the schema has a minProperties of {least}, which is supported up to "
-            f"{KINDS} for names that it does not declare"
+            f"{KINDS} for names that it does not declare: allow less"
         )
     kinds = tuple((_of_kind(reader, others, kind), False) for kind in range(KINDS))
     return Row((Bytes(b"{"), Mixed(kinds, COMMA, least, most, once=least), Bytes(b"}")))
