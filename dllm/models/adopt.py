@@ -17,7 +17,7 @@ from .facts import generation_defaults, read_facts
 from .family import Family, get_family
 from .fields import own_section
 from .linears import pack_linears
-from .mlp import round_once
+from .mlp import replace_feed_forward
 from .model import DiffusionModel
 from .norms import shorten_norms
 from .quantisation import quantise
@@ -77,7 +77,7 @@ def prepare(hf: PreTrainedModel, family: Family, block_length: int | None, wante
         head.copy = False  # its weight is the embedding's, which every step reads whole
     shorten_norms(hf)
     rotate_in_cache(hf)
-    round_once(hf)
+    replace_feed_forward(hf)
     join_parts(hf)
     _restore_frequencies(hf)
     if family.mask_kind == "causal":  # runs as it is: some networks mask only what they know

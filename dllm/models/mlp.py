@@ -26,7 +26,7 @@ ALIKE = {
 }
 
 
-def round_once(hf: PreTrainedModel) -> None:
+def replace_feed_forward(hf: PreTrainedModel) -> None:
     """Let the feed-forward layers of ``hf`` round their input once, and use the activations of
     `dllm.kernels.activations`.  Changes them in place."""
     replace_forwards(hf, classes("MLP"), _forward)

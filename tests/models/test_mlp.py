@@ -11,7 +11,7 @@ from transformers import Glm4MoeConfig, Qwen3MoeConfig
 
 from dllm.kernels.quantised import QuantisedLinear, together
 from dllm.models.forwards import classes
-from dllm.models.mlp import MIXTURES, round_once
+from dllm.models.mlp import MIXTURES, replace_feed_forward
 
 WAYS = ("plain", "int8", "int4", "int8 and plain")
 
@@ -30,7 +30,7 @@ def test_the_same_bits_with_one_rounding(name: str, way: str) -> None:
     x = torch.randn(2, 7, 96).to(torch.bfloat16)
     with torch.inference_mode():
         before = layer(x)
-        round_once(nn.Sequential(layer))  # type: ignore[arg-type]
+        replace_feed_forward(nn.Sequential(layer))  # type: ignore[arg-type]
         assert "forward" in layer.__dict__
         assert torch.equal(layer(x), before)
 
@@ -67,7 +67,7 @@ def test_a_row_of_a_mixture_does_not_depend_on_others(kind: int, dtype: torch.dt
         layer.experts.config._experts_implementation = "eager"
         before = layer(x)
         layer.experts.config._experts_implementation = "grouped_mm"
-        round_once(nn.Sequential(layer))  # type: ignore[arg-type]
+        replace_feed_forward(nn.Sequential(layer))  # type: ignore[arg-type]
         whole = layer(x)
         for rows in (1, 2, 3, 7):
             assert torch.equal(torch.cat([layer(part) for part in x.split(rows, 1)], 1), whole)
