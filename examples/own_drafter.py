@@ -42,7 +42,8 @@ class Assisting(Drafting):
         while len(drafted) < budget.length:
             fresh = (text + drafted)[len(self.fed) :]
             with torch.inference_mode():
-                row = self.model(torch.tensor([fresh]), past_key_values=self.cache).logits[0, -1]
+                ids = torch.tensor([fresh], device=self.model.device)
+                row = self.model(ids, past_key_values=self.cache).logits[0, -1]
             self.fed += fresh
             drafted.append(int(row.argmax()))
             confidence.append(float(row.softmax(-1).max()))
