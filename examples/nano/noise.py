@@ -30,7 +30,8 @@ class UniformDenoising(nn.Module):
         """``loss`` of ``ids`` (B, L), where ``answer`` and ``tail`` (B, L) bool mark what has to be
         written and end tokens after the first."""
         generator = torch.Generator().manual_seed(int(seed))
-        size = self.network.config.canvas_length
+        size, device = self.network.config.canvas_length, ids.device
+        ids, answer, tail = ids.cpu(), answer.cpu(), tail.cpu()  # the same draws on every device
         ids, tail = F.pad(ids, (0, size), value=int(ids[0, -1])), F.pad(tail, (0, size), value=True)
         prompt = (~answer).sum(1)
         canvases = (answer & ~tail[:, :-size]).sum(1).sub(1) // size + 1  # with the first end token
@@ -44,7 +45,8 @@ class UniformDenoising(nn.Module):
         columns = self.network.config.text_config.vocab_size
         noise = torch.randint(columns, ids.shape, generator=generator)
         noise = noise if self.noise_id is None else torch.full_like(noise, self.noise_id)
-        inputs = torch.where(noisy, noise, ids)
+        inputs = torch.where(noisy, noise, ids).to(device)
+        ids, tail, start, canvas = (each.to(device) for each in (ids, tail, start, canvas))
         soft = None
         if torch.rand((), generator=generator) < 0.5:
             with torch.no_grad():
@@ -62,7 +64,7 @@ class UniformDenoising(nn.Module):
         """Float logits (B, L, V).  Encoder and decoder share their layers, as their scalars are one
         in training."""
         decoder = self.network
-        place = torch.arange(ids.shape[1])
+        place = torch.arange(ids.shape[1], device=ids.device)
         causal = place[:, None] >= place
         seen = causal | (canvas[:, :, None] & (canvas[:, None, :] | causal))
         with attending(decoder, ATTENTION):
