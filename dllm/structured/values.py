@@ -69,6 +69,8 @@ class Base:
         self.testing = testing
         self.wider = False  # in testing: whether other texts may be read, too
         self.dropped: str | None = None  # a format that was not heeded for that
+        self.repeats = False  # whether an object may have a name twice, of which the last counts
+        self.unsure = False  # in testing: whether texts of such objects may not be read
         self.open: list[str] = []  # references that are being followed
         self.parts = 0
         self.ignored: dict[str, None] = {}

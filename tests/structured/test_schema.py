@@ -237,6 +237,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({"type": "string", "not": {"pattern": "[^\\w]"}}, "a set that may not hold"),
     ({"not": {}}, "allows no value"), ({"not": {"maxProperties": 1}}, "maxProperties from holding"),
     ({"not": {"const": {"a": 1, "b": 2}}}, "an object from holding"),
+    ({"type": "object", "not": {"additionalProperties": {"const": 1}}}, "values of names"),
     ({"$ref": "other.json"}, "keep it in one file"),
     ({"$ref": "#/$defs/x"}, "which is not there"),
     ({"$ref": "#/$defs/x", "$defs": {"x": {"$ref": "#/$defs/x"}}}, "without end"),
@@ -323,6 +324,13 @@ def test_extra_keys_stand_in_any_order() -> None:
         ({"multipleOf": 3}, ["6", "-9007199254740993"], ["7", "595853630546966988.00"]),
         ({"type": "object", "not": {"required": ["a"]}}, ["{}", '{"b": 1, "b": 2}'],
          ['{"a": 1}', '{"a": 1, "a": 2}']),
+        # Of names that are written twice the last one counts.
+        ({"type": "object", "not": {"properties": {"a": {"type": "integer"}}}},
+         ['{"a": "x"}', '{"a": 1, "a": "x"}'], ['{"a": 1}', '{"a": "x", "a": 1}']),
+        ({"type": "object", "if": {"properties": {"a": {"const": 1}}}, "then": {"required": ["b"]}},
+         ['{"a": 2}', '{"b": 3, "b": 2, "a": 2}'], ['{"a": 2, "a": 1}', '{"b": 2, "a": 1}']),
+        ({"oneOf": [{"type": "object"}, {"properties": {"x": {"required": ["a"], "properties": {
+            "a": {"const": 1}}}}}]}, ['{"x": {"a": 2}}'], ['{"x": {"a": 2, "a": 1}}', "{}"]),
         # So many names differ; one more may stand twice, which a reader drops.
         ({"type": "object", "additionalProperties": {"const": 1}, "minProperties": 2},
          ['{"a": 1, "b": 1}', '{"a": 1, "b": 1, "a": 1}'], ['{"a": 1}', '{"a": 1, "a": 1}']),
