@@ -128,7 +128,10 @@ def constants(reader: Base, schema: Schema, path: str) -> Part:
     for kind in dict.fromkeys(map(kind_of, values)):
         if rest.keys() & KEYWORDS[kind]:
             fits = automaton_of(reader.value({**rest, "type": kind}, path), reader.budget)
-            values = [v for v in values if kind_of(v) != kind or fits.accepts(written(v))]
+            values = [
+                v for v in values
+                if kind_of(v) != kind or fits.accepts(written(int(v) if is_a(v, "integer") else v))
+            ]  # fmt: skip
     return reader.either([partial(constant, reader, value) for value in values], path)
 
 

@@ -297,6 +297,7 @@ def test_extra_keys_stand_in_any_order() -> None:
     ("schema", "taken", "refused"),
     [
         ({"const": 1.0}, ["1", "1.0"], ["1.5"]),
+        ({"enum": [6.0, 7], "multipleOf": 2}, ["6"], ["7"]),
         ({"oneOf": [{"const": [1]}, {"const": [1.0]}, {"const": 2}]}, ["2"], ["[1]", "[1.0]"]),
         # A reader chooses an alternative by its tag, which has a default.
         ({"oneOf": [{"type": "object", "properties": {"kind": {"const": x, "default": x}}}
