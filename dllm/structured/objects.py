@@ -105,14 +105,15 @@ def _of_kind(reader: Base, others: Either, kind: int) -> Part:
 
 
 def _matching(reader: Base, named: Schema, name: str, path: str) -> list[str]:
-    """The patterns of properties that a name matches."""
-    return [p for p in named if _pattern(reader, p, path).accepts(quoted(name))]
+    """The patterns of properties that a name may match."""
+    return [p for p in named if _pattern(reader, p, path, True).accepts(quoted(name))]
 
 
-def _pattern(reader: Base, pattern: str, path: str) -> ByteAutomaton:
-    part = partial(pattern_of, reader, pattern, path)
+def _pattern(reader: Base, pattern: str, path: str, wide: bool = False) -> ByteAutomaton:
+    """Names that match a pattern in all dialects, or in one."""
+    part, key = partial(pattern_of, reader, pattern, path, wide), ("pattern", pattern, wide)
     try:
-        return reader.leaf(("pattern", pattern), lambda: Row((QUOTE, part(), QUOTE))).automaton
+        return reader.leaf(key, lambda: Row((QUOTE, part(), QUOTE))).automaton
     except Empty:
         return NONE
 
@@ -147,11 +148,11 @@ def _others(
             mine = reader.met(allowed, _pattern(reader, pattern, path))
             for other in named:
                 if other != pattern:  # keys of one pattern alone are written
-                    mine = reader.met(mine, _pattern(reader, other, path), without=True)
+                    mine = reader.met(mine, _pattern(reader, other, path, True), without=True)
             groups.append((mine, schema))
     with suppress(Empty):
         for pattern in named:
-            allowed = reader.met(allowed, _pattern(reader, pattern, path), without=True)
+            allowed = reader.met(allowed, _pattern(reader, pattern, path, True), without=True)
         groups.append((allowed, more))
     ways: list[Part] = []
     for automaton, schema in groups:

@@ -256,8 +256,8 @@ def _unique(reader: Base, items: Any, least: int, most: int | None, path: str) -
     return Row((Bytes(b"["), once, Bytes(b"]")))
 
 
-def pattern_of(reader: Base, pattern: str, path: str) -> Part:
-    return pattern_part(pattern, f"{path} of the schema", reader.testing)
+def pattern_of(reader: Base, pattern: str, path: str, wide: bool = False) -> Part:
+    return pattern_part(pattern, f"{path} of the schema", reader.testing, wide or reader.wider)
 
 
 def listed(begin: bytes, item: Part, end: bytes, least: int = 0, most: int | None = None) -> Part:

@@ -370,6 +370,19 @@ def test_extra_keys_stand_in_any_order() -> None:
             "$id": "http://x/a", "items": {"$ref": "#/$defs/c"}, "$defs": {"c": {"const": 2}}}}},
          ["[2]"], ["[1]"]),
         ({"const": {"$id": "x", "a": {"$ref": "#"}}}, ['{"$id": "x", "a": {"$ref": "#"}}'], ["{}"]),
+        # What pydantic writes for a Decimal, and zod for an address.
+        ({"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d{0,3}\.?\d{0,2}0*$"},
+         ['"12.50"', '"+007."'], ['""', '"-."', '"123456"', '"1.234"']),
+        ({"type": "string", "format": "email", "pattern":
+          r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9]+\.)+[A-Za-z]{2,}$"},
+         ['"a.b@c.org"'], ['".a@c.org"', '"a..b@c.org"']),
+        ({"type": "string", "pattern": "(?=.*[A-Z])(?=.*[0-9]).{3}"}, ['"1bA"'], ['"1A"', '"abA"']),
+        # Characters of other alphabets are letters to some readers; a break may end a line.
+        ({"type": "string", "not": {"pattern": r"^\w+$"}}, ['"a b"'], ['"é"', '"a\\n"']),
+        ({"type": "object", "properties": {"é": {}}, "patternProperties": {r"^\w$": {"const": 1}}},
+         ['{"é": 1}'], ['{"é": 2}']),
+        ({"type": "object", "patternProperties": {r"^\S$": {"const": 1}}},
+         ['{"a": 1}', '{" ": 2}'], ['{"é": 2}', '{"a": 2}']),
         # Names that are empty, or have a slash.
         ({"$ref": "#/$defs//a~1b/", "$defs": {"": {"a/b": {"": {"const": 1}}}}}, ["1"], ["2"]),
     ],
