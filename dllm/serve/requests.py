@@ -144,8 +144,9 @@ def chat_request(
     if len(set(names)) < len(names):
         raise Problem(400, "two tools have the same name", "tools", "invalid_value")
     wanted, allowed = _chosen(body.tool_choice, names)
-    for name in [*allowed, *([] if wanted in ("none", "auto") else [wanted])]:
-        if name not in names and not (name == "required" and names):
+    known = names if allowed else [*names, "none", "auto", *["required"] * bool(names)]
+    for name in allowed or [wanted]:
+        if name not in known:
             text = f"tool_choice {shortened(name)} is none of the tools: {', '.join(names)}"
             raise Problem(400, text if names else f"tool_choice {shortened(name)} needs tools",
                           "tool_choice", "invalid_value")  # fmt: skip
@@ -171,9 +172,9 @@ def _chosen(choice: Any, names: list[str]) -> tuple[str, list[str]]:
         return choice or ("auto" if names else "none"), []
     if choice["type"] == "allowed_tools":
         allowed = choice.get("allowed_tools", choice)
-        return allowed["mode"], [_chosen(tool, names)[0] for tool in allowed["tools"]]
+        return allowed["mode"], [tool.get("function", tool)["name"] for tool in allowed["tools"]]
     name: str = choice.get("function", choice)["name"]
-    return name, []
+    return ("required", [name]) if name in ("none", "auto", "required") else (name, [])
 
 
 def read_text(data: Any) -> GenerateRequest:

@@ -4,6 +4,8 @@ r"""Regular expressions as Python reads them: its own parser reads them here.
 general category of Unicode, as in expressions of JSON schemas.
 """
 
+from __future__ import annotations
+
 import functools
 import importlib
 import json
@@ -13,7 +15,7 @@ import warnings
 from typing import Any, NamedTuple, NoReturn
 
 from ..core.errors import ConfigError, one_line, short
-from .byte_automaton import EVERYTHING, Budget, combined
+from .byte_automaton import EVERYTHING, Budget, Empty, combined
 from .parts import (
     EMPTY,
     SURROGATES,
@@ -54,16 +56,20 @@ BEYOND = {
 SINGLE = {"LITERAL", "NOT_LITERAL", "ANY", "IN"}  # of one character
 MARKS = range(0xF8, 0x100)  # bytes of no text, which stand for a moment behind what is possessive
 BEGINS, ENDS = ("AT_BEGINNING", "AT_BEGINNING_STRING"), ("AT_END", "AT_END_STRING")
+# A line break before the end of a text, which Python's ``$`` passes over.
+LINE_END = ("MAX_REPEAT", (0, 1, [("LITERAL", 0x0A)]))
 PROPERTY = re.compile(r"\\(?:[pP]\{\^?(\w+)\}|[pP](\w)|.)", re.DOTALL)
 FIRST_PROPERTY = 0x10F000  # characters for private use that stand for properties
 
 
 class Variant(NamedTuple):
-    """What is between the ends, and whether ``^`` and ``$`` stood there."""
+    """What is between the ends, and whether ``^`` and ``$`` stood there; ``looks``: look-aheads
+    where it begins, and whether each is negative."""
 
     begins: bool
     part: Part
     ends: bool
+    looks: tuple[tuple[list[Variant], bool], ...] = ()
 
 
 def regex_part(regex: str) -> Part:
@@ -72,22 +78,33 @@ def regex_part(regex: str) -> Part:
     Raises `ConfigError` for one that is not well formed, and for what no automaton has.
     """
     expression = Expression(regex, f"regex {short(regex)}", in_string=False)
-    return expression.kept(Either(tuple(variant.part for variant in expression.variants())))
+    anything = Repeat(Letters(TEXT), 0, None)
+    return expression.kept(Either(tuple(
+        expression.seen(v, v.part, anything) for v in expression.variants()
+    )))  # fmt: skip
 
 
-def pattern_part(pattern: str, what: str, exact: bool = False, decoded: bool = False) -> Part:
+def pattern_part(
+    pattern: str, what: str, exact: bool = False, wide: bool = False, decoded: bool = False
+) -> Part:
     """The content of a JSON string in which ``pattern``, an expression of a schema, is found.
-    ``exact``: refused is what dialects read differently, of which a part is written otherwise.
+    ``exact``: refused is what dialects read differently, of which a part is written otherwise;
+    ``wide``: or read as in the widest of them.
 
     Quotes, backslashes and line breaks are written as escapes, unless it is ``decoded``.
     """
     what = f"{what} has the pattern {short(pattern)}, which"
-    expression = Expression(pattern, what, True, exact, decoded)
+    expression = Expression(pattern, what, True, exact, wide, decoded)
     more = Repeat(Letters(TEXT), 0, None) if decoded else CHARACTERS
     return expression.kept(Either(tuple(
-        Row((EMPTY if v.begins else more, v.part, EMPTY if v.ends else more))
+        Row((EMPTY if v.begins else more, expression.seen(v, _closed(v, more), more)))
         for v in expression.variants()
     )))  # fmt: skip
+
+
+def _closed(variant: Variant, more: Part) -> Part:
+    """With what follows up to the end of the text."""
+    return variant.part if variant.ends else Row((variant.part, more))
 
 
 def string_bytes(text: str) -> bytes:
@@ -100,11 +117,13 @@ class Expression:
     a JSON string, which is written with escapes unless it is ``decoded``."""
 
     def __init__(
-        self, pattern: str, what: str, in_string: bool, exact: bool = False, decoded: bool = False
-    ) -> None:
-        self.what, self.in_string, self.exact = what, in_string, exact
+        self, pattern: str, what: str, in_string: bool, exact: bool = False, wide: bool = False,
+        decoded: bool = False,
+    ) -> None:  # fmt: skip
+        self.what, self.in_string, self.exact, self.wide = what, in_string, exact, wide
         self.escapes = in_string and not decoded
         self.properties: list[Ranges] = []
+        self.budget = Budget()  # of sets of texts within it
         self.possessive: dict[str, Part] = {}  # what does not follow a mark, in their order
         if not isinstance(pattern, str):
             raise ConfigError(f"{what} is no text")
@@ -138,16 +157,27 @@ class Expression:
     def _variants(self, items: list[Any], flags: re.RegexFlag) -> list[Variant]:
         """A row of items whose first and last may be, or hold, ends of the text."""
         begins = ends = False
-        while items and _at(items[0]) in BEGINS:
-            begins, items = True, items[1:]
+        looks: tuple[tuple[list[Variant], bool], ...] = ()
+        while items and (_at(items[0]) in BEGINS or _looks_ahead(items[0])):
+            if _at(items[0]):
+                begins = True
+            else:
+                looks = *looks, self._look(*items[0], flags)
+            items = items[1:]
+        if self.in_string and not begins and any(v.begins for ways, _ in looks for v in ways):
+            self._refuse_ends()
         while items and _at(items[-1]) in ENDS:
             ends, items = True, items[:-1]
+        if ends and self.wide:
+            items = [*items, LINE_END]
         if (begins or ends) and self.in_string and flags & re.MULTILINE:
             self._refuse("^ or $ with the flag m")
         first = self._alternatives(items[0], flags) if items else None
         if first is not None and len(items) == 1:
             found = [v for each, with_ in first for v in self._variants(each, with_)]
-            return [Variant(begins or v.begins, v.part, ends or v.ends) for v in found]
+            return [
+                Variant(begins or v.begins, v.part, ends or v.ends, looks + v.looks) for v in found
+            ]
         last = self._alternatives(items[-1], flags) if len(items) > 1 else None
         heads = tails = [Variant(False, EMPTY, False)]
         if first is not None:
@@ -158,11 +188,40 @@ class Expression:
             items = items[:-1]
         if any(v.ends for v in heads) or any(v.begins for v in tails):
             self._refuse_ends()
+        if any(v.looks for v in tails):
+            self._refuse("look-around")
         middle = self._row(items, flags)
         return [
-            Variant(begins or head.begins, Row((head.part, middle, tail.part)), ends or tail.ends)
+            Variant(
+                begins or head.begins, Row((head.part, middle, tail.part)), ends or tail.ends,
+                looks + head.looks,
+            )
             for head in heads for tail in tails
         ]  # fmt: skip
+
+    def _look(self, name: Any, value: Any, flags: re.RegexFlag) -> tuple[list[Variant], bool]:
+        """What a look-ahead finds, and whether it must not."""
+        before, negative = (self.exact, self.wide), str(name) == "ASSERT_NOT"
+        if negative and self.in_string:
+            self.exact, self.wide = True, not self.wide
+        ways = self._variants(list(value[1]), flags)
+        self.exact, self.wide = before
+        if any(way.looks for way in ways):
+            self._refuse("look-around")
+        return ways, negative
+
+    def seen(self, variant: Variant, part: Part, more: Part) -> Part:
+        """What of ``part``, the rest of a text, the look-aheads of a variant see."""
+        if variant.looks and self.possessive:
+            self._refuse("look-around beside what is possessive")
+        for ways, negative in variant.looks:
+            seen = Either(tuple(_closed(way, more) for way in ways))
+            try:
+                sides = automaton_of(part, self.budget), automaton_of(seen, self.budget)
+                part = Leaf(combined(*sides, self.budget, negative))
+            except Empty:
+                return Either(())
+        return part
 
     def _alternatives(
         self, item: Any, flags: re.RegexFlag
@@ -200,6 +259,8 @@ class Expression:
             ranges = self._set(value[negated:], flags)
             ranges = inverse(ranges) if negated else ranges
             # Dialects differ on what else these are.
+            if kinds and self.wide:
+                return self._letters(union((*ranges, (0x80, TOP))))
             return self._letters(both(ranges, SHOWN) if narrow else ranges)
         if name == "SUBPATTERN":
             _, added, dropped, items = value
@@ -245,7 +306,7 @@ class Expression:
         """What of a part agrees with its marks, without them."""
         if not self.possessive:
             return part
-        budget = Budget()
+        budget = self.budget
         marks = Either(tuple(Bytes(bytes([MARKS[i]])) for i in range(len(self.possessive))))
         result, anything = automaton_of(part, budget), Leaf(EVERYTHING)
         for mark, one in zip(marks.parts, self.possessive.values(), strict=True):
@@ -291,13 +352,18 @@ class Expression:
 
     def _refuse(self, has: str) -> NoReturn:
         raise ConfigError(
-            f"{self.what} has {has}: look-around, back references, boundaries, and atomic groups "
-            "and possessive quantifiers of more than a character are not available"
+            f"{self.what} has {has}: look-ahead behind the start, look-behind, back references, "
+            "boundaries, and atomic groups and possessive quantifiers of more than a character are "
+            "not available"
         )
 
 
 def _at(item: Any) -> str:
     return str(item[1]) if str(item[0]) == "AT" else ""
+
+
+def _looks_ahead(item: Any) -> bool:
+    return str(item[0]) in ("ASSERT", "ASSERT_NOT") and item[1][0] > 0
 
 
 def _has_end(item: Any) -> bool:

@@ -14,6 +14,7 @@ from .values import COLON, COMMA, QUOTE, Base, listed, pattern_of, quoted
 
 NONE = ByteAutomaton([[]], [False], 0)
 KINDS = 8  # of undeclared names, where so many have to differ
+MOST_WRONG = 4  # properties whose values count, of names that may stand twice
 MOST_NEEDED = 3, 6  # properties that stand in any order; in schemas that may not hold
 
 
@@ -34,6 +35,7 @@ def record(reader: Base, schema: Schema, path: str) -> Part:
     missing |= {name: {} for name in missing if _matching(reader, named, name, path)}
     declared = {**properties, **missing}
     members: list[tuple[Part, bool]] = []
+    wrong: dict[int, Part] = {}  # in whose place a later one of the same name may be right
     for name, part in declared.items():
         also = [named[pattern] for pattern in _matching(reader, named, name, path)]
         try:
@@ -45,19 +47,25 @@ def record(reader: Base, schema: Schema, path: str) -> Part:
             if name in needed:
                 raise
             continue
-        members.append((Row((Bytes(quoted(name)), COLON, value)), name in needed))
+        key = Row((Bytes(quoted(name)), COLON))
+        if reader.testing and (also or part not in (True, {})):
+            wrong[len(members)] = Row((key, reader.value(True, path)))
+        members.append((Row((key, value)), name in needed))
     # A name may be written twice; the last counts, so that not so many names are sure.
     if reader.testing or (reader.loose and least < 2):
         most_needed = MOST_NEEDED[reader.testing]
         if reader.testing and len(needed) > most_needed:
             reader.refuse(f"more than {most_needed} required properties", path)
+        if len(wrong) > MOST_WRONG:
+            reader.unsure, wrong = True, {}
         others = _others(reader, more, named, keys, path, [*declared])
         if others is not None:
             members.append((others, False))
+            reader.unsure |= any(part not in (True, {}, False) for part in (more, *named.values()))
         if reader.testing and most:  # which names that repeat may exceed
             reader.refuse("maxProperties", path)
-        ordered = len(needed) > most_needed
-        mixed = Mixed(tuple(members), COMMA, least, most, ordered, again=reader.testing)
+        ordered, again = len(needed) > most_needed, wrong if reader.testing else None
+        mixed = Mixed(tuple(members), COMMA, least, most, ordered, again=again)
         return Row((Bytes(b"{"), mixed, Bytes(b"}")))
     if declared:
         if least > len(members):
@@ -69,6 +77,7 @@ def record(reader: Base, schema: Schema, path: str) -> Part:
         declared = {name: more for name in names if isinstance(name, str)}
         return record(reader, {**schema, "properties": declared}, path)
     others = _others(reader, more, named, keys, path)
+    reader.repeats |= others is not None and most != 1
     if others is None and least:
         raise Nothing(path)
     if others is None or least < 2:
@@ -96,14 +105,15 @@ def _of_kind(reader: Base, others: Either, kind: int) -> Part:
 
 
 def _matching(reader: Base, named: Schema, name: str, path: str) -> list[str]:
-    """The patterns of properties that a name matches."""
-    return [p for p in named if _pattern(reader, p, path).accepts(quoted(name))]
+    """The patterns of properties that a name may match."""
+    return [p for p in named if _pattern(reader, p, path, True).accepts(quoted(name))]
 
 
-def _pattern(reader: Base, pattern: str, path: str) -> ByteAutomaton:
-    part = partial(pattern_of, reader, pattern, path)
+def _pattern(reader: Base, pattern: str, path: str, wide: bool = False) -> ByteAutomaton:
+    """Names that match a pattern in all dialects, or in one."""
+    part, key = partial(pattern_of, reader, pattern, path, wide), ("pattern", pattern, wide)
     try:
-        return reader.leaf(("pattern", pattern), lambda: Row((QUOTE, part(), QUOTE))).automaton
+        return reader.leaf(key, lambda: Row((QUOTE, part(), QUOTE))).automaton
     except Empty:
         return NONE
 
@@ -138,11 +148,11 @@ def _others(
             mine = reader.met(allowed, _pattern(reader, pattern, path))
             for other in named:
                 if other != pattern:  # keys of one pattern alone are written
-                    mine = reader.met(mine, _pattern(reader, other, path), without=True)
+                    mine = reader.met(mine, _pattern(reader, other, path, True), without=True)
             groups.append((mine, schema))
     with suppress(Empty):
         for pattern in named:
-            allowed = reader.met(allowed, _pattern(reader, pattern, path), without=True)
+            allowed = reader.met(allowed, _pattern(reader, pattern, path, True), without=True)
         groups.append((allowed, more))
     ways: list[Part] = []
     for automaton, schema in groups:

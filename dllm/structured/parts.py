@@ -7,7 +7,7 @@ properties of an object take states in proportion to their number, not to that o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from .byte_automaton import Budget, ByteAutomaton, Edge, TooLarge, determined
@@ -134,8 +134,9 @@ class Members(Part):
 @dataclass(frozen=True, eq=False)
 class Mixed(Part):
     """Members in any order, with a ``comma`` between them: ``least`` to ``most``, those that are
-    needed once, or ``again``; ``ordered``: these in their own order.  The first ``once`` of all
-    differ."""
+    needed once; ``ordered``: these in their own order.  The first ``once`` of all differ.
+    ``again``: all of them may stand again, and what it names in place of some, which are needed
+    behind it."""
 
     members: tuple[tuple[Part, bool], ...]  # and whether one is needed
     comma: Part
@@ -143,22 +144,27 @@ class Mixed(Part):
     most: int | None
     ordered: bool = False
     once: int = 0
-    again: bool = False
+    again: Mapping[int, Part] | None = None
 
     def build(self, net: Net, then: int) -> int:
         top = max(self.least, 1) if self.most is None else self.most
-        needed = [i for i, (_, needed) in enumerate(self.members) if needed]
-        number = {(frozenset[int](), 0): net.node([])}  # what is there, and how many
+        again = self.again or {}
+        ways = [(i, part, need, True) for i, (part, need) in enumerate(self.members)]
+        ways += [(i, part, False, False) for i, part in again.items()]
+        needed = [i for i, _, need, good in ways if need or not good]
+        begin = frozenset(again).difference(i for i, _, need, _ in ways if need)
+        number = {(begin, 0): net.node([])}  # what is right, and how many are there
         for there, n in (order := [*number]):  # which grows
             node, missing = number[there, n], [i for i in needed if i not in there]
             if not missing and n >= self.least:
                 net.free[node].append(then)
-            for i, (part, need) in enumerate(self.members):
+            for i, part, need, good in ways:
                 early = need and self.ordered and i not in missing[:1]
-                if (i in there and not self.again) or early or (n == top and self.most is not None):
+                twice = i in there and self.again is None
+                if twice or early or (n == top and self.most is not None):
                     continue
                 kept = range(len(self.members)) if n + 1 < self.once else needed
-                after = (there | {i}).intersection(kept), min(n + 1, top)
+                after = (there | {i} if good else there - {i}).intersection(kept), min(n + 1, top)
                 if after not in number:
                     number[after] = net.node([])
                     order.append(after)

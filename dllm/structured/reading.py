@@ -137,7 +137,7 @@ class Reader(Base):
         if self.testing:
             return self.nested()
         if depth not in self._any:
-            self.cut = True
+            self.cut = self.repeats = True
             number = self.leaf("number", lambda: regex_part(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?"))
             parts: list[Part] = [self.text(), number, *map(Bytes, (b"true", b"false", b"null"))]
             if depth:
@@ -252,7 +252,11 @@ class Reader(Base):
             except Nothing:
                 continue
             found = automaton_of(part, self.budget)
-            if not self.testing:
+            if self.testing:
+                self.unsure |= self.tester.unsure
+            else:
+                if self.repeats and self.tester.unsure:
+                    self.refuse("values of names that it does not declare", path)
                 with contextlib.suppress(Empty):
                     self.met(found, self.tester.nested().automaton, without=True)
                     self.refuse("what is nested deeply", path)

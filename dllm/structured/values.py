@@ -69,6 +69,8 @@ class Base:
         self.testing = testing
         self.wider = False  # in testing: whether other texts may be read, too
         self.dropped: str | None = None  # a format that was not heeded for that
+        self.repeats = False  # whether an object may have a name twice, of which the last counts
+        self.unsure = False  # in testing: whether texts of such objects may not be read
         self.open: list[str] = []  # references that are being followed
         self.parts = 0
         self.ignored: dict[str, None] = {}
@@ -126,7 +128,10 @@ def constants(reader: Base, schema: Schema, path: str) -> Part:
     for kind in dict.fromkeys(map(kind_of, values)):
         if rest.keys() & KEYWORDS[kind]:
             fits = automaton_of(reader.value({**rest, "type": kind}, path), reader.budget)
-            values = [v for v in values if kind_of(v) != kind or fits.accepts(written(v))]
+            values = [
+                v for v in values
+                if kind_of(v) != kind or fits.accepts(written(int(v) if is_a(v, "integer") else v))
+            ]  # fmt: skip
     return reader.either([partial(constant, reader, value) for value in values], path)
 
 
@@ -251,8 +256,8 @@ def _unique(reader: Base, items: Any, least: int, most: int | None, path: str) -
     return Row((Bytes(b"["), once, Bytes(b"]")))
 
 
-def pattern_of(reader: Base, pattern: str, path: str) -> Part:
-    return pattern_part(pattern, f"{path} of the schema", reader.testing)
+def pattern_of(reader: Base, pattern: str, path: str, wide: bool = False) -> Part:
+    return pattern_part(pattern, f"{path} of the schema", reader.testing, wide or reader.wider)
 
 
 def listed(begin: bytes, item: Part, end: bytes, least: int = 0, most: int | None = None) -> Part:

@@ -256,6 +256,12 @@ def test_tools() -> None:
     for wrong in ({"tool_choice": "required"}, {"tool_choice": named},
                   {"tools": [ADD], "tool_choice": other}):  # fmt: skip
         assert refused(read_chat, {"messages": HELLO, **wrong}).param == "tool_choice"
+    for name in ("none", "auto", "required"):  # as a choice is called
+        tool, wanted = ({"type": "function", "function": {"name": name}} for _ in range(2))
+        asked = chat(tools=[ADD, tool], tool_choice=wanted)
+        assert asked.forced and asked.tools == [tool]
+        wrong = {"messages": HELLO, "tools": [ADD], "tool_choice": wanted}
+        assert refused(read_chat, wrong).param == "tool_choice"
     assert refused(read_text, {"prompt": "a", "tools": [ADD]}).param == "tools"
 
 

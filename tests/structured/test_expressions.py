@@ -11,6 +11,7 @@ from dllm.structured.compiling import byte_automaton
     ("regex", "word"),
     [
         ("a(?=b)", "look-around"), ("a(?!)", "look-around"), ("(?<!a)b", "look-around"),
+        ("(?=(?=a)b)", "look-around"), ("(?=a)(?:a*+)", "beside what is possessive"),
         (r"(a)\1", "a back reference"), ("(?P<n>a)(?P=n)", "a back reference"),
         ("(a)?(?(1)b|c)", "a back reference"), (r"\bword", "a word boundary"),
         ("(?:ab)*+", "a possessive quantifier"), ("(?>a|ab)", "an atomic group"),

@@ -237,6 +237,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({"type": "string", "not": {"pattern": "[^\\w]"}}, "a set that may not hold"),
     ({"not": {}}, "allows no value"), ({"not": {"maxProperties": 1}}, "maxProperties from holding"),
     ({"not": {"const": {"a": 1, "b": 2}}}, "an object from holding"),
+    ({"type": "object", "not": {"additionalProperties": {"const": 1}}}, "values of names"),
     ({"$ref": "other.json"}, "keep it in one file"),
     ({"$ref": "#/$defs/x"}, "which is not there"),
     ({"$ref": "#/$defs/x", "$defs": {"x": {"$ref": "#/$defs/x"}}}, "without end"),
@@ -296,6 +297,7 @@ def test_extra_keys_stand_in_any_order() -> None:
     ("schema", "taken", "refused"),
     [
         ({"const": 1.0}, ["1", "1.0"], ["1.5"]),
+        ({"enum": [6.0, 7], "multipleOf": 2}, ["6"], ["7"]),
         ({"oneOf": [{"const": [1]}, {"const": [1.0]}, {"const": 2}]}, ["2"], ["[1]", "[1.0]"]),
         # A reader chooses an alternative by its tag, which has a default.
         ({"oneOf": [{"type": "object", "properties": {"kind": {"const": x, "default": x}}}
@@ -323,6 +325,13 @@ def test_extra_keys_stand_in_any_order() -> None:
         ({"multipleOf": 3}, ["6", "-9007199254740993"], ["7", "595853630546966988.00"]),
         ({"type": "object", "not": {"required": ["a"]}}, ["{}", '{"b": 1, "b": 2}'],
          ['{"a": 1}', '{"a": 1, "a": 2}']),
+        # Of names that are written twice the last one counts.
+        ({"type": "object", "not": {"properties": {"a": {"type": "integer"}}}},
+         ['{"a": "x"}', '{"a": 1, "a": "x"}'], ['{"a": 1}', '{"a": "x", "a": 1}']),
+        ({"type": "object", "if": {"properties": {"a": {"const": 1}}}, "then": {"required": ["b"]}},
+         ['{"a": 2}', '{"b": 3, "b": 2, "a": 2}'], ['{"a": 2, "a": 1}', '{"b": 2, "a": 1}']),
+        ({"oneOf": [{"type": "object"}, {"properties": {"x": {"required": ["a"], "properties": {
+            "a": {"const": 1}}}}}]}, ['{"x": {"a": 2}}'], ['{"x": {"a": 2, "a": 1}}', "{}"]),
         # So many names differ; one more may stand twice, which a reader drops.
         ({"type": "object", "additionalProperties": {"const": 1}, "minProperties": 2},
          ['{"a": 1, "b": 1}', '{"a": 1, "b": 1, "a": 1}'], ['{"a": 1}', '{"a": 1, "a": 1}']),
@@ -361,6 +370,19 @@ def test_extra_keys_stand_in_any_order() -> None:
             "$id": "http://x/a", "items": {"$ref": "#/$defs/c"}, "$defs": {"c": {"const": 2}}}}},
          ["[2]"], ["[1]"]),
         ({"const": {"$id": "x", "a": {"$ref": "#"}}}, ['{"$id": "x", "a": {"$ref": "#"}}'], ["{}"]),
+        # What pydantic writes for a Decimal, and zod for an address.
+        ({"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d{0,3}\.?\d{0,2}0*$"},
+         ['"12.50"', '"+007."'], ['""', '"-."', '"123456"', '"1.234"']),
+        ({"type": "string", "format": "email", "pattern":
+          r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9]+\.)+[A-Za-z]{2,}$"},
+         ['"a.b@c.org"'], ['".a@c.org"', '"a..b@c.org"']),
+        ({"type": "string", "pattern": "(?=.*[A-Z])(?=.*[0-9]).{3}"}, ['"1bA"'], ['"1A"', '"abA"']),
+        # Characters of other alphabets are letters to some readers; a break may end a line.
+        ({"type": "string", "not": {"pattern": r"^\w+$"}}, ['"a b"'], ['"é"', '"a\\n"']),
+        ({"type": "object", "properties": {"é": {}}, "patternProperties": {r"^\w$": {"const": 1}}},
+         ['{"é": 1}'], ['{"é": 2}']),
+        ({"type": "object", "patternProperties": {r"^\S$": {"const": 1}}},
+         ['{"a": 1}', '{" ": 2}'], ['{"é": 2}', '{"a": 2}']),
         # Names that are empty, or have a slash.
         ({"$ref": "#/$defs//a~1b/", "$defs": {"": {"a/b": {"": {"const": 1}}}}}, ["1"], ["2"]),
     ],
