@@ -70,15 +70,13 @@ class Stream:
                     continue
                 if isinstance(item, BaseException):
                     raise item
-                for chunk in self._chunks(index, item):
-                    yield self.reply.encode(chunk)
+                if chunks := self._chunks(index, item):  # all that it says in one write
+                    yield b"".join(map(self.reply.encode, chunks))
             choices = [shown.choice for shown in self.shown if shown.choice is not None]
             results = [choice.result for choice in choices]
             self.service.answered(self.reply.id, results, self.arrived)
-            if self.ask.include_usage:
-                for chunk in self.reply.totals(choices):
-                    yield self.reply.encode(chunk)
-            yield self.reply.end
+            last = self.reply.totals(choices) if self.ask.include_usage else []
+            yield b"".join([*map(self.reply.encode, last), self.reply.end])
         finally:
             cancel_all(self.started.handles)
             for reader in readers:
