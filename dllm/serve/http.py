@@ -83,10 +83,13 @@ async def outcome(work: Future[T], until: float | None = None) -> T:
     """The result of ``work`` in a pool; this library's `CancelledError` where the pool was closed
     before it began, which is not the same as a client that left, and `DeadlineError` from ``until``
     (of `time.monotonic`) on."""
+    clock = asyncio.timeout(until and until - time.monotonic())
     try:
-        async with asyncio.timeout(until and until - time.monotonic()):
+        async with clock:
             return await asyncio.wrap_future(work)
     except TimeoutError:
+        if not clock.expired():  # it is the work's own
+            raise
         raise DeadlineError("the request was not answered by its deadline") from None
     except asyncio.CancelledError:
         asking = asyncio.current_task()

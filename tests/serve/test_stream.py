@@ -2,13 +2,16 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from dllm.serve.http import event
+from dllm.core.errors import DeadlineError
+from dllm.serve.http import event, outcome
 from dllm.serve.stream import Stream
 
 from .conftest import CHAT, Served, posted, raw
@@ -60,3 +63,11 @@ def test_what_one_event_says_is_one_write(served: Served) -> None:
     sent = posted(CHAT, body).replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n", 1)
     parts = raw(served, sent).partition(b"\r\n\r\n")[2].split(b"\r\n")
     assert [part.count(b"data: ") for part in parts[1::2]] == [2, 2, 0]
+
+
+def test_a_timeout_of_the_work_is_no_deadline() -> None:
+    work = Future[None]()
+    work.set_exception(TimeoutError("of a disk"))
+    with pytest.raises(TimeoutError, match="of a disk") as caught:
+        asyncio.run(outcome(work, time.monotonic() + 60))
+    assert not isinstance(caught.value, DeadlineError)
