@@ -170,11 +170,12 @@ def named(request: Request, response: Response) -> Response:
 
 
 def origins(given: Sequence[str]) -> dict[str, Any]:
-    """Which web pages may ask: those of this machine, and those of the origins that are
-    ``given``."""
+    """Which web pages may ask: those of this machine, and those of the origins that are ``given``,
+    which Chrome asks about once more where this server is not on the internet."""
     return {
         "allow_origins": given, "allow_origin_regex": LOOPBACK, "allow_methods": ["GET", "POST"],
         "allow_headers": ["*"], "expose_headers": ["x-request-id", "retry-after"],
+        "allow_private_network": True,
     }  # fmt: skip
 
 
