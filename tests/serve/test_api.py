@@ -15,7 +15,7 @@ import dllm
 from dllm.request.prompts import encode
 from dllm.serve.service import Service
 
-from .conftest import Served, Start, deltas, idle, serve, sse, until
+from .conftest import Served, Start, deltas, idle, posted, raw, serve, sse, until
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 HELLO: Any = [{"role": "user", "content": "hi"}]
@@ -221,6 +221,19 @@ def test_the_document_describes_what_is_answered(served: Served) -> None:
 def test_what_is_not_here(served: Served, path: str, word: str) -> None:
     answer = served.post(path, {})
     assert answer.status_code == 404 and word in answer.json()["error"]["message"]
+
+
+def test_a_client_that_offers_http_2(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    """Java's, with its first request: its body counts, and it is not warned about."""
+    offer = (
+        b"Connection: Upgrade, HTTP2-Settings, close\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAA"
+    )
+    sent = posted(CHAT, {"messages": HELLO, "max_tokens": 4})
+    log = logging.getLogger("uvicorn.error")
+    log.addHandler(caplog.handler)
+    answer = raw(served, sent.replace(b"Host: x", b"Host: x\r\n" + offer))
+    log.removeHandler(caplog.handler)
+    assert answer.startswith(b"HTTP/1.1 200") and "pgrade" not in caplog.text
 
 
 def test_a_line_of_the_log_per_request(served: Served, caplog: pytest.LogCaptureFixture) -> None:
