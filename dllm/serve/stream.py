@@ -27,7 +27,7 @@ class Shown:
     began: bool = False  # a chunk with text went out
     steps: int = 0
     seen: int = 0  # positions whose text is final
-    tokens: int = 0  # of these, written and not given
+    tokens: int = 0  # of these, written, and neither given nor of a draft
     length: int = 0  # positions of the answer, as the client knows it
     choice: Choice | None = None
     parser: Parser | None = None  # of calls and thoughts
@@ -161,7 +161,7 @@ class Stream:
         else:
             first, news = happened.canvas.prompt_length + shown.seen, len(happened.tokens)
             shown.seen += news
-            shown.tokens += news - int(happened.canvas.given[first : first + news].sum())
+            shown.tokens += int((happened.canvas.commit_step[first : first + news] >= 0).sum())
 
     def _final(self, shown: Shown, happened: Event) -> str | None:
         """What has become final and was not sent; None when there is nothing to send."""
