@@ -301,7 +301,7 @@ def test_pieces_are_the_text_where_its_first_blank_is_dropped(
     known = {word: i for i, word in enumerate(["<s>", "[MASK]", *words])}
     core = Tokenizer(models.WordLevel(known, unk_token="<s>"))
     core.pre_tokenizer, core.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, chat_template="w1")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, chat_template="w1", eos_token="<s>")
     served = start(replace(tiny, tokenizer=tokenizer))
     body = {"prompt": "w1 w2", "max_tokens": 4, "ignore_eos": True}
     (choice,) = served.post(TEXT, body | {"logprobs": 2}).json()["choices"]
@@ -311,6 +311,10 @@ def test_pieces_are_the_text_where_its_first_blank_is_dropped(
         told["text_offset"], told["tokens"], told["top_logprobs"], strict=True
     ):
         assert text[at : at + len(token)] == token and token in tops
+    # A special token before it is no text, so that the blank is dropped behind it, too.
+    ended = body | {"constraints": {"0": 0, "1": 7}, "logprobs": 2}
+    (choice,) = served.post(TEXT, ended).json()["choices"]
+    assert "".join(choice["logprobs"]["tokens"]) == choice["text"] != ""
     chat = {"messages": HELLO, "max_tokens": 4, "ignore_eos": True, "logprobs": True}
     (choice,) = served.post(CHAT, chat).json()["choices"]
     pieces = [entry["token"] for entry in choice["logprobs"]["content"]]
