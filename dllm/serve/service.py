@@ -156,7 +156,7 @@ class Service:
         return kind(ask, self.name, self.fingerprint(ask), self.spelling)
 
     def cache_of(self, ask: GenerateRequest) -> str:
-        return ask.cache or self.settings.caches[0]
+        return self.settings.caches[0] if ask.cache is None else ask.cache
 
     def check(self, ask: GenerateRequest) -> None:
         """Refuse what this server does not have, or cannot take any more."""

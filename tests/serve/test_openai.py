@@ -203,6 +203,7 @@ def test_biases_and_filters_of_the_proposals(served: Served, tiny: dllm.Diffusio
         ({"max_tokens": 4000}, "BadRequestError", None),
         ({"extra_body": {"sampler": "thresold"}}, "BadRequestError", None),
         ({"extra_body": {"cache": "prefix"}}, "BadRequestError", "cache"),
+        ({"extra_body": {"cache": ""}}, "BadRequestError", "cache"),
         ({"extra_body": {"bogus": 1}}, "BadRequestError", "bogus"),
     ],
 )
