@@ -114,9 +114,8 @@ class Reply:
     def last(self, index: int, choice: Choice) -> list[dict[str, Any]]:
         """The end of a choice.  Its log-probabilities come here, all together: a position's is
         that of its commit, and commits do not come in the order of the text."""
-        entry: dict[str, Any] = {"index": index}
         empty: dict[str, Any] = {"delta": {}} if self.ask.kind == "chat" else {"text": ""}
-        entry |= empty
+        entry = {"index": index, **empty}
         if self.ask.kind == "infill":
             entry["holes"] = choice.result.holes
         return [self._chunk([entry | self._ending(choice)])]

@@ -126,10 +126,8 @@ class Stream:
 
     def _delta(self, shown: Shown, text: str | None) -> dict[str, Any]:
         """What the client gets of ``text``, of a chat calls and thoughts apart; {} for nothing."""
-        if self.ask.kind != "chat":
-            return {} if text is None else {"text": text}
         if shown.parser is None:
-            return {} if text is None else {"content": text}
+            return {} if text is None else {"content" if self.ask.kind == "chat" else "text": text}
         if text:
             shown.parser.feed(text)
         if shown.choice is not None:
@@ -194,15 +192,14 @@ class Stream:
         if shown.steps == 1:
             begun = ~canvas.masked & (canvas.commit_step < 0)  # given, or left of a draft
             shown.length = len(canvas.tokens) - base - more
-            opening: dict[str, Any] = {
+            frames.append({
                 "type": "canvas", "index": index, "length": shown.length,
                 "window": [at - base for at in happened.window],
                 "given": [
                     [at - base, piece(int(canvas.tokens[at]))]
                     for at in begun.nonzero()[0].tolist() if at >= base or self.ask.trace
                 ],
-            }  # fmt: skip
-            frames.append(opening)
+            })  # fmt: skip
         probabilities = canvas.logprob
         frame: dict[str, Any] = {
             "type": "step", "index": index, "step": happened.step,
