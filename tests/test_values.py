@@ -31,6 +31,7 @@ class Shown:
 
 WRONG: list[tuple[str, Any, str]] = [
     ("temperature", 1e39, "at most 1e+06"),
+    ("seed", 2**63, f"at most {2**63 - 1}, not"),
     ("temperature", float("nan"), "finite"),
     ("temperature", float("inf"), "finite"),
     ("temperature", "x", "must be a number, not 'x'"),

@@ -109,9 +109,9 @@ def _sentence(
         return f"{name} is {told}, not {short(value)}"
     words: dict[str, Callable[[], str]] = {
         "finite_number": lambda: f"must be finite, not {value}",
-        "greater_than_equal": lambda: f"must be at least {limits['ge']:g}, not {short(value)}",
-        "greater_than": lambda: f"must be above {limits['gt']:g}, not {short(value)}",
-        "less_than_equal": lambda: f"must be at most {limits['le']:g}, not {short(value)}",
+        "greater_than_equal": lambda: f"must be at least {limits['ge']:n}, not {short(value)}",
+        "greater_than": lambda: f"must be above {limits['gt']:n}, not {short(value)}",
+        "less_than_equal": lambda: f"must be at most {limits['le']:n}, not {short(value)}",
         "int_type": lambda: f"must be a whole number, not {short(value)}",
         "float_type": lambda: f"must be a number, not {short(value)}",
         "literal_error": lambda: f"is {limits['expected']}, not {short(value)}",

@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ..core.canvas import Canvas, FloatArray, IntArray
@@ -130,7 +131,7 @@ class Result:
             return self.schema.model_validate_json(self.text)  # type: ignore[attr-defined]
         return json.loads(self.text)
 
-    @property
+    @cached_property
     def decided(self) -> int:
         """How many of ``tokens`` the model decided; the others were given."""
         return sum(step >= 0 for step in self.order)

@@ -32,6 +32,7 @@ ICON = (
 )
 # What other servers have and this one has not.
 ELSEWHERE = {
+    "/v1/responses/resp_": "answers are not kept: send the whole conversation as input",
     "/v1/embeddings": "a diffusion model that writes has no embeddings: use a model made for them",
     "/v1/rerank": "this server scores continuations, at /v1/score",
     "/v1/images": "this server writes text",

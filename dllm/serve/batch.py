@@ -28,7 +28,7 @@ from .problems import Problem
 from .reading import parsed
 from .requests import GenerateRequest, read_chat, read_infill, read_text
 from .responses import read_response
-from .service import Service, Started, cancel_all
+from .service import Service, Started
 from .settings import Settings
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
@@ -229,14 +229,7 @@ async def answer(service: Service, line: Line) -> dict[str, Any]:
         if ask.stream:
             raise Problem(400, "results of a batch are not streamed: drop stream", "stream")
         started = await admitted(service, ask)
-        try:
-            answers = [await handle for handle in started.handles]
-        finally:
-            cancel_all(started.handles)
-        service.answered(line.id, answers, arrived)
-        pairs = zip(answers, started.given, strict=True)
-        choices = [service.choice(ask, *pair) for pair in pairs]
-        return _response(200, service.reply(ask).body(choices))
+        return _response(200, await service.whole(service.reply(ask), started, line.id, arrived))
     except Exception as error:
         problem = service.failed(error)
         if service.broken:  # no answer to this request, nor to those behind it

@@ -67,6 +67,9 @@ class Connection(H11Protocol):
         self.connections.discard(self)  # now, and not once the event loop hears of it
         self.transport.abort()
 
+    def _unsupported_upgrade_warning(self) -> None:
+        """Nothing is wrong: Java's client offers HTTP/2 with its first request."""
+
     def data_received(self, data: bytes) -> None:
         if self._idle:
             self._idle = False

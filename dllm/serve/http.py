@@ -83,10 +83,13 @@ async def outcome(work: Future[T], until: float | None = None) -> T:
     """The result of ``work`` in a pool; this library's `CancelledError` where the pool was closed
     before it began, which is not the same as a client that left, and `DeadlineError` from ``until``
     (of `time.monotonic`) on."""
+    clock = asyncio.timeout(until and until - time.monotonic())
     try:
-        async with asyncio.timeout(until and until - time.monotonic()):
+        async with clock:
             return await asyncio.wrap_future(work)
     except TimeoutError:
+        if not clock.expired():  # it is the work's own
+            raise
         raise DeadlineError("the request was not answered by its deadline") from None
     except asyncio.CancelledError:
         asking = asyncio.current_task()
@@ -167,11 +170,12 @@ def named(request: Request, response: Response) -> Response:
 
 
 def origins(given: Sequence[str]) -> dict[str, Any]:
-    """Which web pages may ask: those of this machine, and those of the origins that are
-    ``given``."""
+    """Which web pages may ask: those of this machine, and those of the origins that are ``given``,
+    which Chrome asks about once more where this server is not on the internet."""
     return {
         "allow_origins": given, "allow_origin_regex": LOOPBACK, "allow_methods": ["GET", "POST"],
         "allow_headers": ["*"], "expose_headers": ["x-request-id", "retry-after"],
+        "allow_private_network": True,
     }  # fmt: skip
 
 

@@ -114,9 +114,8 @@ class Reply:
     def last(self, index: int, choice: Choice) -> list[dict[str, Any]]:
         """The end of a choice.  Its log-probabilities come here, all together: a position's is
         that of its commit, and commits do not come in the order of the text."""
-        entry: dict[str, Any] = {"index": index}
         empty: dict[str, Any] = {"delta": {}} if self.ask.kind == "chat" else {"text": ""}
-        entry |= empty
+        entry = {"index": index, **empty}
         if self.ask.kind == "infill":
             entry["holes"] = choice.result.holes
         return [self._chunk([entry | self._ending(choice)])]
@@ -229,15 +228,15 @@ def entries(choice: Choice, ask: GenerateRequest, spelling: Spelling) -> list[En
     result, hole = choice.result, ask.suffix is not None
     said = [i for i, step in enumerate(result.order) if step >= 0 or not hole]
     before = result.tokens[max(0, said[0] - BEFORE) : said[0]] if hole else []  # the text goes on
-    texts = spelling.pieces([*before, *(result.tokens[i] for i in said)])[len(before) :]
-    left = len(result.text)
+    kept = [i for i in said if result.tokens[i] not in spelling.special]
+    pieces = spelling.pieces([*before, *(result.tokens[i] for i in kept)])[len(before) :]
+    texts, left = dict(zip(kept, pieces, strict=True)), len(result.text)
     tops = _alternatives(result) if ask.logprobs or ask.logprob_ids else {}
     found = given_entries(choice.given, ask, spelling) if ask.echo and choice.given else []
-    for i, text in zip(said, texts, strict=True):
-        if result.tokens[i] in spelling.special or (left <= 0 and not hole):
-            if not ask.echo:  # whose readers count on every token
-                continue
-            text = ""  # an end, or behind a stop string
+    for i in said:
+        text = texts.get(i, "") if left > 0 or hole else ""  # an end, or behind a stop string
+        if not ask.echo and (i not in texts or (left <= 0 and not hole)):
+            continue  # readers of an echo count on every token
         others = tops.get(result.prompt_length + i, [])
         if ask.logprob_ids:
             others = [one for one in others if one[0] in ask.logprob_ids]

@@ -1,6 +1,5 @@
 """What a model answers: completions, infills, likelihoods, and what is known of it."""
 
-import asyncio
 import re
 import time
 from collections.abc import Callable
@@ -26,7 +25,7 @@ from .http import Client, Path, Streaming, as_json, unless_gone
 from .problems import Problem
 from .requests import GenerateRequest, read_chat, read_infill, read_text
 from .responses import ResponseBody, read_response
-from .service import Service, cancel_all
+from .service import Service
 from .settings import SAMPLER
 from .stream import Stream
 
@@ -95,18 +94,10 @@ class ModelRoutes:
     async def _answer(self, ask: GenerateRequest, client: Client, arrived: float) -> Response:
         service = self.service
         started, reply = await service.start(ask, client), service.reply(ask)
-        handles = started.handles
         if ask.stream:
             chunks = aiter(Stream(service, ask, reply, started, arrived))
             return await Streaming.begun(service, reply.failure, chunks)
-        try:
-            results = [await handles[0]] if len(handles) == 1 else await asyncio.gather(*handles)
-        finally:
-            cancel_all(handles)
-        service.answered(reply.id, results, arrived)
-        pairs = zip(results, started.given, strict=True)
-        choices = [service.choice(ask, *pair) for pair in pairs]
-        return as_json(reply.body(choices))
+        return as_json(await service.whole(reply, started, reply.id, arrived))
 
     async def score(self, request: Request) -> Response:
         """How likely continuations are, with standard errors."""

@@ -156,7 +156,7 @@ class Service:
         return kind(ask, self.name, self.fingerprint(ask), self.spelling)
 
     def cache_of(self, ask: GenerateRequest) -> str:
-        return ask.cache or self.settings.caches[0]
+        return self.settings.caches[0] if ask.cache is None else ask.cache
 
     def check(self, ask: GenerateRequest) -> None:
         """Refuse what this server does not have, or cannot take any more."""
@@ -339,6 +339,19 @@ class Service:
         """What ``work`` makes of ``texts`` with the model that it is given."""
         until = time.monotonic() + self.settings.deadline
         return await self.encoder.run(lambda model, _: work(model), texts, until)
+
+    async def whole(
+        self, reply: Reply, started: Started, name: str, arrived: float
+    ) -> dict[str, Any]:
+        """The body of an answer once it is there; ``name``, ``arrived``: see `answered`."""
+        handles = started.handles
+        try:
+            results = [await handles[0]] if len(handles) == 1 else await asyncio.gather(*handles)
+        finally:
+            cancel_all(handles)
+        self.answered(name, results, arrived)
+        pairs = zip(results, started.given, strict=True)
+        return reply.body([self.choice(reply.ask, *pair) for pair in pairs])
 
     def choice(
         self, ask: GenerateRequest, result: Result, given: TokenScores | None = None

@@ -27,7 +27,7 @@ class Shown:
     began: bool = False  # a chunk with text went out
     steps: int = 0
     seen: int = 0  # positions whose text is final
-    tokens: int = 0  # of these, written and not given
+    tokens: int = 0  # of these, written, and neither given nor of a draft
     length: int = 0  # positions of the answer, as the client knows it
     choice: Choice | None = None
     parser: Parser | None = None  # of calls and thoughts
@@ -70,15 +70,13 @@ class Stream:
                     continue
                 if isinstance(item, BaseException):
                     raise item
-                for chunk in self._chunks(index, item):
-                    yield self.reply.encode(chunk)
+                if chunks := self._chunks(index, item):  # all that it says in one write
+                    yield b"".join(map(self.reply.encode, chunks))
             choices = [shown.choice for shown in self.shown if shown.choice is not None]
             results = [choice.result for choice in choices]
             self.service.answered(self.reply.id, results, self.arrived)
-            if self.ask.include_usage:
-                for chunk in self.reply.totals(choices):
-                    yield self.reply.encode(chunk)
-            yield self.reply.end
+            last = self.reply.totals(choices) if self.ask.include_usage else []
+            yield b"".join([*map(self.reply.encode, last), self.reply.end])
         finally:
             cancel_all(self.started.handles)
             for reader in readers:
@@ -128,10 +126,8 @@ class Stream:
 
     def _delta(self, shown: Shown, text: str | None) -> dict[str, Any]:
         """What the client gets of ``text``, of a chat calls and thoughts apart; {} for nothing."""
-        if self.ask.kind != "chat":
-            return {} if text is None else {"text": text}
         if shown.parser is None:
-            return {} if text is None else {"content": text}
+            return {} if text is None else {"content" if self.ask.kind == "chat" else "text": text}
         if text:
             shown.parser.feed(text)
         if shown.choice is not None:
@@ -163,7 +159,7 @@ class Stream:
         else:
             first, news = happened.canvas.prompt_length + shown.seen, len(happened.tokens)
             shown.seen += news
-            shown.tokens += news - int(happened.canvas.given[first : first + news].sum())
+            shown.tokens += int((happened.canvas.commit_step[first : first + news] >= 0).sum())
 
     def _final(self, shown: Shown, happened: Event) -> str | None:
         """What has become final and was not sent; None when there is nothing to send."""
@@ -196,15 +192,14 @@ class Stream:
         if shown.steps == 1:
             begun = ~canvas.masked & (canvas.commit_step < 0)  # given, or left of a draft
             shown.length = len(canvas.tokens) - base - more
-            opening: dict[str, Any] = {
+            frames.append({
                 "type": "canvas", "index": index, "length": shown.length,
                 "window": [at - base for at in happened.window],
                 "given": [
                     [at - base, piece(int(canvas.tokens[at]))]
                     for at in begun.nonzero()[0].tolist() if at >= base or self.ask.trace
                 ],
-            }  # fmt: skip
-            frames.append(opening)
+            })  # fmt: skip
         probabilities = canvas.logprob
         frame: dict[str, Any] = {
             "type": "step", "index": index, "step": happened.step,

@@ -15,7 +15,7 @@ import dllm
 from dllm.request.prompts import encode
 from dllm.serve.service import Service
 
-from .conftest import Served, Start, deltas, idle, serve, sse, until
+from .conftest import Served, Start, deltas, idle, posted, raw, serve, sse, until
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 HELLO: Any = [{"role": "user", "content": "hi"}]
@@ -214,12 +214,26 @@ def test_the_document_describes_what_is_answered(served: Served) -> None:
 @pytest.mark.parametrize(
     ("path", "word"),
     [("/v1/embeddings", "no embeddings"), ("/api/generate", "Ollama"),
+     ("/v1/responses/resp_1", "not kept"), ("/v1/responses/", "it is at /v1/responses"),
      ("/v1/batches", "dllm batch"), ("/v1/messages", "/v1/chat/completions"),
      ("/nothing", "Not Found")],
 )  # fmt: skip
 def test_what_is_not_here(served: Served, path: str, word: str) -> None:
     answer = served.post(path, {})
     assert answer.status_code == 404 and word in answer.json()["error"]["message"]
+
+
+def test_a_client_that_offers_http_2(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    """Java's, with its first request: its body counts, and it is not warned about."""
+    offer = (
+        b"Connection: Upgrade, HTTP2-Settings, close\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAA"
+    )
+    sent = posted(CHAT, {"messages": HELLO, "max_tokens": 4})
+    log = logging.getLogger("uvicorn.error")
+    log.addHandler(caplog.handler)
+    answer = raw(served, sent.replace(b"Host: x", b"Host: x\r\n" + offer))
+    log.removeHandler(caplog.handler)
+    assert answer.startswith(b"HTTP/1.1 200") and "pgrade" not in caplog.text
 
 
 def test_a_line_of_the_log_per_request(served: Served, caplog: pytest.LogCaptureFixture) -> None:
@@ -287,7 +301,7 @@ def test_pieces_are_the_text_where_its_first_blank_is_dropped(
     known = {word: i for i, word in enumerate(["<s>", "[MASK]", *words])}
     core = Tokenizer(models.WordLevel(known, unk_token="<s>"))
     core.pre_tokenizer, core.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, chat_template="w1")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, chat_template="w1", eos_token="<s>")
     served = start(replace(tiny, tokenizer=tokenizer))
     body = {"prompt": "w1 w2", "max_tokens": 4, "ignore_eos": True}
     (choice,) = served.post(TEXT, body | {"logprobs": 2}).json()["choices"]
@@ -297,6 +311,10 @@ def test_pieces_are_the_text_where_its_first_blank_is_dropped(
         told["text_offset"], told["tokens"], told["top_logprobs"], strict=True
     ):
         assert text[at : at + len(token)] == token and token in tops
+    # A special token before it is no text, so that the blank is dropped behind it, too.
+    ended = body | {"constraints": {"0": 0, "1": 7}, "logprobs": 2}
+    (choice,) = served.post(TEXT, ended).json()["choices"]
+    assert "".join(choice["logprobs"]["tokens"]) == choice["text"] != ""
     chat = {"messages": HELLO, "max_tokens": 4, "ignore_eos": True, "logprobs": True}
     (choice,) = served.post(CHAT, chat).json()["choices"]
     pieces = [entry["token"] for entry in choice["logprobs"]["content"]]

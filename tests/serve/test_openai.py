@@ -203,6 +203,7 @@ def test_biases_and_filters_of_the_proposals(served: Served, tiny: dllm.Diffusio
         ({"max_tokens": 4000}, "BadRequestError", None),
         ({"extra_body": {"sampler": "thresold"}}, "BadRequestError", None),
         ({"extra_body": {"cache": "prefix"}}, "BadRequestError", "cache"),
+        ({"extra_body": {"cache": ""}}, "BadRequestError", "cache"),
         ({"extra_body": {"bogus": 1}}, "BadRequestError", "bogus"),
     ],
 )
@@ -265,6 +266,12 @@ def test_usage_with_every_chunk(served: Served) -> None:
     last["usage"].pop("prompt_tokens_details")
     assert chunks[-1]["usage"] == last["usage"] and last["usage"]["completion_tokens"] == 6
     assert all(chunk["usage"]["completion_tokens"] <= 6 for chunk in chunks)
+    draft = body | {"n": 1, "initial_text": "one two [[10]] three"}
+    counts = [
+        c["usage"]["completion_tokens"]
+        for c in sse(served.post("/v1/chat/completions", draft).text)
+    ]
+    assert counts == sorted(counts) and counts[-1] == 10  # what the draft says is not written
     without = sse(served.post("/v1/completions", hole).text)
     assert all("usage" not in chunk for chunk in without)
 

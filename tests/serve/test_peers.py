@@ -233,6 +233,7 @@ def test_web_pages_may_ask(start: Start, tiny: dllm.DiffusionModel) -> None:
         return served.ask("OPTIONS", CHAT, headers={
             "Origin": origin, "Access-Control-Request-Method": "POST",
             "Access-Control-Request-Headers": "authorization,content-type,x-stainless-lang",
+            "Access-Control-Request-Private-Network": "true",
         })  # fmt: skip
 
     plain = start(tiny, api_key="sesame")
@@ -244,7 +245,9 @@ def test_web_pages_may_ask(start: Start, tiny: dllm.DiffusionModel) -> None:
     assert refused.status_code == 401
     assert refused.headers["access-control-allow-origin"] == "http://localhost:3000"
     named = start(tiny, cors=("https://example.com",))
-    assert asked(named, "https://example.com").status_code == 200
+    allowed = asked(named, "https://example.com")
+    assert allowed.status_code == 200
+    assert allowed.headers["access-control-allow-private-network"] == "true"
     assert "access-control-allow-origin" not in asked(named, "https://example.org").headers
     assert asked(start(tiny, cors=("*",)), "https://example.org").status_code == 200
     for wrong in ("example.org", "https://example.org/", "https://example.org/page"):

@@ -2,14 +2,19 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from dllm.serve.http import event
+from dllm.core.errors import DeadlineError
+from dllm.serve.http import event, outcome
 from dllm.serve.stream import Stream
+
+from .conftest import CHAT, Served, posted, raw
 
 
 @pytest.mark.parametrize("turns", range(8))
@@ -48,3 +53,21 @@ def test_an_event_is_one_line_for_every_client() -> None:
     said = {"content": "a\x85b\u2028c\u2029d\r\ne"}
     (data, *rest) = event(said).decode().splitlines()
     assert json.loads(data.removeprefix("data: ")) == said and rest == [""]
+
+
+def test_what_one_event_says_is_one_write(served: Served) -> None:
+    """Text, end and usage of an answer of one step: two, with the mark behind the last event."""
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "ignore_eos": True,
+            "sampler": "llada(steps=1)", "stream": True,
+            "stream_options": {"include_usage": True}}  # fmt: skip
+    sent = posted(CHAT, body).replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n", 1)
+    parts = raw(served, sent).partition(b"\r\n\r\n")[2].split(b"\r\n")
+    assert [part.count(b"data: ") for part in parts[1::2]] == [2, 2, 0]
+
+
+def test_a_timeout_of_the_work_is_no_deadline() -> None:
+    work = Future[None]()
+    work.set_exception(TimeoutError("of a disk"))
+    with pytest.raises(TimeoutError, match="of a disk") as caught:
+        asyncio.run(outcome(work, time.monotonic() + 60))
+    assert not isinstance(caught.value, DeadlineError)
