@@ -13,13 +13,16 @@ ROUTINES: dict[str, str] = {
     "its text is cut.",
     "remdm_llada": "The official routine samples at temperature 1; recorded and replayed is its "
     "argmax. With fewer steps than positions it re-masks arbitrary ones: not recorded.",
-    "dpad_llada": "With `dpad`; the recorded draws replace this library's noise. Behind an end "
+    "dpad_llada": "The recorded draws replace this library's noise. Behind an end "
     "of text the official code fills to the end.",
     "dpad_dream": "As for LLaDA, and `force_first` of the tests where cached: the opening pass of "
     "a block commits exactly its first position.",
+    "fastdllm_dream_cached": "Cached with `force_first`, else with a quota that caps the "
+    "threshold.",
+    "adablock_dream": "Cached with `force_first`.",
     "window_diffusion_dream": "With `force_first` of the tests: a refresh commits the first "
     "mask. Six cases differ in the last forward alone: its top-k takes more positions than are "
-    "eligible and masks decided ones, which ones is left to equal values of `torch.topk`. All "
+    "eligible and masks decided ones. All "
     "commits and sizes, and the text elsewhere, are compared.",
     "freedave_llada": "Not replayed: eager acceptance over several blocks, where the official "
     "code drafts from predictions made before its last commits and keeps the first draft "
@@ -113,15 +116,13 @@ METHODS: dict[tuple[str, str], str] = {
     ("sampler", "eb"): f"{RECONSTRUCTED}: the rule follows the paper.",
     ("sampler", "multi_blocks"): f"{RECONSTRUCTED}: reconstructed for `ete`.",
     ("sampler", "ete"): "Neither code nor full text could be reached: reconstructed from the "
-    "abstract. On `nano` it gained nothing over its base: 775 forwards (`order=conf` 780) against "
-    "787.",
+    "abstract. On `nano` it gained nothing over its base.",
     ("sampler", "eotp"): "The official variants fix one id of LLaDA's vocabulary and could not be "
-    "recorded. They have no bound; `tau=0` removes it here.",
+    "recorded.",
     (
         "sampler",
         "localleap",
-    ): "The authors' code was not readable; a third-party copy was recorded. "
-    "The abstract says 14.2 % of the steps of one token per step.",
+    ): "The authors' code was not readable; a third-party copy was recorded.",
     ("sampler", "lopa"): "`k` counts the row as it stands, the official `branching_factor` does "
     "not.",
     ("sampler", "prophet"): "Where no selector keeps a schedule and no `steps` are given, progress "
@@ -129,8 +130,7 @@ METHODS: dict[tuple[str, str], str] = {
     (
         "sampler",
         "r2",
-    ): "The paper's 88 % fewer steps are with its fine-tuned checkpoints, whose training is "
-    "not published; `docs/samplers/r2.md` measures the rules alone.",
+    ): "The paper's 88 % fewer steps are with its fine-tuned checkpoints.",
     ("sampler", "dcd"): "Each row has its own window; the official code shares one over a batch.",
     (
         "sampler",
@@ -140,19 +140,29 @@ METHODS: dict[tuple[str, str], str] = {
     "Padding is computed once; in `ReleasedDCD` of the tests it waits for the next refresh, as do "
     "tokens that the window has left where `delay` is 0.",
     ("cache", "dsb"): "Each row refreshes on its own count.",
-    ("sampler", "wedlm"): "The engine was checked line by line. Its window looks past "
-    "`max_new_tokens`; here the canvas ends there. It samples at 0.2 by default, and filters "
-    "before it divides by the temperature.",
+    (
+        "sampler",
+        "wedlm",
+    ): "It samples at 0.2 by default, and filters before it divides by the temperature.",
     ("cache", "delayed"): "Where logits are shifted, the row left of what is computed is computed "
     "again and predicts its first position; `ReleasedDelayed` in the tests has the released code's "
     "shift.",
     ("cache", "d2f"): "Keeps no logits: where they are shifted, one row more is computed.",
+    (
+        "cache",
+        "dllm_cache",
+    ): "Recomputes what has just changed, too (`force_pending`). Where logits "
+    "are shifted, the prompt's last position, which predicts the first token, belongs to the "
+    "response.",
     ("cache", "elastic"): "Could not be recorded; the rule follows paper and code.",
     ("cache", "block"): "Exact by construction: equals no cache on block-causal models (tested).",
     ("cache", "vicinity"): "Run beside dInfer's code, which refreshes twice where its warm-up "
     "ends in a later block.",
-    ("cache", "window_diffusion"): "The paper's 99x is of long canvases of 8B models; "
-    "`docs/reference/caches.md` measures it here.",
+    ("cache", "window_diffusion"): "A phase ends where the active masks leave its window: the code "
+    "for LLaDA goes on, that for Dream feeds all from its first mask on.",
+    ("cache", "dkv"): "The code for LLaDA starts over with each block, and computes all in its "
+    "second step; in that for Dream (`dkv_pd`, too) a position rests when its right neighbour is "
+    "decided, even one that is a mask.",
 }
 
 # Registered drafting part -> where it deviates from its paper, and how it was checked.  No official

@@ -32,8 +32,8 @@ class WindowDiffusion(Refreshing):
     during a phase stay active until it ends.  With one token per step the paper uses ``active`` 16,
     ``refresh_every`` 32 and, by family, ``window`` 64 and refreshes of all positions (``far`` True,
     LLaDA), or 128 and refreshes that leave out the masks beyond the window (Dream).  A phase ends
-    early when the active masks leave the window, which the released code does not check.  Exact
-    with ``refresh_every=1``, if ``far`` or if no mask lies beyond the window.
+    early when the active masks leave the window.  Exact with ``refresh_every=1``, if ``far`` or if
+    no mask lies beyond the window.
 
     The paper's early stop at an end of text is the policy ``first_commit`` of `dllm.samplers.eos`.
     """

@@ -19,7 +19,7 @@ from ..request.prompts import checked, encode
 from .tasks import TASKS, Example, Task
 
 MATCHES = ("equals", "contains")
-DRAWS = (1, 2, 4, 8, 16)  # per example wanted, before a task counts as exhausted
+MOST = 100_000  # examples that are drawn of a task
 
 
 @dataclass(frozen=True)
@@ -99,19 +99,25 @@ def draw(task: Problems, n: int, seed: int = 0) -> list[Any]:
     """``n`` examples of a task, no two of them alike.
 
     A generated task repeats itself where there are few instances: what was drawn before is passed
-    over.  Raises `ConfigError` where a task has no more.  Files are as they stand.
+    over, and where long nothing else came it has no more.  Raises `ConfigError` then, and where
+    more than `MOST` are wanted.  Files are as they stand.
     """
     if not isinstance(task, Task):
         return task.examples(n, seed)
+    if n > MOST:
+        raise ConfigError(f"{task.name} draws at most {MOST} examples, not {n}: ask for fewer")
     result: dict[str, Any] = {}
-    for more in DRAWS:
-        for example in task.examples(more * n, seed):
-            result.setdefault(repr(example.prompt), example)
-        if len(result) >= n:
-            return list(result.values())[:n]
-    raise ConfigError(
-        f"{task.name} has only {len(result)} different prompts, not {n}: ask for fewer"
-    )
+    latest = 0
+    for number, example in enumerate(task.stream(seed)):
+        if len(result) == n or number - latest > 1000 + 4 * len(result):
+            break
+        if result.setdefault(example.prompt, example) is example:
+            latest = number
+    if len(result) < n:
+        raise ConfigError(
+            f"{task.name} has only {len(result)} different prompts, not {n}: ask for fewer"
+        )
+    return list(result.values())
 
 
 def stamp(task: Problems) -> str:

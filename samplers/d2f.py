@@ -31,8 +31,7 @@ class D2F(Selector):
     tau: float = 0.9
 
     def companions(self, family: str) -> tuple[Part, ...]:
-        blocks = StagedBlocks(block_add_threshold=0.1, decoded_token_threshold=0.95)
-        return (blocks, Probability(), Eos("last_block"))
+        return (StagedBlocks(), Probability(), Eos("last_block"))
 
     def select(self, view: View) -> BoolArray:
         chosen: BoolArray = np.exp(view.prediction.logprob) > self.tau

@@ -64,7 +64,7 @@ class DMax(Reviser):
 
     def decide(self, turn: Turn) -> None:
         canvas, active = turn.canvas, turn.canvas.state(Active)
-        most = self.block or canvas.window[1] - canvas.window[0]
+        most = min(self.block or canvas.window[1] - canvas.window[0], canvas.length)
         p = turn.view.all_predictions.at(active.positions)
         assert p.top_token is not None and p.top_logprob is not None
         sure, old = np.exp(p.logprob), ~canvas.masked[p.positions]

@@ -16,8 +16,7 @@ class DSB(Window):
 
     ``block_length`` (32) positions are open at first, and the right edge lies ``block_length`` plus
     the number of decided positions behind the start of the region ("greedy").  ``k_max`` also
-    limits the width counted from the first undecided position ("const"; ``block_length`` in the
-    published runs).
+    limits the width counted from the first undecided position ("const").
     """
 
     offers = frozenset({REPEATABLE})

@@ -24,8 +24,7 @@ class EntropyBounded(Selector):
 
     ``gamma`` in nats (default 0.1, chosen for this library; the paper's values differ by model);
     0 commits one position plus any without entropy.  ``proxy`` brings the score that orders
-    positions: "prob" (default), "entropy" or "margin".  The rule follows the paper; no official
-    code was available.
+    positions: "prob" (default), "entropy" or "margin".
     """
 
     offers = frozenset({REPEATABLE})

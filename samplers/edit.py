@@ -6,7 +6,7 @@ import numpy as np
 
 from ..core.canvas import Canvas
 from ..core.capabilities import ALL_LOGITS, FINAL, FIXED_WINDOW, KEEPS_TEXT, OWN_PREDICTIONS
-from ..core.limits import NOT_NEGATIVE, THRESHOLD, bounds
+from ..core.limits import THRESHOLD, bounds, limit
 from .base import Part, Reads
 from .compose import register
 from .threshold import Threshold
@@ -37,7 +37,9 @@ class Edit(Reviser):
 
     needs = frozenset({ALL_LOGITS, FIXED_WINDOW, KEEPS_TEXT, OWN_PREDICTIONS})
     offers = frozenset({FINAL})
-    limits = bounds(tau=THRESHOLD, post_steps=NOT_NEGATIVE)
+    limits = bounds(tau=THRESHOLD, post_steps=limit(
+        lambda n: 0 <= n <= 1000, "{name} must lie between 0 and 1000 forwards, not {value}"
+    ))  # fmt: skip
 
     tau: float = 0.5
     post_steps: int = 16

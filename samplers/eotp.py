@@ -29,8 +29,8 @@ class EoTP(EosRule):
 
     As soon as a stop id is committed, the leftmost new one is the end.  Where none is, the end is
     the undecided position that proposes one with the largest probability, if that reaches ``tau``
-    (0.9): the official code has no such bound (0 here) and may cut at any stop id that is proposed
-    far right.  What lies left of the end is decoded as usual; given text is not cut off.
+    (0.9): the official code has no such bound (0 here).  What lies left of the end is decoded as
+    usual; given text is not cut off.
     """
 
     needs = frozenset({FIXED_WINDOW, FIXED_LENGTH})  # a window that slides has an end of its own

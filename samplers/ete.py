@@ -23,8 +23,8 @@ HOPELESS = 0.3  # guesses below this probability are not worth a branch
 class ETE(Explorer):
     """Where nothing is sure enough, try ``k`` commits at once and keep the one that helps most.
 
-    Experimental: reconstructed from the paper's abstract; no code and no full text were at hand.
-    Several blocks are open (`MultiBlocks`).  A step that commits fewer than ``e_min`` (1) positions
+    Experimental: reconstructed from the paper's abstract.  Several blocks are open
+    (`MultiBlocks`).  A step that commits fewer than ``e_min`` (1) positions
     by its selectors (default: probability >= ``tau``, 0.9) opens ``k`` (4) branches, each with one
     more position of the first block committed: the most uncertain above probability 0.3
     (``order="entropy"``, after the abstract), the most confident ones ("conf"), or half of each

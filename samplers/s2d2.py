@@ -27,7 +27,7 @@ class Routing:
 
 @register(
     "s2d2",
-    paper="S2D2: Fast Decoding for Block-Diffusion LLMs via Training-Free Self-Speculation",
+    paper="S2D2: Fast Decoding for Diffusion LLMs via Training-Free Self-Speculation",
     arxiv="2603.25702",
 )
 class S2D2(Explorer):

@@ -26,18 +26,18 @@ MULTI_BLOCK = "d3LLM: Ultra-Fast Diffusion LLM using Pseudo-Trajectory Distillat
 class StagedBlocks(Window):
     """Blocks that open one per step, each when the one before has come far enough.
 
-    ``block_length`` (32).  A block opens when ``block_add_threshold`` (0.5) of the last open one is
-    decided, and becomes active when ``decoded_token_threshold`` (0.5) of the one before it is: only
-    in active blocks must every step decide something (see `D3LLM` and `D2F`).  Both 1.0 make static
-    blocks.
+    ``block_length`` (32).  A block opens when ``block_add_threshold`` (0.1) of the last open one is
+    decided, and becomes active when ``decoded_token_threshold`` (0.95) of the one before it is:
+    only in active blocks must every step decide something (see `D3LLM` and `D2F`).  Both 1.0 make
+    static blocks.
     """
 
     needs = frozenset({FIXED_LENGTH})
     limits = bounds(block_length=COUNT, block_add_threshold=SHARE, decoded_token_threshold=SHARE)
 
     block_length: int | None = None
-    block_add_threshold: float = 0.5
-    decoded_token_threshold: float = 0.5
+    block_add_threshold: float = 0.1
+    decoded_token_threshold: float = 0.95
 
     def advance(self, canvas: Canvas) -> None:
         size = self.block_length or 32

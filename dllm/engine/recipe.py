@@ -210,7 +210,7 @@ class RowOptions:
         if isinstance(recipe.format, Judged):
             likeliest, read = max(likeliest, TOP), {**read, "judged": 0}
         return cls(
-            *_bans(recipe, model), recipe.filters,
+            *_bans(recipe, model), recipe.filters._replace(k_first=model.family.k_first),
             max(config.top_candidates, likeliest, read.get("top_logprob", 0)), frozenset(read),
             None if recipe.format is None else recipe.format.classes,
             tuple(sorted(config.logit_bias.items())),

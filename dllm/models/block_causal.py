@@ -28,6 +28,7 @@ SDAR = Family(
         native, kind=Qwen3ForCausalLM, name="SDAR", required=("eos_token_id", "block_size")
     ),
     score_source="tempered",
+    k_first=True,
     mask_kind="block_causal",
     block_field="block_size",
     end_of_turn="<|im_end|>",

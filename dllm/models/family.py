@@ -93,6 +93,7 @@ class Family:
     block predicts its first token.  ``sampler``: its own; ``sampler_fields``: those of its fields
     that a ``generation_config.json`` may state.  ``image_field`` of config.json: the id that
     stands for an image, which is not read.
+    ``k_first``: its own code filters by top-k before top-p.
     ``any_blocks``: a block length that is given, or known of a published checkpoint, makes the
     attention causal between blocks.  ``verified`` says what the implementation was held against.
     """
@@ -108,6 +109,7 @@ class Family:
     block_field: str | None = None  # of config.json: the block length of block-causal attention
     block_length: int | None = None  # the same, where config.json does not say it
     score_source: str = "clean"
+    k_first: bool = False
     key_map: Mapping[str, str] = field(default_factory=dict)
     ignored_keys: tuple[str, ...] = (r"\brotary_emb\.inv_freq$",)
     float32_rotation: bool = False

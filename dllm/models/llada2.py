@@ -94,6 +94,7 @@ LLADA2 = Family(
     model_class=LLaDA2ForMaskedDiffusion,
     to_native=llada2_config,
     score_source="tempered",
+    k_first=True,
     mask_kind="block_causal",
     block_length=32,
     end_of_turn="<|role_end|>",

@@ -88,6 +88,7 @@ SDAR_MOE = Family(
     model_class=Qwen3MoeForCausalLM,
     to_native=sdar_moe_config,
     score_source="tempered",
+    k_first=True,
     mask_kind="block_causal",
     block_field="block_size",
     end_of_turn="<|im_end|>",

@@ -7,8 +7,9 @@ residue class, so a phrasing seen in training never carries a memorised answer i
 
 import hashlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 TEST_MODULUS = 8  # one instance in eight is held out
 
@@ -44,10 +45,15 @@ class Task:
             if is_held_out(example) == (split == "test"):
                 return example
 
-    def examples(self, n: int, seed: int = 0, split: str = "test") -> list[Example]:
-        """``n`` instances of ``split``, the same for the same seed."""
+    def stream(self, seed: int = 0, split: str = "test") -> Iterator[Example]:
+        """Instances of ``split`` without end, the same for the same seed."""
         rng = random.Random(f"{self.name}/{split}/{seed}")
-        return [self.sample(rng, split) for _ in range(n)]
+        while True:
+            yield self.sample(rng, split)
+
+    def examples(self, n: int, seed: int = 0, split: str = "test") -> list[Example]:
+        """The first ``n`` of the `stream`."""
+        return list(islice(self.stream(seed, split), n))
 
 
 def is_held_out(example: Example) -> bool:

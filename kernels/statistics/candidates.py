@@ -51,28 +51,29 @@ class Candidates:
 
         ``share`` (R, n) float64: probabilities at the temperature.
         """
-        count = self.logit.shape[1]
-        rank = torch.arange(count, device=self.logit.device)
-        if options.filters.top_p < 1:
-            keep = 1 + (share.cumsum(1) <= options.filters.top_p).sum(1, keepdim=True)
-            missed = (keep > self.known) & ~self.whole
+        filters, known = options.filters, self.known.clamp(min=1)
+        last, missed = self.logit.gather(1, known - 1), torch.zeros_like(self.whole)
+
+        def limit(keep: torch.Tensor) -> torch.Tensor:
+            return self.logit.gather(1, keep.clamp(1, filters.top_k) - 1)
+
+        keep, k_first = self.known, filters.k_first or filters.top_p >= 1
+        if filters.top_k and k_first:  # the last that is known must lie below the cut
+            cut = limit(keep)
+            missed = (last >= cut) & ~self.whole
+            share = share / share.masked_fill(self.logit < cut, 0).sum(1, keepdim=True)
+        if filters.top_p < 1:
+            keep = 1 + (share.cumsum(1) <= filters.top_p).sum(1, keepdim=True)
+            missed = missed | (keep > self.known) & ~self.whole
             keep = torch.minimum(keep, self.known)
-        else:
-            keep = self.known
-            missed = torch.zeros_like(self.whole)
-        stays = rank < keep
-        if options.filters.top_k:
-            limit = torch.clamp(keep, max=options.filters.top_k)
-            cut = self.logit.gather(1, limit.clamp(min=1) - 1)
-            stays &= self.logit >= cut
-            if options.filters.top_p >= 1:  # the last that is known must lie below the cut
-                last = self.logit.gather(1, self.known.clamp(min=1) - 1)
-                missed = (last >= cut) & ~self.whole
-        if options.filters.min_p > 0:
-            low = options.filters.bar(self.logit[:, :1])
+        stays = torch.arange(share.shape[1], device=share.device) < keep
+        if filters.top_k:
+            stays &= self.logit >= limit(keep)
+        if filters.min_p > 0:
+            low = filters.bar(self.logit[:, :1])
             stays &= self.logit >= low
-            if options.filters.top_p >= 1 and not options.filters.top_k:
-                missed = (self.logit.gather(1, self.known.clamp(min=1) - 1) >= low) & ~self.whole
+            if filters.top_p >= 1 and not filters.top_k:
+                missed = (last >= low) & ~self.whole
         return stays, missed
 
 

@@ -12,13 +12,15 @@ LOWEST = torch.finfo(torch.float32).min
 
 class Filters(NamedTuple):
     """What stays of a distribution: ``temperature`` (0: the likeliest token), then ``top_p`` (the
-    token that crosses it stays; >= 1 is off), then ``top_k`` (ties with the k-th stay; 0 is off),
-    then ``min_p`` (of the largest probability; 0 is off; arXiv 2407.01082)."""
+    token that crosses it stays; >= 1 is off), then ``top_k`` (ties with the k-th stay; 0 is off;
+    with ``k_first`` before top-p), then ``min_p`` (of the largest probability; 0 is off; arXiv
+    2407.01082)."""
 
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    k_first: bool = False
 
     @property
     def cut(self) -> bool:
@@ -44,7 +46,7 @@ FAR = 1000.0
 def dropped(logits: torch.Tensor, filters: Filters) -> torch.Tensor:
     """Which tokens ``filters`` take away, (R, V) bool, of ``logits`` (R, V) float32 before the
     temperature.  Of tokens with equal logits at the border of ``top_p`` the lowest ids stay."""
-    _, top_p, top_k, min_p = filters
+    _, top_p, top_k, min_p, k_first = filters
     size, scale = logits.shape[1], filters.scale
     if min_p > 0:
         low = logits < filters.bar(logits.amax(1, keepdim=True).clamp_(min=LOWEST))
@@ -56,8 +58,10 @@ def dropped(logits: torch.Tensor, filters: Filters) -> torch.Tensor:
         return logits < cut
     count = min(size, max(CANDIDATES, top_k))
     best = logits.amax(1, keepdim=True).clamp_(min=LOWEST)
-    total = (logits - best).div_(scale).exp_().sum(1, keepdim=True, dtype=torch.float64)
-    values = logits.topk(count, dim=1).values
+    weight, values = (logits - best).div_(scale).exp_(), logits.topk(count, dim=1).values
+    if k_first and top_k > 0:
+        weight.masked_fill_(logits < values[:, limit - 1 : limit], 0)
+    total = weight.sum(1, keepdim=True, dtype=torch.float64)
     cut, keep = _border(values, best, total, scale, top_p, limit)
     if count < size and bool((beyond := keep > count).any()):
         where = beyond.flatten().nonzero().flatten()

@@ -131,7 +131,9 @@ def log_softmax(x: Float64Array) -> Float64Array:
 
 def kept(x: Float64Array, filters: Filters) -> BoolArray:
     """Tokens that top-p, then top-k, then min-p leave, (V,) bool."""
-    _, top_p, top_k, min_p = filters
+    _, top_p, top_k, min_p, k_first = filters
+    if k_first and top_k > 0:
+        x = np.where(kept(x, Filters(top_k=top_k)), x, -np.inf)
     order = np.argsort(-x, kind="stable")
     keep = np.ones(len(x), np.bool_)
     if top_p < 1:

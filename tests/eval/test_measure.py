@@ -11,7 +11,7 @@ import pytest
 import dllm
 from dllm.eval.measure import Cell, Record, Setting, measure
 from dllm.eval.metrics import wilson
-from dllm.eval.problems import problems
+from dllm.eval.problems import draw, problems
 from dllm.eval.report import percent
 from dllm.eval.sweep import Journal, run
 
@@ -103,6 +103,15 @@ def test_shares_have_wilson_intervals() -> None:
     result = Record("k", "m", "t", "a", "a", "none", {}, 10, 0, 8, right, [1] * 10, [1] * 10,
                    [1] * 10, 0, 1.0, 1)  # fmt: skip
     assert result.interval == wilson(9, 10) and percent(result) == "90.0 (60–98)"
+
+
+def test_a_task_says_how_many_prompts_it_has() -> None:
+    fact = problems("fact")
+    assert len({example.prompt for example in draw(fact, 113)}) == 113
+    with pytest.raises(dllm.ConfigError, match="only 113 different prompts, not 20000: ask"):
+        draw(fact, 20_000)
+    with pytest.raises(dllm.ConfigError, match="at most 100000 examples, not 99999999: ask"):
+        draw(problems("sort"), 99_999_999)
 
 
 def test_what_does_not_fit_the_context_is_refused() -> None:

@@ -41,11 +41,23 @@ def test_filters(
     assert got.gap.item() == pytest.approx((p[0] / p[1]).log().item(), abs=1e-6)
 
 
-def test_a_nucleus_wider_than_the_candidates() -> None:
+@pytest.mark.parametrize(("k_first", "expected"), [(False, 3), (True, 2)])
+@pytest.mark.parametrize("backend", ["torch", "naive"])
+def test_the_order_of_filters(k_first: bool, expected: int, backend: str) -> None:
+    """Of 0.4, 0.3, 0.2, ... the third crosses 0.75; of the three alone the second does."""
+    p = torch.tensor([[0.4, 0.3, 0.2, 0.08, 0.02]])
+    how: dict[str, Any] = {"top_p": 0.75, "top_k": 3, "k_first": k_first, "tempered": True}
+    got = logits_statistics(p.log(), backend=backend, top=5, **how)
+    assert int((got.top_logprob > -torch.inf).sum()) == expected
+
+
+@pytest.mark.parametrize("top_k", [0, 2000])
+def test_a_nucleus_wider_than_the_candidates(top_k: int) -> None:
     logits = torch.randn(3, 5000) * 0.1
     logits[1, 7] = 30.0  # one narrow nucleus among wide ones
     logits[2, ::2] = 0.05  # ties at the border
     chosen: dict[str, Any] = {"top_p": 0.8, "tempered": True, "select": torch.tensor([0, 0, 4998])}
+    chosen |= {"top_k": top_k, "k_first": True}
     got = logits_statistics(logits, **chosen)
     expected = logits_statistics(logits, backend="naive", **chosen)
     torch.testing.assert_close(got.entropy, expected.entropy, rtol=1e-4, atol=1e-6)

@@ -77,6 +77,7 @@ def options(draw: st.DrawFn, rows: int, size: int) -> dict[str, Any]:
         "temperature": temperature,
         "top_p": draw(st.sampled_from([1.0, 1.0, 0.9, 0.4, 0.0])),
         "top_k": draw(st.sampled_from([0, 0, 1, 5, 10_000])),
+        "k_first": draw(st.booleans()),
         "min_p": draw(st.sampled_from([0.0, 0.0, 0.05, 0.4])),
         "tempered": draw(st.booleans()),
         "noise_keys": keys(rows, draw(st.integers(0, 99))) if temperature else None,

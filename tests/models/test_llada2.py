@@ -8,6 +8,10 @@ import pytest
 import torch
 
 import dllm
+from dllm import samplers
+from dllm.core.config import GenerationConfig
+from dllm.engine.recipe import MaskedRecipe, RowOptions
+from dllm.kernels.statistics import Filters
 
 
 def test_it_is_read_saved_and_read_again(checkpoints: Path, tmp_path: Path) -> None:
@@ -21,6 +25,14 @@ def test_it_is_read_saved_and_read_again(checkpoints: Path, tmp_path: Path) -> N
     assert again.facts == facts
     for name, weight in model.hf.state_dict().items():
         assert torch.equal(weight, again.hf.state_dict()[name]), name
+
+
+def test_top_k_comes_before_top_p_as_in_its_code(checkpoints: Path) -> None:
+    config = GenerationConfig(temperature=0.7, top_p=0.9, top_k=5)
+    recipe = MaskedRecipe(samplers.compose("threshold"), config=config)
+    for name, k_first in (("llada2-tiny", True), ("dream-tiny", False)):
+        options = RowOptions.of(recipe, dllm.load(checkpoints / name))
+        assert options.filters == Filters(0.7, 0.9, 5, k_first=k_first)
 
 
 @pytest.mark.parametrize(

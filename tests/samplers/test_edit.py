@@ -99,3 +99,19 @@ def test_forgets_from_block_to_block() -> None:
     canvas.state(Edits).post = 5
     sampler.parts[-1].begin_block(canvas)
     assert canvas.state(Edits).post == 0
+
+
+def test_a_block_that_never_settles_ends() -> None:
+    """DMax looks no more often than a text has positions, and editing 1000 times at most."""
+    canvas, sampler = canvas_of(4), compose(f"dmax(block={10**20})")
+    sampler.prepare(canvas)
+    at, half = np.arange(4), np.log(np.full(4, 0.5, np.float32))
+    for token in range(4):
+        tokens = np.full(4, token)
+        top = {"top_token": tokens[:, None], "top_logprob": half[:, None]}
+        seen = Seen(canvas, Prediction(at, tokens, half, **top))
+        sampler.decide(canvas, sampler.feeds(canvas), [seen])
+        assert canvas.revising == (token < 3)
+        canvas.block_step += 1
+    with pytest.raises(dllm.ConfigError, match="post_steps must lie between 0 and 1000 forwards"):
+        compose(f"edit(post_steps={10**20})")

@@ -263,6 +263,13 @@ def test_defaults_that_depend_on_the_family() -> None:
     assert [part.tau_r for part in relaxed] == [0.75, 0.8]  # type: ignore[attr-defined]
 
 
+def test_blocks_open_as_in_the_published_runs() -> None:
+    """A block opens at a tenth of the one before it, and is active at 95 %."""
+    for name in ("d2f", "d3llm", "staged_blocks"):
+        window: Any = compose(name).window
+        assert (window.block_add_threshold, window.decoded_token_threshold) == (0.1, 0.95)
+
+
 def test_credit_is_logits_with_a_memory() -> None:
     """Against the definition on whole rows of logits."""
     rng = np.random.default_rng(0)
