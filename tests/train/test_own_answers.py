@@ -93,6 +93,14 @@ def test_what_a_killed_run_has_half_written_is_written_anew(
         next(iter(write_trajectories(model, asked[::-1], killed)))
 
 
+@pytest.mark.parametrize("content", [b"64 x", b"", b"\xff"])
+def test_a_damaged_count_of_answers_is_told(content: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "answers.jsonl"
+    file.with_suffix(".done").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"answers\.done is damaged: delete it and answers"):
+        [*write_trajectories(dllm.load("nano"), [Question("Copy: a")], file)]
+
+
 def test_blocks_learn_what_the_causal_model_says_of_each_token() -> None:
     """Against one forward per block: clean text before it, its own masks, and nothing behind."""
     base = dllm.load(tiny(), eos_token_id=1)
