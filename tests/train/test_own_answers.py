@@ -192,6 +192,15 @@ def test_what_cannot_be_trained_answers_nothing(noisy: dllm.DiffusionModel, tmp_
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("rank", [0, 4])
+def test_a_model_with_an_adapter_is_not_trained(rank: int, tmp_path: Path) -> None:
+    """It would be that adapter, of its own rank, or weights that cannot be written."""
+    model = dllm.load(tiny(), mask_token_id=MASK, family="llada")
+    Network(model, 2)
+    with pytest.raises(ConfigError, match="has an adapter already: load it anew"):
+        train(model, Distillation(PRESETS["tad"], rank=rank), tmp_path, lambda number: [])
+
+
 def test_a_diffusion_model_has_no_blocks_to_learn() -> None:
     with pytest.raises(ConfigError, match="autoregressive Llama, Qwen2 or Qwen3"):
         in_blocks(dllm.load("nano"), 4, None)
