@@ -10,6 +10,7 @@ import itertools
 import threading
 import time
 import warnings
+import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -93,7 +94,8 @@ class Session:
         self._failure: BaseException | None = None
         self._forward_seconds = 0.0
         self._state = "open"  # then "draining", "closed"
-        self._thread = threading.Thread(target=self._drive, name="dllm session", daemon=True)
+        of = weakref.ref(self), self._wake
+        self._thread = threading.Thread(target=_drive, args=of, name="dllm session", daemon=True)
         self._thread.start()
 
     # -- requests -------------------------------------------------------------------------------
@@ -214,40 +216,37 @@ class Session:
 
     # -- the engine's thread --------------------------------------------------------------------
 
-    def _drive(self) -> None:
+    def _idle(self) -> bool:
+        return self._state == "open" and not self._inbox and not self._scheduler.busy
+
+    def _turn(self) -> bool:
+        """A step; False when the session is over."""
         try:
-            while self._listen():
+            if self._listen():
                 began = time.perf_counter()
                 progress = self._scheduler.advance()
                 self._publish(progress)
                 self._report(progress, time.perf_counter() - began)
+                return True
         except BaseException as error:  # not one request's: nobody may wait for ever
             self._failure = error
-        finally:
-            self._end()
+        self._end()
+        return False
 
     def _listen(self) -> bool:
-        """Take what other threads want, and let go who is late, waiting while there is nothing to
-        do; False when the session is over."""
-        changed = False
+        """Take what other threads want, and let go who is late; False when the session is over."""
         with self._wake:
-            while True:
-                while self._inbox:
-                    changed = True
-                    what, handle = self._inbox.popleft()
-                    if what == "submit":
-                        self._handles[handle._request] = handle
-                        self._scheduler.add(handle._request)
-                    elif not handle.done:
-                        self._scheduler.cancel(handle._request)
-                        self._let_go(handle._request)
-                if self._state == "closed":
-                    return False
-                if self._scheduler.busy or changed:
-                    break
-                if self._state == "draining":
-                    return False
-                self._wake.wait(IDLE_SECONDS)
+            changed = bool(self._inbox)
+            while self._inbox:
+                what, handle = self._inbox.popleft()
+                if what == "submit":
+                    self._handles[handle._request] = handle
+                    self._scheduler.add(handle._request)
+                elif not handle.done:
+                    self._scheduler.cancel(handle._request)
+                    self._let_go(handle._request)
+            if self._state == "closed" or not (self._scheduler.busy or changed):
+                return False
         for request in self._scheduler.expire():
             self._let_go(request)
         return True
@@ -305,6 +304,19 @@ class Session:
                 handle._request.error = self._failure or CancelledError("the session was closed")
             handle._close()
         self._handles.clear()
+
+
+def _drive(of: weakref.ref[Session], wake: threading.Condition) -> None:
+    """What the thread of a session does; one that nobody holds while it is idle is collected."""
+    while True:
+        with wake:
+            session = of()
+            idle = session is not None and session._idle()
+            if idle:
+                session = None
+                wake.wait(IDLE_SECONDS)
+        if not idle and (session is None or not session._turn()):
+            return
 
 
 def _opened(model: DiffusionModel, config: SessionConfig) -> tuple[Work[Any, Any], Make]:

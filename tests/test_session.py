@@ -1,7 +1,9 @@
 """Continuous batching inside a program: joining, reading, cancelling, deadlines, endings."""
 
 import asyncio
+import gc
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -42,6 +44,19 @@ def session(tiny: dllm.DiffusionModel) -> Iterator[dllm.Session]:
         yield opened
     assert (opened.running, opened.waiting, opened.positions_used) == (0, 0, 0)
     assert not opened._thread.is_alive()
+
+
+def test_a_session_that_nobody_holds_is_collected(tiny: dllm.DiffusionModel) -> None:
+    """With its thread, and what it keeps."""
+    opened = dllm.Session(tiny, cache="dual")
+    assert opened.submit(PROMPTS[0], **HOW).result(timeout=60).text is not None
+    thread, kept = opened._thread, weakref.ref(opened._scheduler)
+    del opened
+    deadline = time.monotonic() + 60
+    while (thread.is_alive() or kept() is not None) and time.monotonic() < deadline:
+        gc.collect()
+        time.sleep(0.05)
+    assert not thread.is_alive() and kept() is None
 
 
 def same(a: dllm.Result, b: dllm.Result) -> bool:

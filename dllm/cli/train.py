@@ -219,6 +219,7 @@ class Conversion(Run):
     )
     block: int = setting(4, "Tokens per block.", TRAINING, min=1)
     rounds: int = setting(4, "Rounds on its own answers.", TRAINING, min=1)
+    learning_rate: float = setting(1e-5, "Peak learning rate (OPDLM's).", TRAINING, min=0.0)
 
 
 @takes(Conversion)

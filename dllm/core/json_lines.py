@@ -41,11 +41,13 @@ def check_same(where: str, there: Mapping[str, Any], wanted: Mapping[str, Any]) 
 
 
 def noted(path: Path) -> Any:
-    """The JSON of a file that an interrupted run left; {} where it is not there or not whole."""
+    """The JSON object of a file that an interrupted run left; {} where it is not there or not
+    whole."""
     try:
-        return json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return {}
+    return content if isinstance(content, dict) else {}
 
 
 def write_whole(path: Path, text: str) -> None:

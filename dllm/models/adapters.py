@@ -4,12 +4,17 @@ import os
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ..core.errors import CheckpointError, ConfigError, missing, one_line, short
 from .checkpoint import ADAPTER, looks_like_a_path, read_json, snapshot
 from .headers import is_finite, read_tensors
 from .quiet import quiet
 
 CONFIG, WEIGHTS = ADAPTER, "adapter_model.safetensors"
+REFUSED = (  # what is more than numbers added to weights
+    "alora_invocation_tokens", "ensure_weight_tying", "layer_replication",
+)  # fmt: skip
 
 
 def attach(hf: Any, adapter: str | os.PathLike[str], merge: bool = False) -> None:
@@ -22,12 +27,17 @@ def attach(hf: Any, adapter: str | os.PathLike[str], merge: bool = False) -> Non
     if getattr(hf, "_hf_peft_config_loaded", False):
         raise ConfigError("an adapter is on this model already: load the model anew for another")
     folder = _folder(adapter)
-    _check_files(folder)
+    weights = _read(folder)
     try:
+        from peft import PeftConfig
+
         with quiet():
-            report = hf.load_adapter(str(folder))
-        if report.missing_keys:
-            raise ValueError(f"{min(report.missing_keys)} is missing")
+            config = PeftConfig.from_pretrained(str(folder))
+            report = hf.load_adapter(peft_config=config, adapter_state_dict=weights)
+        for key in sorted(report.missing_keys):
+            raise ValueError(f"{key} is missing")
+        for key in sorted(report.unexpected_keys):
+            raise ValueError(f"{key} has no place in it")
     except ImportError as error:
         raise missing("peft, which loads adapters,", "train") from error
     except Exception as error:  # peft and what it stands on raise many types
@@ -36,8 +46,14 @@ def attach(hf: Any, adapter: str | os.PathLike[str], merge: bool = False) -> Non
             f"the adapter in {folder} is not for this network ({one_line(error)}); check "
             "base_model_name_or_path in its adapter_config.json"
         ) from error
-    if merge:
-        _take_off(hf, merge=True)
+    try:
+        if merge:
+            _take_off(hf, merge=True)
+    except Exception as error:
+        raise CheckpointError(
+            f"the adapter in {folder} cannot be merged ({one_line(error)}): load the model anew, "
+            "without merge_adapter"
+        ) from error
 
 
 def _folder(adapter: str | os.PathLike[str]) -> Path:
@@ -52,8 +68,9 @@ def _folder(adapter: str | os.PathLike[str]) -> Path:
     return snapshot(adapter, None, (CONFIG, WEIGHTS))
 
 
-def _check_files(folder: Path) -> None:
-    """Raise `CheckpointError` unless ``folder`` holds a whole adapter, and numbers in it."""
+def _read(folder: Path) -> dict[str, torch.Tensor]:
+    """The weights in ``folder``.  Raises `CheckpointError` unless it holds a whole adapter of low
+    rank, and numbers in it."""
     config = read_json(folder / CONFIG)
     if config is None:
         raise CheckpointError(f"{folder} has no {CONFIG}: an adapter is a folder in peft's format")
@@ -62,24 +79,44 @@ def _check_files(folder: Path) -> None:
             f"{folder / CONFIG} has the peft_type {short(config.get('peft_type'))}: only low-rank "
             "adapters (LORA) are loaded"
         )
+    for name in (name for name in REFUSED if config.get(name)):
+        raise CheckpointError(
+            f"{folder / CONFIG} sets {name}, which is not supported: train the adapter without it"
+        )
     if not (folder / WEIGHTS).is_file():
         raise CheckpointError(
             f"{folder} has no {WEIGHTS}; only safetensors are loaded, because unpickling runs code"
         )
+    weights = {}
     for name, tensor in read_tensors(folder / WEIGHTS):
         if not is_finite(tensor):
             raise CheckpointError(f"{name} in {folder / WEIGHTS} is not finite; copy it again")
+        # transformers does not know that peft leaves the end of this name out
+        weights[name + ".weight" * name.endswith("lora_magnitude_vector")] = tensor
+    return weights
 
 
 def _take_off(hf: Any, *, merge: bool = False) -> None:
     """Put the layers below the adapter back, with ``merge`` after adding it to their weights."""
     from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils.other import AuxiliaryTrainingWrapper
 
-    for name, module in list(hf.named_modules()):
-        if isinstance(module, BaseTunerLayer):
-            layer: Any = module
+    for name, module in reversed([*hf.named_modules()]):
+        layer: Any = module
+        if name.endswith(".token_adapter"):  # the wrapper around it puts it into the weights
+            continue
+        if isinstance(module, AuxiliaryTrainingWrapper):
+            below = (
+                layer.unload_and_optionally_merge_module(True, True, None) if merge
+                else layer.original_module
+            )  # fmt: skip
+        elif isinstance(module, BaseTunerLayer):
             if merge:
                 layer.merge(safe_merge=True)
-            parent, _, last = name.rpartition(".")
-            setattr(hf.get_submodule(parent), last, layer.base_layer)
+            below = layer.base_layer
+        else:
+            continue
+        parent, _, last = name.rpartition(".")
+        setattr(hf.get_submodule(parent), last, below)
     hf._hf_peft_config_loaded = False
+    hf.__dict__.pop("peft_config", None)

@@ -26,7 +26,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArgu
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.trainer_utils import SchedulerType
 
-from ..core.errors import ConfigError, DllmError, NumericError, UnknownNameError
+from ..core.errors import ConfigError, DllmError, NumericError, UnknownNameError, one_line
 from ..core.json_lines import noted, whole_lines, write_whole
 from ..models.precision import native_bfloat16
 from .processes import is_first, shared
@@ -35,6 +35,7 @@ Metrics = dict[str, float]
 LOG = "log.jsonl"  # what a run said, an entry a line
 STATE = "trainer_state.json"  # what the Trainer writes last into a checkpoint
 WEIGHTS = "model.safetensors"
+OPTIMIZER = "optimizer.pt", "scheduler.pt"
 RECIPE = "recipe.json"  # what determines a run
 
 
@@ -121,7 +122,8 @@ class Loop(Trainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         model = self.model if model is None else model
-        weights = load_file(Path(resume_from_checkpoint) / WEIGHTS)
+        with readable(resume_from_checkpoint):
+            weights = load_file(Path(resume_from_checkpoint) / WEIGHTS)
         lacking, other = model.load_state_dict(weights, strict=False)
         trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
         if other or trained & {*lacking}:
@@ -129,6 +131,14 @@ class Loop(Trainer):
                 f"{resume_from_checkpoint} holds the weights of another network: choose another "
                 "folder"
             )
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        with readable(checkpoint):
+            super()._load_optimizer_and_scheduler(checkpoint)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        with readable(checkpoint):
+            super()._load_rng_state(checkpoint)
 
     def _maybe_log_save_evaluate(
         self, tr_loss: Any, grad_norm: Any, *arguments: Any, **more: Any
@@ -233,8 +243,24 @@ class Stop(TrainerCallback):
 
 def last_checkpoint(folder: Path) -> Path | None:
     """The last one that is whole: a run may have been killed while it saved."""
-    whole = [state.parent for state in folder.glob(f"checkpoint-*/{STATE}") if noted(state)]
-    return max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+    whole = [
+        path for path in folder.glob("checkpoint-*")
+        if path.name.removeprefix("checkpoint-").isdecimal() and noted(path / STATE)
+        and all((path / file).is_file() for file in (WEIGHTS, *OPTIMIZER))
+    ]  # fmt: skip
+    return max(whole, key=lambda path: int(path.name.removeprefix("checkpoint-")), default=None)
+
+
+@contextmanager
+def readable(checkpoint: str | None) -> Iterator[None]:
+    """Raises `ConfigError` where the files of a ``checkpoint`` cannot be read."""
+    try:
+        yield
+    except Exception as error:  # safetensors, torch and pickle have types of their own
+        raise ConfigError(
+            f"{checkpoint} is damaged ({one_line(error, 80)}): delete it, and the same command "
+            "goes on from the one before"
+        ) from error
 
 
 def same_recipe(folder: Path, recipe: Any, base: str = "", **free: Any) -> None:
@@ -265,9 +291,17 @@ class Progress(TrainerCallback):
         """What was said behind the checkpoint that a run goes on from will be said again."""
         file = self.folder / LOG
         if state.is_world_process_zero and file.exists():
-            entries = map(json.loads, whole_lines(file))
-            kept = [e for e in entries if e["step"] <= state.global_step and "train_loss" not in e]
-            write_whole(file, "".join(json.dumps(e) + "\n" for e in kept))
+            try:
+                kept = [
+                    line + b"\n" for line in whole_lines(file)
+                    for entry in [json.loads(line)]
+                    if entry["step"] <= state.global_step and "train_loss" not in entry
+                ]  # fmt: skip
+            except (ValueError, LookupError, TypeError, OSError) as error:
+                raise ConfigError(
+                    f"{file} is damaged: move it away, and the same command goes on"
+                ) from error
+            write_whole(file, b"".join(kept).decode())
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         logs: Mapping[str, Any] = kwargs.get("logs") or {}

@@ -41,8 +41,17 @@ def train_attention(
 AttentionInterface.register(ATTENTION, train_attention)
 
 
+def has_adapter(model: DiffusionModel) -> bool:
+    """Whether low-rank weights lie beside those of ``model``."""
+    return bool(getattr(model.hf, "_hf_peft_config_loaded", False))
+
+
 def check_trainable(model: DiffusionModel, rank: int = 0) -> None:
     """Raise `ConfigError` for a model that `Network` cannot train."""
+    if has_adapter(model):
+        raise ConfigError(
+            f"{model.name} has an adapter already: load it anew, or with merge_adapter=True"
+        )
     if model.facts.mask_token_id is None and rank:
         raise ConfigError(f"{model.name} has no mask token: `dllm train convert` gives it one")
     if model.facts.mask_kind == "causal_prefix":
@@ -63,12 +72,13 @@ class Network(nn.Module):
         self, model: DiffusionModel, rank: int = 0, teacher: DiffusionModel | None = None
     ) -> None:
         super().__init__()
-        check_trainable(model, rank)
         self.model, self.facts, self.rank = model, model.facts, rank
         hf: Any = model.hf
         hf.train(False)
-        if rank and getattr(hf, "peft_config", None) is None:  # else an earlier round put it there
-            add_adapter(hf, rank, "all-linear")
+        if not rank or not has_adapter(model):  # else an earlier round put it there
+            check_trainable(model, rank)
+            if rank:
+                add_adapter(hf, rank, "all-linear")
         self.hf: Any = hf if rank else copy.deepcopy(hf).to(torch.float32).requires_grad_(True)
         if not rank:
             hf.requires_grad_(False)

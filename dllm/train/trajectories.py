@@ -122,7 +122,12 @@ def _write(
 
     file.touch()
     state, size = file.with_suffix(".done"), file.stat().st_size
-    done, length, *of = map(int, state.read_text().split()) if state.exists() else (0, size)
+    try:
+        done, length, *of = map(int, state.read_text().split()) if state.exists() else (0, size)
+    except ValueError as error:
+        raise ConfigError(
+            f"{state} is damaged: delete it and {file.name}, and the answers are decoded again"
+        ) from error
     if length > size:  # the answers were deleted
         done = length = 0
     if done and of not in ([], [asked()]):

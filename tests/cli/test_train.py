@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import dllm
+from dllm.cli.train import Conversion
 from dllm.core.errors import ConfigError
 
 from ..thin import some
@@ -45,6 +46,12 @@ def test_an_autoregressive_model_learns_to_decode_in_blocks(cli: Run, tmp_path: 
     model = dllm.load(tmp_path / "model")
     assert (model.facts.mask_kind, model.facts.block_length) == ("block_causal", 4)
     assert dllm.generate(model, "What is 4 + 5?", max_new_tokens=8).nfe >= 1
+
+
+def test_the_guide_names_the_default_learning_rate_of_a_conversion() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
+    named = guide.partition("The default learning rate, ")[2].partition(",")[0]
+    assert float(named) == Conversion(model="nano-ar").learning_rate
 
 
 @pytest.mark.parametrize(("arguments", "said"), [

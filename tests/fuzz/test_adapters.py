@@ -12,6 +12,7 @@ import torch
 import dllm
 from dllm.models.adapters import CONFIG, WEIGHTS
 
+from ..thin import some
 from . import damage as harm
 
 FIELDS = ("peft_type", "r", "lora_alpha", "target_modules", "bias", "rank_pattern", "use_dora",
@@ -102,6 +103,71 @@ def test_a_second_adapter_leaves_the_first_where_it_is(adapter: Path) -> None:
         with pytest.raises(dllm.ConfigError, match="an adapter is on this model already"):
             dllm.load(model, adapter=adapter)
         assert torch.equal(model.hf(ids).logits, before)
+
+
+@pytest.mark.filterwarnings("default")  # peft's own
+@pytest.mark.parametrize("merge", [False, True])
+@pytest.mark.parametrize("kind", some([
+    {"use_dora": True}, {"modules_to_save": ["lm_head", "norm"]},
+    {"trainable_token_indices": [3, 4]}, {"target_modules": "all-linear", "use_rslora": True},
+    {"target_modules": ["embed_tokens", "lm_head"], "rank_pattern": {"lm_head": 3}},
+], 3))  # fmt: skip
+def test_what_peft_computes_is_computed(kind: dict[str, Any], merge: bool, tmp_path: Path) -> None:
+    """Also of the merged model that was saved."""
+    from peft import LoraConfig, get_peft_model
+
+    how: dict[str, Any] = {"r": 2, "target_modules": ["q_proj"], "init_lora_weights": False} | kind
+    hf: Any = dllm.load("nano-ar").hf
+    peft = get_peft_model(hf, LoraConfig(**how)).eval()
+    noise = torch.Generator().manual_seed(0)
+    for parameter in peft.parameters():
+        if parameter.requires_grad:
+            parameter.data += 0.05 * torch.randn(parameter.shape, generator=noise)
+    peft.save_pretrained(tmp_path / "adapter")
+    model = dllm.load("nano-ar", adapter=tmp_path / "adapter", merge_adapter=merge)
+    ids = torch.arange(5, 20)[None]
+    with torch.no_grad():
+        wanted = peft(ids).logits
+        torch.testing.assert_close(model.hf(ids).logits, wanted, rtol=0, atol=1e-3)
+        if merge:
+            model.save_pretrained(tmp_path / "merged")
+            again = dllm.load(tmp_path / "merged", dtype="float32").hf(ids).logits
+            torch.testing.assert_close(again, wanted, rtol=0, atol=1e-3)
+
+
+def test_weights_of_an_adapter_that_have_no_place_are_not_dropped(
+    adapter: Path, tmp_path: Path
+) -> None:
+    """Those of a deeper network, for one."""
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path / "deeper"
+    shutil.copytree(adapter, folder)
+    held = load_file(folder / WEIGHTS)
+    held |= {n.replace("layers.0", "layers.40"): 1 * t for n, t in held.items() if "layers.0" in n}
+    save_file(held, folder / WEIGHTS)
+    with pytest.raises(dllm.CheckpointError, match=r"layers\.40\..* has no place in it"):
+        dllm.load("nano-ar", adapter=folder)
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(("field", "value", "merge", "said"), [
+    ("layer_replication", [[0, 2], [1, 2]], False, "sets layer_replication, which is not"),
+    ("alora_invocation_tokens", [5, 6], False, "sets alora_invocation_tokens, which is not"),
+    ("lora_bias", True, True, "cannot be merged"),
+])  # fmt: skip
+def test_an_adapter_that_does_more_is_refused(
+    field: str, value: Any, merge: bool, said: str, tmp_path: Path
+) -> None:
+    from peft import LoraConfig
+
+    hf: Any = dllm.load("nano-ar").hf
+    own = {field: value} if field == "lora_bias" else {}
+    hf.add_adapter(LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False, **own))
+    hf.save_pretrained(tmp_path)
+    harm.rewrite(tmp_path / CONFIG, lambda content: content.__setitem__(field, value))
+    with pytest.raises(dllm.CheckpointError, match=said):
+        dllm.load("nano-ar", adapter=tmp_path, merge_adapter=merge)
 
 
 def test_pickles_are_not_read(adapter: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -125,6 +126,35 @@ def test_a_signal_ends_the_step_and_saves(tmp_path: Path, number: int) -> None:
         signal.signal(number, before)
     last = last_checkpoint(tmp_path / "parts")
     assert last is not None and 1 <= int(last.name.removeprefix("checkpoint-")) < 6
+    again = run_of(tmp_path / "parts")
+    resume(again)
+    assert same(weights_of(whole), weights_of(again))
+
+
+@pytest.mark.parametrize(("file", "content", "said"), some([
+    ("checkpoint-4/model.safetensors", b"", "checkpoint-4 is damaged"),
+    ("checkpoint-4/optimizer.pt", b"\x93", "checkpoint-4 is damaged"),
+    ("checkpoint-4/optimizer.pt", None, ""), ("checkpoint-4/scheduler.pt", None, ""),
+    ("checkpoint-4/trainer_state.json", b"[1]", ""), ("checkpoint-4/rng_state.pth", b"", "damaged"),
+    ("log.jsonl", b"{bad\n", "log.jsonl is damaged"), ("log.jsonl", b"[1]\n", "is damaged"),
+    ("checkpoint-4-mine/trainer_state.json", b"{}", ""),
+], 4))  # fmt: skip
+def test_a_damaged_folder_is_told_or_passed_over(
+    tmp_path: Path, file: str, content: bytes | None, said: str
+) -> None:
+    """And the run ends with the same weights once it is mended."""
+    whole = run_of(tmp_path / "whole")
+    resume(whole)
+    resume(run_of(tmp_path / "parts", steps=4))
+    path = tmp_path / "parts" / file
+    path.parent.mkdir(exist_ok=True)
+    path.unlink(missing_ok=True)
+    if content is not None:
+        path.write_bytes(content)
+    if said:
+        with pytest.raises(ConfigError, match=said):
+            resume(run_of(tmp_path / "parts"))
+        path.unlink() if "log" in file else shutil.rmtree(path.parent)
     again = run_of(tmp_path / "parts")
     resume(again)
     assert same(weights_of(whole), weights_of(again))

@@ -93,6 +93,14 @@ def test_what_a_killed_run_has_half_written_is_written_anew(
         next(iter(write_trajectories(model, asked[::-1], killed)))
 
 
+@pytest.mark.parametrize("content", [b"64 x", b"", b"\xff"])
+def test_a_damaged_count_of_answers_is_told(content: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "answers.jsonl"
+    file.with_suffix(".done").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"answers\.done is damaged: delete it and answers"):
+        [*write_trajectories(dllm.load("nano"), [Question("Copy: a")], file)]
+
+
 def test_blocks_learn_what_the_causal_model_says_of_each_token() -> None:
     """Against one forward per block: clean text before it, its own masks, and nothing behind."""
     base = dllm.load(tiny(), eos_token_id=1)
@@ -182,6 +190,15 @@ def test_what_cannot_be_trained_answers_nothing(noisy: dllm.DiffusionModel, tmp_
     with pytest.raises(ConfigError, match="counts its blocks"):
         train(noisy, Distillation(PRESETS["tad"]), tmp_path / "run", asked)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+def test_a_model_with_an_adapter_is_not_trained(rank: int, tmp_path: Path) -> None:
+    """It would be that adapter, of its own rank, or weights that cannot be written."""
+    model = dllm.load(tiny(), mask_token_id=MASK, family="llada")
+    Network(model, 2)
+    with pytest.raises(ConfigError, match="has an adapter already: load it anew"):
+        train(model, Distillation(PRESETS["tad"], rank=rank), tmp_path, lambda number: [])
 
 
 def test_a_diffusion_model_has_no_blocks_to_learn() -> None:
