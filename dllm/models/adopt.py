@@ -68,6 +68,11 @@ def adopt(hf: PreTrainedModel, wanted: Wanted) -> DiffusionModel:
 def prepare(hf: PreTrainedModel, family: Family, block_length: int | None, wanted: Wanted) -> None:
     """Rounded weights, eval mode; for diffusion also the family's mask, its rotation and packed
     attention.  Changes ``hf`` in place."""
+    if hf.device.type == "meta":
+        raise ConfigError(
+            "the embeddings are on device 'meta' or offloaded to disk, so that nothing can be "
+            "computed: load with device='cpu', or keep them in memory by device_map"
+        )
     if wanted.rounding is not None:
         quantise(hf, wanted.rounding)
     hf.train(False)

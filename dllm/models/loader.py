@@ -162,7 +162,7 @@ def resolve_device(device: str | torch.device | None) -> str | torch.device | No
     try:
         if device is not None:
             torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, TypeError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(
             f"device {str(device)!r} cannot be used ({reason}); see dllm doctor"
