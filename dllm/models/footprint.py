@@ -9,7 +9,7 @@ from torch import nn
 
 from ..kernels.linear import available, dtypes
 from .checkpoint import Checkpoint
-from .headers import blueprint
+from .headers import blueprint, stored_dtype
 from .linears import room_for
 from .precision import auto_dtype
 from .quantisation import layers_of, matrices, of_config, read
@@ -56,7 +56,7 @@ def footprint(checkpoint: Checkpoint) -> Footprint:
     config, _ = native_config(checkpoint, family)
     network = blueprint(family, config, checkpoint.name)
     parameters = sum(parameter.numel() for parameter in network.parameters())
-    dtype = stored_dtype(checkpoint, parameters)
+    dtype = loaded_dtype(checkpoint, parameters)
     text: Any = config.get_text_config()
     context = int(getattr(text, "max_position_embeddings", None) or 0)
     each = text.per_layer_config if text.is_heterogeneous else [text] * text.num_hidden_layers
@@ -65,7 +65,7 @@ def footprint(checkpoint: Checkpoint) -> Footprint:
     stored = of_config(getattr(config, "quantization_config", None))
     held = parameters * width if stored is None else rounded_bytes(network, stored, width)
     ways = {name: rounded_bytes(network, read(name), width) for name in ("int8", "int4")}
-    cast = stored is None and dtype != checkpoint.dtype
+    cast = stored is None and dtype != stored_dtype(checkpoint)
     head = network.get_output_embeddings() if family.self_conditioning else None  # not copied
     copies = copied_bytes(network, dtype, head) if cast else 0
     return Footprint(
@@ -120,11 +120,11 @@ def rounded_bytes(network: Any, how: Any, width: int) -> int:
     return total
 
 
-def stored_dtype(checkpoint: Checkpoint, parameters: int = 0) -> str:
+def loaded_dtype(checkpoint: Checkpoint, parameters: int) -> str:
     """The dtype of the loaded weights: as stored, or what `dllm.load` makes of it here."""
     if checkpoint.bundled:
         return "float32"
-    stored = checkpoint.dtype
+    stored = stored_dtype(checkpoint)
     if torch.cuda.is_available():
         return stored
     chosen = auto_dtype(checkpoint.name, stored, parameters)

@@ -17,7 +17,7 @@ from .checkpoint import Checkpoint, open_checkpoint
 from .facts import generation_defaults, read_facts
 from .fields import FACTS, own_section
 from .gguf import SUFFIX, read_gguf
-from .headers import read_headers
+from .headers import read_headers, stored_dtype
 from .model import DiffusionModel
 from .precision import auto_dtype, native_bfloat16
 from .quantisation import check_device, of_config, read
@@ -223,4 +223,4 @@ def _auto_dtype(
     if not on_cpu or quantization_config or foreign:
         return "auto"
     numbers = sum(prod(header.shape) for header in read_headers(checkpoint.folder).values())
-    return auto_dtype(checkpoint.name, checkpoint.dtype, numbers)
+    return auto_dtype(checkpoint.name, stored_dtype(checkpoint), numbers)
