@@ -260,7 +260,7 @@ def token_statistics(
     call, vocab_size = Call(options, inputs), inputs.vocab_size
     if isinstance(head, Shaped):
         call.shape, head = head.shape, head.head
-    if isinstance(head, QuantisedLinear) and (parts := head.parts()) is not None:
+    if isinstance(head, QuantisedLinear) and head.bare and (parts := head.parts()) is not None:
         size = head.out_features if vocab_size is None else min(vocab_size, head.out_features)
         tiles = partial(_packed, parts=parts, bias=head.bias)
         hidden = hidden.to(head.scale.dtype)
