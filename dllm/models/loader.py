@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..core.errors import CheckpointError, ConfigError
+from ..core.errors import ConfigError
 from .adapters import attach
 from .adopt import Wanted, adopt, prepare
 from .checkpoint import Checkpoint, open_checkpoint
@@ -200,8 +200,6 @@ def _from_gguf(file: Path, wanted: Wanted) -> DiffusionModel:
     if wanted.rounding is not None:
         raise ConfigError(f"{file.name} says itself how it is quantised: leave quantization out")
     check_device(wanted.device)
-    if not file.is_file():
-        raise CheckpointError(f"there is no file {str(file)!r}")
     dtype = wanted.dtype
     if isinstance(dtype, str):
         dtype = torch.bfloat16 if native_bfloat16() else torch.float32
