@@ -203,7 +203,8 @@ class QuantisedLinear(nn.Module):
 
     Buffers, until the first product lays them out for the processor, and in every ``state_dict``:
     ``numbers`` (outputs, inputs) int8, or (outputs, inputs / 2) uint8 with two of 4 bits each;
-    ``scale`` (outputs, 1 or groups) and, for 4 bits, ``zero`` of the same shape.
+    ``scale`` (outputs, 1 or groups) and, for 4 bits, ``zero`` of the same shape.  What is written
+    into them after that by other ways than `load_state_dict` is not seen.
     """
 
     numbers: torch.Tensor
@@ -301,10 +302,16 @@ class QuantisedLinear(nn.Module):
         return self._joined([product(x, part, None) for part in parts])
 
     @property
+    def bare(self) -> bool:
+        """Whether nobody has put a hook on it, or another forward."""
+        return not (self._forward_hooks or self._forward_pre_hooks or "forward" in self.__dict__)
+
+    @property
     def rounding(self) -> Any:
-        """How inputs are rounded, equal for layers that round alike; None: they are not."""
+        """How inputs are rounded, equal for layers that round alike; None: they are not, or the
+        layer has to be called, because it is not `bare`."""
         parts = self.parts()
-        if parts is None or not hasattr(parts[0], "rounded"):
+        if parts is None or not hasattr(parts[0], "rounded") or not self.bare:
             return None
         return type(parts[0]), self.group
 
@@ -324,11 +331,18 @@ class QuantisedLinear(nn.Module):
         result = done[0] if len(done) == 1 else torch.cat(done, -1)
         return result if self.bias is None else result + self.bias
 
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """Moved or cast: laid out anew where it comes to stand."""
+    def _restore(self) -> None:
+        """To be laid out anew at the next product."""
         if self.made is not None:
             self.numbers, self.made = self.plain_numbers(), None
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        self._restore()  # moved or cast
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        self._restore()
+        super()._load_from_state_dict(*args)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)

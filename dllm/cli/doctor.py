@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -38,7 +40,8 @@ class Finding:
 
 def doctor(
     model: Annotated[
-        str | None, typer.Option("--model", "-m", help="Hub id, folder or bundled name to check.")
+        str | None,
+        typer.Option("--model", "-m", help="Hub id, folder, GGUF file or bundled name to check."),
     ] = None,
     selftest: Annotated[
         bool, typer.Option("--selftest", help="Compare what can be compared on this machine.")
@@ -179,9 +182,15 @@ def bundled() -> Iterator[Finding]:
 def examine(model: str, memory: tuple[str, int]) -> Iterator[Finding]:
     """What the files of ``model`` say.  Raises `CheckpointError` when there are none."""
     from ..models.checkpoint import open_checkpoint
-    from ..models.footprint import footprint
+    from ..models.footprint import footprint, gguf_footprint
+    from ..models.gguf import SUFFIX
     from ..models.reading import family_of, native_config
 
+    if model.endswith(SUFFIX):
+        needs, name = gguf_footprint(Path(model).expanduser())
+        yield Finding("family", name, GOOD)
+        yield from _sizes(needs, memory, gguf=True)
+        return
     checkpoint = open_checkpoint(model)
     yield Finding("model", checkpoint.name)
     if "auto_map" in checkpoint.config:
@@ -194,18 +203,24 @@ def examine(model: str, memory: tuple[str, int]) -> Iterator[Finding]:
     family = family_of(checkpoint)
     config, official = native_config(checkpoint, family)
     yield Finding("family", family.name, GOOD)
+    if checkpoint.config.get("quantization_config"):
+        yield Finding("quantised", "the weights are stored smaller than is told here")
+    yield from _sizes(needs, memory)
+    yield from _tokens(checkpoint, family, config)
+    yield from _weights(checkpoint, family, config, official)
+
+
+def _sizes(needs: Footprint, memory: tuple[str, int], gguf: bool = False) -> Iterator[Finding]:
+    """What a model takes; of a GGUF file, which is rounded already, no ways to take less."""
     yield Finding("parameters", count(needs.parameters))
     copies = f", and {size(needs.copies)} of copies to multiply with" if needs.copies else ""
-    yield Finding("weights", f"{size(needs.weights)} in {needs.dtype}{copies}")
-    if checkpoint.config.get("quantization_config"):
-        yield Finding("quantised", "the weights are stored smaller than that")
+    held = "rounded as in the file" if gguf else f"in {needs.dtype}"
+    yield Finding("weights", f"{size(needs.weights)} {held}{copies}")
     yield Finding(
         "key/value cache", f"{size(needs.keys_values)} per row at its context of {needs.context}"
     )
-    yield from fit(needs, *memory)
+    yield from islice(fit(needs, *memory), 1 if gguf else None)
     yield from _steps(needs)
-    yield from _tokens(checkpoint, family, config)
-    yield from _weights(checkpoint, family, config, official)
 
 
 def _steps(needs: Footprint) -> Iterator[Finding]:

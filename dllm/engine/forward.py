@@ -98,8 +98,7 @@ class Forward:
         self.count = 0
         self._last: Packed | None = None  # the forward before
         self.seconds = 0.0  # of all forwards with their statistics
-        check_packed(self.backbone)
-        check_packed(model.head)
+        check_packed(model.hf)
         self.buffer: KVBuffer | None = None
         self.hook: LayerHook | None = None
         self._static = graphs

@@ -18,6 +18,7 @@ from ..engine import Engine, MaskedRecipe
 from ..engine.forward import Forward
 from ..engine.recipe import RowOptions, check_recipe
 from ..engine.rows import Job, Row
+from ..kernels.linear import check_packed
 from ..kernels.statistics import token_statistics
 from ..models import DiffusionModel
 from .estimators import ENDS_WITH_EOS, Masking, Weights, estimator
@@ -288,16 +289,22 @@ def recipe_of(how: Scoring) -> MaskedRecipe:
     return MaskedRecipe(sampler, config=config)
 
 
+def causal_states(model: DiffusionModel, ids: IntArray) -> torch.Tensor:
+    """Hidden states (L, D) of one text, each of what stands up to it."""
+    check_packed(model.hf)
+    packed = torch.from_numpy(ids)[None].to(model.device)
+    hidden: torch.Tensor = model.backbone(input_ids=packed, use_cache=False).last_hidden_state[0]
+    return hidden
+
+
 def _autoregressive(model: DiffusionModel, request: ScoreRequest, how: Scoring) -> Score:
     """The chain rule in one forward.  Without a prompt the first token is given, not scored."""
     how.go_on()
     ids = np.concatenate([request.prompt, request.continuation])
     first = max(1, len(request.prompt))
     select = torch.from_numpy(ids[first:]).to(model.device)
-    packed = torch.from_numpy(ids)[None].to(model.device)
     with torch.inference_mode():
-        hidden = model.backbone(input_ids=packed, use_cache=False).last_hidden_state[0]
-        rows = hidden[first - 1 : -1]
+        rows = causal_states(model, ids)[first - 1 : -1]
         result = token_statistics(rows, model.head, select=select, needs=()).numpy()
     assert result.select_logprob is not None
     total = float(result.select_logprob.astype(np.float64).sum())

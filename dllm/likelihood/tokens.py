@@ -13,7 +13,7 @@ from ..core.errors import PromptError
 from ..engine.forward import Forward
 from ..kernels.statistics import token_statistics
 from ..models import DiffusionModel
-from .scoring import ScoreRequest, Scoring, job_of, recipe_of
+from .scoring import ScoreRequest, Scoring, causal_states, job_of, recipe_of
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,4 @@ def _causal(
     model: DiffusionModel, ids: IntArray, how: Scoring
 ) -> Iterator[tuple[int, torch.Tensor, Any]]:
     how.go_on()
-    packed = torch.from_numpy(ids)[None].to(model.device)
-    hidden = model.backbone(input_ids=packed, use_cache=False).last_hidden_state[0]
-    yield 0, hidden.roll(1, 0), model.head
+    yield 0, causal_states(model, ids).roll(1, 0), model.head

@@ -68,6 +68,11 @@ def adopt(hf: PreTrainedModel, wanted: Wanted) -> DiffusionModel:
 def prepare(hf: PreTrainedModel, family: Family, block_length: int | None, wanted: Wanted) -> None:
     """Rounded weights, eval mode; for diffusion also the family's mask, its rotation and packed
     attention.  Changes ``hf`` in place."""
+    if hf.device.type == "meta":
+        raise ConfigError(
+            "the embeddings are on device 'meta' or offloaded to disk, so that nothing can be "
+            "computed: load with device='cpu', or keep them in memory by device_map"
+        )
     if wanted.rounding is not None:
         quantise(hf, wanted.rounding)
     hf.train(False)
@@ -84,6 +89,12 @@ def prepare(hf: PreTrainedModel, family: Family, block_length: int | None, wante
         if wanted.attention is not None:
             use_attention(hf, wanted.attention)
         return
+    rope = getattr(hf.config.get_text_config(), "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope":
+        raise ConfigError(
+            "rope_type 'longrope' rotates a text as the longest of its batch wants it, which is no "
+            "rotation of packed rows: use a checkpoint with another rope_scaling"
+        )
     if family.mask_kind == "decided_first" and "flash" in (wanted.attention or ""):
         raise ConfigError(
             f"{family.name} models attend under masks, which {wanted.attention} does not take; "

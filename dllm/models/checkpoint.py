@@ -38,12 +38,6 @@ class Checkpoint:
     def bundled(self) -> bool:
         return self.name in BUNDLED
 
-    @property
-    def dtype(self) -> str:
-        """The dtype of the weights that ``config.json`` says."""
-        stored = self.config.get("torch_dtype") or self.config.get("dtype") or "float32"
-        return str(stored).removeprefix("torch.")
-
     def with_weights(self) -> Path:
         """The folder, after making sure that it holds safetensors (fetching them from the hub).
 

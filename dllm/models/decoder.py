@@ -160,7 +160,7 @@ class Joined:
 
 def _packed(linear: Any) -> Packed | QuantisedLinear | None:
     """What keeps a weight as the kernels multiply by it."""
-    if type(linear) is QuantisedLinear and "forward" not in linear.__dict__:
+    if type(linear) is QuantisedLinear and linear.bare:
         return linear
     return packed_of(linear)
 

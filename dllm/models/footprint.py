@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,9 +10,10 @@ from torch import nn
 
 from ..kernels.linear import available, dtypes
 from .checkpoint import Checkpoint
-from .headers import blueprint
+from .gguf import held_bytes, open_gguf
+from .headers import blueprint, stored_dtype
 from .linears import room_for
-from .precision import auto_dtype
+from .precision import auto_dtype, native_bfloat16
 from .quantisation import layers_of, matrices, of_config, read
 from .reading import family_of, native_config
 
@@ -56,20 +58,37 @@ def footprint(checkpoint: Checkpoint) -> Footprint:
     config, _ = native_config(checkpoint, family)
     network = blueprint(family, config, checkpoint.name)
     parameters = sum(parameter.numel() for parameter in network.parameters())
-    dtype = stored_dtype(checkpoint, parameters)
-    text: Any = config.get_text_config()
-    context = int(getattr(text, "max_position_embeddings", None) or 0)
-    each = text.per_layer_config if text.is_heterogeneous else [text] * text.num_hidden_layers
-    numbers = 2 * sum(map(_key_size, each)) * context
+    dtype = loaded_dtype(checkpoint, parameters)
     width = WIDTHS.get(dtype, 2)
     stored = of_config(getattr(config, "quantization_config", None))
     held = parameters * width if stored is None else rounded_bytes(network, stored, width)
     ways = {name: rounded_bytes(network, read(name), width) for name in ("int8", "int4")}
-    cast = stored is None and dtype != checkpoint.dtype
+    cast = stored is None and dtype != stored_dtype(checkpoint)
     head = network.get_output_embeddings() if family.self_conditioning else None  # not copied
     copies = copied_bytes(network, dtype, head) if cast else 0
+    return _of_network(network, dtype, held, ways, copies)
+
+
+def gguf_footprint(file: Path) -> tuple[Footprint, str]:
+    """Sizes of a GGUF file as `dllm.load` holds its numbers, and the name of its family.
+
+    Raises like `open_gguf`.
+    """
+    network, family, _, tensors = open_gguf(file)
+    dtype = "bfloat16" if native_bfloat16() else "float32"
+    return _of_network(network, dtype, held_bytes(network, tensors, WIDTHS[dtype]), {}, 0), family
+
+
+def _of_network(
+    network: Any, dtype: str, weights: int, ways: Mapping[str, int], copies: int
+) -> Footprint:
+    text: Any = network.config.get_text_config()
+    context = int(getattr(text, "max_position_embeddings", None) or 0)
+    each = text.per_layer_config if text.is_heterogeneous else [text] * text.num_hidden_layers
+    keys_values = 2 * sum(map(_key_size, each)) * context * WIDTHS.get(dtype, 2)
+    parameters = sum(parameter.numel() for parameter in network.parameters())
     return Footprint(
-        parameters, dtype, held, context, numbers * width, ways, copies, len(each),
+        parameters, dtype, weights, context, keys_values, ways, copies, len(each),
         *_used(network, text),
     )  # fmt: skip
 
@@ -120,11 +139,11 @@ def rounded_bytes(network: Any, how: Any, width: int) -> int:
     return total
 
 
-def stored_dtype(checkpoint: Checkpoint, parameters: int = 0) -> str:
+def loaded_dtype(checkpoint: Checkpoint, parameters: int) -> str:
     """The dtype of the loaded weights: as stored, or what `dllm.load` makes of it here."""
     if checkpoint.bundled:
         return "float32"
-    stored = checkpoint.dtype
+    stored = stored_dtype(checkpoint)
     if torch.cuda.is_available():
         return stored
     chosen = auto_dtype(checkpoint.name, stored, parameters)

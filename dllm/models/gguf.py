@@ -43,12 +43,14 @@ MOST = 2**31  # of any size
 LOG = logging.getLogger("dllm")
 
 
-def read_gguf(file: Path, dtype: torch.dtype) -> tuple[Any, str, dict[str, Any]]:
-    """The network in ``file``, the name of its family, and the facts that the file states.
+def open_gguf(file: Path) -> tuple[Any, str, dict[str, Any], dict[str, Any]]:
+    """The network of ``file`` without its numbers, the name of its family, and fields and tensors.
 
     Raises `CheckpointError` for other architectures and files that cannot be read, and
     `ConfigError` when the package gguf is missing.
     """
+    if not file.is_file():
+        raise CheckpointError(f"there is no file {str(file)!r}")
     try:
         import gguf
     except ImportError as error:
@@ -74,14 +76,36 @@ def read_gguf(file: Path, dtype: torch.dtype) -> tuple[Any, str, dict[str, Any]]
         raise CheckpointError(f"{file.name} lacks {one_line(error)}: download it again") from error
     except ValueError as error:
         raise CheckpointError(f"{file.name} is damaged ({error}): download it again") from error
-    network = blueprint(get_family(FAMILIES[kind]), config, file.name)
-    _fill(network, kind, tensors, dtype, file.name)
+    family = FAMILIES[kind]
+    return blueprint(get_family(family), config, file.name), family, fields, tensors
+
+
+def held_bytes(network: Any, tensors: dict[str, Any], width: int) -> int:
+    """Bytes of the weights once they are loaded, ``width`` for each number that is not rounded."""
+    held = 0
+    for tensor in tensors.values():
+        inner, _, attribute = _native(tensor.name).rpartition(".")
+        size, stored = int(np.prod(tensor.shape)), tensor.tensor_type.name
+        layer = network.get_submodule(inner) if inner else None
+        bits = 0
+        if attribute == "weight" and isinstance(layer, nn.Linear) and stored not in PLAIN:
+            bits = _bits(stored, *layer.weight.shape)
+        scales = {4: 2 * size // GROUP, 8: int(tensor.shape[-1])}.get(bits, size)
+        held += size * bits // 8 + scales * width
+    return held
+
+
+def read_gguf(file: Path, dtype: torch.dtype) -> tuple[Any, str, dict[str, Any]]:
+    """The network in ``file``, the name of its family, and the facts that the file states.  Raises
+    like `open_gguf`."""
+    network, family, fields, tensors = open_gguf(file)
+    _fill(network, family, tensors, dtype, file.name)
     names = ("mask_token_id", "eos_token_id", "bos_token_id", "padding_token_id")
     ids = {name.replace("padding", "pad"): fields.get(f"tokenizer.ggml.{name}") for name in names}
     shift = fields.get("diffusion.shift_logits")
     ids["logit_shift"] = int(shift) if isinstance(shift, bool) else shift
     check(ids, FACTS, file.name)
-    return network, FAMILIES[kind], {name: v for name, v in ids.items() if v is not None}
+    return network, family, {name: v for name, v in ids.items() if v is not None}
 
 
 def _config(kind: str, fields: dict[str, Any], tensors: dict[str, Any]) -> Any:
@@ -215,15 +239,23 @@ def _numbers(tensor: Any) -> np.ndarray[Any, Any]:
     return result.astype(np.float32, copy=False)
 
 
+def _bits(stored: str, outputs: int, inputs: int) -> int:
+    """Of the numbers of a layer that is stored so; 0: it is widened."""
+    if stored in ("Q4_0", "Q4_K") and outputs % BLOCK == 0 and inputs % GROUP == 0:
+        return 4
+    return 8 if inputs % EVEN == 0 else 0
+
+
 def _rounded(
     tensor: Any, stored: str, layer: nn.Linear, dtype: torch.dtype, order: torch.Tensor | None
 ) -> tuple[QuantisedLinear | None, str]:
     """The layer with the numbers of the file, and how they are held."""
     outputs, inputs = layer.weight.shape
-    if stored in ("Q4_0", "Q4_K") and outputs % BLOCK == 0 and inputs % GROUP == 0:
-        bits, parts = 4, (_q4_0 if stored == "Q4_0" else _q4_k)(tensor.data, outputs)
-    elif inputs % EVEN == 0:
-        bits, parts = 8, quantise(torch.from_numpy(_numbers(tensor)), 8)
+    bits = _bits(stored, outputs, inputs)
+    if bits == 4:
+        parts = (_q4_0 if stored == "Q4_0" else _q4_k)(tensor.data, outputs)
+    elif bits == 8:
+        parts = quantise(torch.from_numpy(_numbers(tensor)), 8)
     else:
         return None, ""
     result = QuantisedLinear.like(layer, bits, GROUP if bits == 4 else 0, dtype)

@@ -16,12 +16,13 @@ from safetensors import safe_open
 from transformers import PreTrainedConfig
 
 from ..core.errors import CheckpointError, one_line, short
-from .checkpoint import INDEX, SINGLE, read_json
+from .checkpoint import INDEX, SINGLE, Checkpoint, read_json
 from .family import Family
 from .quiet import quiet
 
 PIECE = 2**24  # numbers looked at in one go
 PACKED = 16  # numbers that one stored number can stand for, at most
+NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
 LAYER = re.compile(r"\.(\d+)\.")
 
 
@@ -105,6 +106,16 @@ def _opened(file: Path) -> Iterator[Any]:
         raise CheckpointError(
             f"the weight file {file} is truncated or corrupt ({one_line(error)}); download it again"
         ) from error
+
+
+def stored_dtype(checkpoint: Checkpoint) -> str:
+    """The dtype of the weights: that of ``config.json``, else of the first in the files that has
+    one; "float32" where no file is here yet.  Raises like `read_headers`."""
+    named = checkpoint.config.get("torch_dtype") or checkpoint.config.get("dtype")
+    if named is None and any(checkpoint.folder.glob("*.safetensors")):
+        kinds = (header.dtype for header in read_headers(checkpoint.folder).values())
+        named = next((NAMES[kind] for kind in kinds if kind in NAMES), None)
+    return str(named or "float32").removeprefix("torch.")
 
 
 def check_headers(folder: Path, family: Family, config: PreTrainedConfig, official: bool) -> None:

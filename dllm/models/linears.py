@@ -7,10 +7,13 @@ cast or made.  Where the copy would take too much of the free memory (`room_for`
 same numbers, more slowly for few rows.
 """
 
+from typing import Any
+
+import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..kernels.linear import pack, suits
+from ..kernels.linear import check_packed, pack, suits
 from .precision import free_memory
 
 
@@ -29,6 +32,16 @@ def pack_linears(hf: PreTrainedModel) -> None:
     copy = bool(layers) and room_for(size)
     for layer in layers:
         pack(layer, copy)
+    if layers:
+        hf.register_forward_pre_hook(_look, with_kwargs=True)
+
+
+def _look(hf: nn.Module, _: Any, given: dict[str, Any]) -> None:
+    """Adapters are merged behind PyTorch's back: whoever calls the network gets its weights as they
+    are.  Who decodes step by step has looked when that began."""
+    stepping = given.get("past_key_values") is not None
+    if not (stepping or torch.is_grad_enabled() or torch.compiler.is_compiling()):
+        check_packed(hf)
 
 
 def room_for(size: int) -> bool:

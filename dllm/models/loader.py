@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..core.errors import CheckpointError, ConfigError
+from ..core.errors import ConfigError
 from .adapters import attach
 from .adopt import Wanted, adopt, prepare
 from .checkpoint import Checkpoint, open_checkpoint
 from .facts import generation_defaults, read_facts
 from .fields import FACTS, own_section
 from .gguf import SUFFIX, read_gguf
-from .headers import read_headers
+from .headers import read_headers, stored_dtype
 from .model import DiffusionModel
 from .precision import auto_dtype, native_bfloat16
 from .quantisation import check_device, of_config, read
@@ -162,7 +162,7 @@ def resolve_device(device: str | torch.device | None) -> str | torch.device | No
     try:
         if device is not None:
             torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, TypeError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(
             f"device {str(device)!r} cannot be used ({reason}); see dllm doctor"
@@ -200,8 +200,6 @@ def _from_gguf(file: Path, wanted: Wanted) -> DiffusionModel:
     if wanted.rounding is not None:
         raise ConfigError(f"{file.name} says itself how it is quantised: leave quantization out")
     check_device(wanted.device)
-    if not file.is_file():
-        raise CheckpointError(f"there is no file {str(file)!r}")
     dtype = wanted.dtype
     if isinstance(dtype, str):
         dtype = torch.bfloat16 if native_bfloat16() else torch.float32
@@ -223,4 +221,4 @@ def _auto_dtype(
     if not on_cpu or quantization_config or foreign:
         return "auto"
     numbers = sum(prod(header.shape) for header in read_headers(checkpoint.folder).values())
-    return auto_dtype(checkpoint.name, checkpoint.dtype, numbers)
+    return auto_dtype(checkpoint.name, stored_dtype(checkpoint), numbers)

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
-from ..kernels.activations import gelu_tanh, sigmoid, silu
+from ..kernels.activations import gelu, gelu_tanh, sigmoid, silu
 from ..kernels.cpu import layers, library
 from ..kernels.linear import Packed, linear
 from ..kernels.quantised import QuantisedLinear, together
@@ -22,6 +22,7 @@ SILU = ("SiLU", "SiLUActivation")
 ALIKE = {
     "torch.nn.modules.activation.SiLU": silu,
     "transformers.activations.SiLUActivation": silu,
+    "transformers.activations.GELUActivation": gelu,
     "transformers.activations.GELUTanh": gelu_tanh,
 }
 

@@ -18,7 +18,7 @@ import torch
 
 from ..cpu import library
 from ..cpu.products import Weight
-from ..linear import ROWS, Packed, packed_of
+from ..linear import ROWS, Packed, onednn, packed_of
 from ..linear import product as product_with
 from ..quantised import QuantisedLinear
 from .filters import dropped
@@ -164,6 +164,16 @@ class Call:
         return x
 
 
+def _expected(weight: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """``weight`` (r, n) times ``rows`` (n, d), on a CPU summed alike however many there are: by
+    oneDNN in float32, in eights in half precision."""
+    if rows.device.type != "cpu" or not onednn():
+        return weight @ rows
+    if rows.dtype == torch.float32:
+        return product_with(weight, rows.T, None)
+    return (torch.nn.functional.pad(weight, (0, 0, 0, -len(weight) % 8)) @ rows)[: len(weight)]
+
+
 class Walk:
     """What a walk of rows ``[first, last)`` over the vocabulary carries beside the statistics: the
     running sum of embeddings, rescaled to the largest logit so far as in flash attention, and what
@@ -188,7 +198,7 @@ class Walk:
         high = torch.maximum(best, self.best)
         now, before = torch.exp(best - high), torch.exp(self.best - high)
         self.best, self.mass = high, self.mass * before + mass * now
-        self.sum.mul_(before).addcmul_((weight.to(rows.dtype) @ rows).float(), now)
+        self.sum.mul_(before).addcmul_(_expected(weight.to(rows.dtype), rows).float(), now)
 
     def finish(
         self, total: Partial, make: Callable[[torch.Tensor], Product], hidden: torch.Tensor,
@@ -260,7 +270,7 @@ def token_statistics(
     call, vocab_size = Call(options, inputs), inputs.vocab_size
     if isinstance(head, Shaped):
         call.shape, head = head.shape, head.head
-    if isinstance(head, QuantisedLinear) and (parts := head.parts()) is not None:
+    if isinstance(head, QuantisedLinear) and head.bare and (parts := head.parts()) is not None:
         size = head.out_features if vocab_size is None else min(vocab_size, head.out_features)
         tiles = partial(_packed, parts=parts, bias=head.bias)
         hidden = hidden.to(head.scale.dtype)

@@ -200,7 +200,7 @@ def test_no_copy_of_a_head_that_every_step_reads_whole(
     tiny = Path(__file__).parents[1] / "golden/data/dgemma-tiny/config.json"
     config = json.loads(tiny.read_text()) | {"dtype": "bfloat16"}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    monkeypatch.setattr(sizes, "stored_dtype", lambda *_: "float32")
+    monkeypatch.setattr(sizes, "loaded_dtype", lambda *_: "float32")
     counted = []
     whole = sizes.copied_bytes
     monkeypatch.setattr(

@@ -133,11 +133,30 @@ def test_files_and_copies_see_the_numbers_that_were_laid_out(
         assert all(torch.equal(after[name], before[name]) for name in before)
         with torch.inference_mode():
             assert torch.equal(twin(x), result)
+    other = layers(128, outputs, bits, group, torch.float32, bias=True)[1]
+    other.load_state_dict(before)
+    rounded.load_state_dict({name: value.flip(0) for name, value in before.items()})
+    with torch.inference_mode():
+        assert torch.equal(rounded(x), result.flip(1)) and torch.equal(other(x), result)
+    rounded.load_state_dict(before)
     rounded.to(torch.bfloat16)
     with torch.inference_mode():
         cast = rounded(x.bfloat16())
     assert cast.dtype == torch.bfloat16
     torch.testing.assert_close(cast.float(), result, rtol=0.05, atol=0.05)
+
+
+def test_hooks_are_called_where_an_input_is_rounded_once() -> None:
+    two = [layers(64, 32, 8, 0, torch.float32)[1] for _ in range(2)]
+    x = torch.randn(3, 64)
+    with torch.inference_mode():
+        plain = quantised.together(x, two)
+        two[1].register_forward_hook(lambda *given: 2 * given[2])
+        first, second = quantised.together(x, two)
+        assert torch.equal(first, plain[0]) and torch.equal(second, 2 * plain[1])
+        proposed = token_statistics(x, two[1], top=32).top_logprob
+        expected = logits_statistics(second, top=32).top_logprob
+    torch.testing.assert_close(proposed, expected)
 
 
 @pytest.mark.usefixtures("kernels")

@@ -4,8 +4,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from dllm.core.errors import ConfigError
+from dllm.kernels import linear
 from dllm.kernels.statistics import Filters, Shaped, TokenClasses, token_statistics
 
 from ..thin import covering, some
@@ -76,6 +78,22 @@ def test_the_uniform_part_leaves_out_what_is_banned(size: int) -> None:
 def test_half_precision_stays_within_its_noise() -> None:
     oracle, walk = both(20, 4_000, {}, torch.bfloat16)
     assert (walk.soft - oracle.soft).abs().max() < 2**-7  # weights are rounded to 8 bits
+
+
+@pytest.mark.skipif(not linear.available(), reason="no AVX2, or no oneDNN")
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("dtype", linear.dtypes() if linear.available() else [])
+def test_what_a_row_expects_does_not_depend_on_others(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    head, hidden = nn.Linear(128, 1000, bias=False).to(dtype), torch.randn(300, 128).to(dtype)
+    linear.pack(head)
+    with torch.inference_mode():
+        whole: Any = token_statistics(hidden, head, embeddings=lambda *at: head.weight[slice(*at)])
+        for rows in (slice(1), slice(5, 7), slice(10, 43), slice(100, None)):
+            alone: Any = token_statistics(
+                hidden[rows], head, embeddings=lambda *at: head.weight[slice(*at)]
+            )
+            assert torch.equal(alone.soft, whole.soft[rows])
 
 
 def test_draws_follow_their_distribution() -> None:

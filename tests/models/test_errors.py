@@ -217,6 +217,10 @@ def test_arguments(checkpoints: Path, llada: DiffusionModel) -> None:
         load(folder, attn_implementation="flash_attention_3")
     with pytest.raises(ConfigError, match="not both"):
         load(folder, device="cpu", device_map="auto")
+    with pytest.raises(ConfigError, match="embeddings are on device 'meta' or offloaded to disk"):
+        load(folder, device="meta")
+    with pytest.raises(ConfigError, match="cannot be used"):
+        load(folder, device=[0])  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="never run"):
         load(folder, trust_remote_code=True)
     with pytest.raises(UnknownNameError, match="did you mean 'device_map'"):

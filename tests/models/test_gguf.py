@@ -10,8 +10,11 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 import dllm
+from dllm.cli.doctor import examine
+from dllm.core.errors import CheckpointError
 from dllm.kernels.quantised import QuantisedLinear
 from dllm.models import gguf as own
+from dllm.models.footprint import gguf_footprint
 
 gguf = pytest.importorskip("gguf")
 SIZES: dict[str, Any] = {
@@ -210,3 +213,16 @@ def test_a_file_says_whether_its_head_is_shifted(tmp_path: Path) -> None:
     write(tmp_path / "good.gguf", "llada", {"": "Q8_0"})
     file = changed(tmp_path / "good.gguf", {"diffusion.shift_logits": True}, {})
     assert dllm.load(file).facts.logit_shift == 1
+
+
+def test_the_doctor_reckons_with_what_is_held(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    write(file, "llada", {"": "Q8_0", "attn_q": "Q4_0", "ffn_up": "F16"})
+    needs, family = gguf_footprint(file)
+    held = dllm.load(file).hf.state_dict().values()
+    assert (needs.weights, family) == (sum(value.nbytes for value in held), "llada")
+    found = {each.topic: each.text for each in examine(str(file), ("here", 1))}
+    assert "rounded as in the file" in found["weights"] and "does not fit" in found
+    assert "instead" not in found
+    with pytest.raises(CheckpointError, match="there is no file"):
+        list(examine(str(tmp_path / "absent.gguf"), ("here", 1)))

@@ -1,5 +1,6 @@
 """Which layers of a network are multiplied by oneDNN, and that its results stay what they were."""
 
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -65,6 +66,22 @@ def test_an_engine_notices_weights_that_changed_behind_its_back() -> None:
             if type(module) is nn.Linear:
                 module.weight.data.zero_()
     assert dllm.generate(model, PROMPTS[0], min_new_tokens=4).text != before.text
+
+
+def test_a_network_that_is_called_has_its_weights_as_they_are() -> None:
+    """Adapters are merged through ``weight.data``, which PyTorch does not count as a change."""
+    hf, ids = dllm.load("nano-ar").hf, torch.arange(8)[None]
+    with torch.no_grad():
+        before = hf(ids).logits
+        for twin in (hf, pickle.loads(pickle.dumps(hf))):
+            twin(ids)
+            twin.lm_head.weight.data.mul_(2)
+            torch.testing.assert_close(twin(ids).logits, 2 * before)
+            twin.lm_head.weight.data.div_(2)
+    model = dllm.load("nano-ar")
+    scored = dllm.score(model, "1 + 2 =", " 3.").logprob
+    model.hf.model.layers[0].mlp.down_proj.weight.data.zero_()
+    assert dllm.score(model, "1 + 2 =", " 3.").logprob != scored
 
 
 RESIDENT = """

@@ -103,6 +103,13 @@ def test_a_scaled_rotation_is_read_under_its_old_name(copy: Any) -> None:
     assert rotary.rope_type == "linear" and rotary.inv_freq[0] == 0.5
 
 
+def test_a_rotation_that_depends_on_company_is_refused(copy: Any) -> None:
+    factors = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "factor": 2.0}
+    long = {"rope_type": "longrope", "original_max_position_embeddings": 32, **factors}
+    with pytest.raises(ConfigError, match="'longrope' rotates a text as the longest"):
+        load(copy("dream-tiny", rope_scaling=long))
+
+
 @pytest.mark.parametrize("tie", [True, False])
 @pytest.mark.parametrize("name", ["llada", "dream"])
 def test_a_model_from_a_config_alone(tmp_path: Path, name: str, tie: bool) -> None:

@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from dllm.kernels.cpu import compiled
 from dllm.models import load, precision
+from dllm.models.checkpoint import open_checkpoint
+from dllm.models.footprint import footprint
 from dllm.models.precision import SMALL, auto_dtype, native_bfloat16
 
 FLAGS = "processor : 0\nflags\t\t: fpu sse2 avx512f {}\nbugs : none\n"
@@ -69,3 +72,19 @@ def test_loading_follows_it(
     assert load(folder, dtype="float32").dtype == torch.float32
     assert load("nano").dtype == torch.float32
     assert capsys.readouterr().out == ""
+
+
+def test_files_say_their_dtype_where_the_config_does_not(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, copy: Any
+) -> None:
+    """`dllm doctor` reckons with the one that is loaded."""
+    folder = copy("llada-tiny", drop=("torch_dtype", "dtype"))
+    weights = load_file(folder / "model.safetensors")
+    save_file({key: x.bfloat16() for key, x in weights.items()}, folder / "model.safetensors")
+    assert load(folder).dtype == torch.bfloat16
+    assert footprint(open_checkpoint(folder)).dtype == "bfloat16"
+    monkeypatch.setattr(precision, "SMALL", 1000)
+    monkeypatch.setattr(precision, "native_bfloat16", lambda: False)
+    with caplog.at_level(logging.WARNING, "dllm"):
+        assert load(folder).dtype == torch.float32
+    assert "stored in bfloat16" in caplog.messages[0]

@@ -14,7 +14,7 @@ from transformers.models.muse_glimmer_assistant.modeling_muse_glimmer_assistant 
     MuseGlimmerAssistantRotaryEmbedding,
 )
 
-from ...kernels.activations import silu
+from ...kernels.activations import gelu, silu
 from ...kernels.linear import Matrix
 from .checkpoint import BlockCheckpoint
 
@@ -107,7 +107,7 @@ class BlockNetwork:
         self.text_k_norm = torch.stack([layer.norms[3] for layer in self.layers])[:, None, None]
         rotary: Any = MuseGlimmerAssistantRotaryEmbedding(config)
         self.rotary = rotary.to(device)
-        self.activation = silu if config.hidden_act == "silu" else F.gelu
+        self.activation = silu if config.hidden_act == "silu" else gelu
 
     def _layer(self, w: dict[str, torch.Tensor], i: int) -> _Layer:
         def of(name: str) -> torch.Tensor:

@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 from ...core.canvas import IntArray
 from ...core.errors import ConfigError
 from ...engine.prefixes import Prefixes, failures_are_logged, weights_of
+from ...kernels.linear import check_packed
 from ...models import DiffusionModel
 from ...models.attention import attending
 from ..base import Draft, clock_of
@@ -90,6 +91,7 @@ class Verifier:
         self.model, self.hf, self.target_layer_ids = model, model.hf, target_layer_ids
         self.exact = exact and model.dtype != torch.float32 and model.device.type == "cpu"
         self.clock = clock_of(model.device)
+        check_packed(model.hf)
         self.prefixes: Prefixes[Any] = Prefixes(self._release)
 
     def check_drafts(self, trees: bool) -> None:
