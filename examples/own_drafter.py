@@ -14,6 +14,7 @@ from transformers import DynamicCache
 
 import dllm
 from dllm.drafting.base import Budget, Draft, Drafter, Drafting, DraftRequest, chain
+from dllm.models.forwards import CACHE  # "past_key_values" before transformers 5.24
 
 
 @dataclass
@@ -42,7 +43,7 @@ class Assisting(Drafting):
         while len(drafted) < budget.length:
             fresh = (text + drafted)[len(self.fed) :]
             with torch.inference_mode():
-                row = self.model(torch.tensor([fresh]), past_key_values=self.cache).logits[0, -1]
+                row = self.model(torch.tensor([fresh]), **{CACHE: self.cache}).logits[0, -1]
             self.fed += fresh
             drafted.append(int(row.argmax()))
             confidence.append(float(row.softmax(-1).max()))
