@@ -32,6 +32,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import dllm
 from dllm.eval.bounds import measure
 from dllm.kernels.statistics import Filters, token_statistics
+from dllm.models.forwards import CACHE
 
 from eight_billion import CONFIG  # isort: skip
 from harness import RESULTS, write  # isort: skip
@@ -167,10 +168,10 @@ def drafts(hf: LlamaForCausalLM) -> Iterator[dict[str, Any]]:
     with torch.inference_mode():
         for count in (1, 4, 8, 16, 32, 64):
             cache = DynamicCache(config=hf.config)
-            hf(input_ids=text, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            hf(input_ids=text, use_cache=True, logits_to_keep=1, **{CACHE: cache})
 
             def once(count: int = count, cache: Any = cache) -> None:
-                hf(input_ids=text[:, :count], past_key_values=cache, use_cache=True)
+                hf(input_ids=text[:, :count], use_cache=True, **{CACHE: cache})
                 cache.crop(-count)
 
             seconds, _ = timed(once, 10)

@@ -47,6 +47,7 @@ from dllm.eval.bounds import BLOCK, Device, step_of
 from dllm.kernels.quantised import QuantisedLinear
 from dllm.kernels.statistics import token_statistics
 from dllm.models.footprint import Footprint
+from dllm.models.forwards import CACHE
 from dllm.models.quantisation import quantise, read
 from dllm.models.segments import Segment
 from dllm.samplers import compose
@@ -71,7 +72,7 @@ class Step:
             "input_ids": ids,
             "position_ids": self.buffer.slots[None],
             "attention_mask": torch.empty(1, 1, 1, 1),
-            "past_key_values": self.buffer,
+            CACHE: self.buffer,
             "use_cache": False,
             "segments": [Segment(slice(0, rows), slice(0, keys))],
         }

@@ -14,6 +14,7 @@ from transformers import DynamicCache
 
 import dllm
 from dllm.drafting.base import Budget, Draft, Drafter, Drafting, DraftRequest, chain
+from dllm.models.forwards import CACHE  # "past_key_values" before transformers 5.24
 
 
 @dataclass
@@ -43,7 +44,7 @@ class Assisting(Drafting):
             fresh = (text + drafted)[len(self.fed) :]
             with torch.inference_mode():
                 ids = torch.tensor([fresh], device=self.model.device)
-                row = self.model(ids, past_key_values=self.cache).logits[0, -1]
+                row = self.model(ids, **{CACHE: self.cache}).logits[0, -1]
             self.fed += fresh
             drafted.append(int(row.argmax()))
             confidence.append(float(row.softmax(-1).max()))

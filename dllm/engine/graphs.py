@@ -26,6 +26,7 @@ from ..cache.base import Cache
 from ..core.errors import ConfigError
 from ..kernels.transfer import upload
 from ..models.attention import PREFIX, VARLEN
+from ..models.forwards import CACHE
 from ..models.varlen import Borders, Spans
 from .kv import KVBuffer, Scratch
 from .packing import Packed
@@ -212,7 +213,7 @@ class Static:
     def _run(self, step: Step) -> torch.Tensor:
         hidden: torch.Tensor = self.backbone(
             input_ids=step.ids, position_ids=step.positions, attention_mask=self._no_mask,
-            past_key_values=step.buffer, use_cache=False, segments=step.borders,
+            use_cache=False, segments=step.borders, **{CACHE: step.buffer},
         ).last_hidden_state[0]  # fmt: skip
         return hidden
 

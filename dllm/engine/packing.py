@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from ..core.canvas import PROPOSAL, PURPOSES, Canvas, FloatArray, IntArray
 from ..kernels.transfer import upload
+from ..models.forwards import CACHE
 from ..models.segments import Segment
 from .kv import KVBuffer, Scratch
 from .rows import Job, Layout
@@ -56,7 +57,7 @@ class Packed:
         no_mask = _no_mask(self.ids.device)
         inputs = {
             "input_ids": self.ids, "position_ids": self.positions, "attention_mask": no_mask,
-            "past_key_values": buffer, "use_cache": False, "segments": self.segments,
+            CACHE: buffer, "use_cache": False, "segments": self.segments,
         }  # fmt: skip
         if self.sliding is not None:
             inputs["sliding"] = self.sliding

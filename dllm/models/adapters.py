@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.integrations.peft import MIN_PEFT_VERSION
+from transformers.utils.peft_utils import check_peft_version
 
 from ..core.errors import CheckpointError, ConfigError, missing, one_line, short
 from .checkpoint import ADAPTER, looks_like_a_path, read_json, snapshot
@@ -22,12 +24,13 @@ def attach(hf: Any, adapter: str | os.PathLike[str], merge: bool = False) -> Non
     or with ``merge`` into its weights.
 
     Raises `CheckpointError` when there is no complete adapter for this network, which then stays
-    as it was, and `ConfigError` when the package peft is missing.
+    as it was, and `ConfigError` when the package peft is missing or too old.
     """
     if getattr(hf, "_hf_peft_config_loaded", False):
         raise ConfigError("an adapter is on this model already: load the model anew for another")
     folder = _folder(adapter)
     weights = _read(folder)
+    check_peft()
     try:
         from peft import PeftConfig
 
@@ -38,8 +41,6 @@ def attach(hf: Any, adapter: str | os.PathLike[str], merge: bool = False) -> Non
             raise ValueError(f"{key} is missing")
         for key in sorted(report.unexpected_keys):
             raise ValueError(f"{key} has no place in it")
-    except ImportError as error:
-        raise missing("peft, which loads adapters,", "train") from error
     except Exception as error:  # peft and what it stands on raise many types
         _take_off(hf)
         raise CheckpointError(
@@ -54,6 +55,14 @@ def attach(hf: Any, adapter: str | os.PathLike[str], merge: bool = False) -> Non
             f"the adapter in {folder} cannot be merged ({one_line(error)}): load the model anew, "
             "without merge_adapter"
         ) from error
+
+
+def check_peft() -> None:
+    """Raise `ConfigError` unless there is a peft that this transformers works with."""
+    try:
+        check_peft_version(MIN_PEFT_VERSION)
+    except ValueError as error:
+        raise missing(f"peft {MIN_PEFT_VERSION} or newer, for adapters,", "train") from error
 
 
 def _folder(adapter: str | os.PathLike[str]) -> Path:

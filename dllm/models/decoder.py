@@ -23,7 +23,7 @@ from ..kernels.linear import Packed, packed_of
 from ..kernels.quantised import QuantisedLinear
 from . import mlp, norms, rotary
 from .attention import PREFIX
-from .forwards import classes, replace_forwards
+from .forwards import CACHE, classes, replace_forwards
 
 EXACT = {  # attention that a layer's one call computes, `grouped` or not, as `grouped_rows` does
     (PREFIX + "sdpa", False): False, (PREFIX + "sdpa", True): False, (PREFIX + "eager", True): True,
@@ -62,14 +62,14 @@ def _joined(module: Any) -> Joined:
 
 def _forward(
     module: Any, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None,
-    position_ids: torch.Tensor | None = None, past_key_values: Any = None, use_cache: bool = False,
+    position_ids: torch.Tensor | None = None,
     position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None, **rest: Any,
 ) -> torch.Tensor:  # fmt: skip
     """The forward of a decoder layer: ``hidden_states`` (1, Q, D) to the same shape.  The last one
     may leave rows as they are that are not ``scored``: nobody reads them."""
     attention, scored = module.self_attn, rest.pop("scored", None)
     rest["position_ids"] = position_ids
-    place, segments = getattr(past_key_values, "place", None), rest.get("segments")
+    place, segments = getattr(rest.get(CACHE), "place", None), rest.get("segments")
     kind = attention.config._attn_implementation, bool(rest.get("grouped"))
     if (
         place and kind in EXACT and type(segments) is list and rest.get("watch") is None
@@ -100,9 +100,8 @@ def _forward(
                 if done is not None:
                     return done[None]
     result: torch.Tensor = type(module).forward(
-        module, hidden_states, attention_mask, past_key_values=past_key_values,
-        use_cache=use_cache, position_embeddings=position_embeddings, **rest,
-    )  # fmt: skip
+        module, hidden_states, attention_mask, position_embeddings=position_embeddings, **rest
+    )
     return result
 
 

@@ -26,6 +26,7 @@ from transformers.models.diffusion_gemma.modeling_diffusion_gemma import (
 )
 
 from .family import ConfigDict, Family, Published, demand, require
+from .forwards import CACHE
 
 TEXT_FIELDS = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
@@ -38,9 +39,9 @@ class Attention(DiffusionGemmaDecoderTextAttention):
     """Keys and values go to a cache that knows where, those of the canvas as well."""
 
     def append_to_cache(
-        self, past_key_values: Any, key_states: torch.Tensor, value_states: torch.Tensor
+        self, cache: Any, key_states: torch.Tensor, value_states: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        keys, values = past_key_values.update(key_states, value_states, self.layer_idx)
+        keys, values = cache.update(key_states, value_states, self.layer_idx)
         return keys, values
 
 
@@ -112,9 +113,9 @@ class TextModel(DiffusionGemmaPreTrainedModel):  # type: ignore[no-untyped-call]
         return self.decoder.embed_tokens
 
     def forward(
-        self, input_ids: torch.Tensor, position_ids: torch.Tensor, past_key_values: Any = None,
+        self, input_ids: torch.Tensor, position_ids: torch.Tensor,
         open: torch.Tensor | None = None, soft: torch.Tensor | None = None,
-        segments: Any = None, sliding: Any = None, watch: Any = None, **_: Any,
+        segments: Any = None, sliding: Any = None, watch: Any = None, **rest: Any,
     ) -> BaseModelOutput:  # fmt: skip
         """Final hidden states of ``input_ids`` (1, Q).
 
@@ -137,7 +138,7 @@ class TextModel(DiffusionGemmaPreTrainedModel):  # type: ignore[no-untyped-call]
             x = layer(
                 x, angles[kind],
                 torch.where(within, layer.layer_scalar, scalar.layer_scalar.to(x.device)),
-                past_key_values=past_key_values, segments=attended[kind], watch=watch,
+                segments=attended[kind], watch=watch, **{CACHE: rest.get(CACHE)},
             )  # fmt: skip
         return BaseModelOutput(last_hidden_state=decoder.norm(x))
 

@@ -2,10 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from inspect import signature
 from typing import Any
 
 from torch import nn
+from transformers import LlamaModel
 
+# The argument that takes a cache: transformers 5.24 renamed it.
+CACHE = "cache" if "cache" in signature(LlamaModel.forward).parameters else "past_key_values"
 NETWORKS = ("llama", "mistral", "qwen2", "qwen3")
 
 

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from ..kernels.quantised import QuantisedLinear, together
 from .attention import FUNCTIONS
-from .forwards import classes, replace_forwards
+from .forwards import CACHE, classes, replace_forwards
 
 
 def rotate_in_cache(hf: PreTrainedModel) -> None:
@@ -24,12 +24,13 @@ def rotate_in_cache(hf: PreTrainedModel) -> None:
 def _forward(
     module: Any, hidden_states: torch.Tensor,
     position_embeddings: tuple[torch.Tensor, torch.Tensor],
-    attention_mask: torch.Tensor | None = None, past_key_values: Any = None, **rest: Any,
+    attention_mask: torch.Tensor | None = None, **rest: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
     """The forward of such a layer: ``hidden_states`` (B, Q, D) to the same shape."""
-    if not hasattr(past_key_values, "rotate_scatter"):
+    cache = rest.pop(CACHE, None)
+    if not hasattr(cache, "rotate_scatter"):
         result: tuple[torch.Tensor, torch.Tensor | None] = type(module).forward(
-            module, hidden_states, position_embeddings, attention_mask, past_key_values, **rest
+            module, hidden_states, position_embeddings, attention_mask, cache, **rest
         )
         return result
     shape = (*hidden_states.shape[:-1], -1, module.head_dim)
@@ -38,7 +39,7 @@ def _forward(
         q, k, v = together(hidden_states, (q_proj, k_proj, v_proj))
     else:
         q, k, v = q_proj(hidden_states), k_proj(hidden_states), v_proj(hidden_states)
-    q, keys, values = past_key_values.rotate_scatter(
+    q, keys, values = cache.rotate_scatter(
         q.view(shape).transpose(1, 2), k.view(shape).transpose(1, 2),
         v.view(shape).transpose(1, 2), *position_embeddings, module.layer_idx,
     )  # fmt: skip

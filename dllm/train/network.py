@@ -15,6 +15,7 @@ from transformers import AttentionInterface
 
 from ..core.errors import ConfigError
 from ..models import DiffusionModel
+from ..models.adapters import check_peft
 from ..models.attention import attending
 from ..models.family import Facts
 
@@ -126,6 +127,7 @@ class Network(nn.Module):
 def add_adapter(hf: Any, rank: int, layers: str | list[str]) -> None:
     """Put a low-rank adapter on the named ``layers``, or all linear ones but the head, in place;
     only the adapter is trained, in float32."""
+    check_peft()
     from peft import LoraConfig
 
     hf.requires_grad_(False)

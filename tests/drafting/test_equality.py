@@ -15,6 +15,7 @@ from dllm.drafting.engine import engine_for
 from dllm.drafting.recipe import recipe_for
 from dllm.drafting.verifiers.packed import PackedVerifier, open_verifier
 from dllm.kernels.noise import bits
+from dllm.models.forwards import CACHE
 from dllm.request.requests import answering
 from dllm.runtime.scheduler import Scheduler
 
@@ -179,7 +180,7 @@ def test_after_a_round_the_cache_is_that_of_a_fresh_prefill(
             fresh = DynamicCache()
             ids = torch.tensor([run.text.tokens[:length]])
             with torch.inference_mode():
-                model.hf(input_ids=ids, past_key_values=fresh, use_cache=True)
+                model.hf(input_ids=ids, use_cache=True, **{CACHE: fresh})
             assert length == len(run.text.tokens) - 1
             if run.canvas.finished:  # its memory is given back
                 continue

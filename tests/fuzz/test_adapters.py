@@ -10,7 +10,9 @@ import pytest
 import torch
 
 import dllm
+from dllm.models import adapters
 from dllm.models.adapters import CONFIG, WEIGHTS
+from dllm.train.network import add_adapter
 
 from ..thin import some
 from . import damage as harm
@@ -177,3 +179,13 @@ def test_pickles_are_not_read(adapter: Path, tmp_path: Path) -> None:
     torch.save({}, folder / "adapter_model.bin")
     with pytest.raises(dllm.CheckpointError, match="only safetensors are loaded"):
         dllm.load("nano-ar", adapter=folder)
+
+
+def test_a_peft_that_is_too_old_is_told(adapter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapters, "MIN_PEFT_VERSION", "99.0")
+    for call in (
+        lambda: dllm.load("nano-ar", adapter=adapter),
+        lambda: add_adapter(dllm.load("nano-ar").hf, 2, "all-linear"),
+    ):
+        with pytest.raises(dllm.ConfigError, match=r"^peft 99.0 or newer, .* is missing: pip"):
+            call()

@@ -13,6 +13,7 @@ from dllm.engine.kv import KVBuffer
 from dllm.kernels.cpu import layers
 from dllm.models import DiffusionModel, Segment, decoder
 from dllm.models.attention import set_attention
+from dllm.models.forwards import CACHE
 from dllm.models.quantisation import quantise, read
 
 pytestmark = pytest.mark.usefixtures("compiled")
@@ -89,8 +90,7 @@ def run(
         with torch.inference_mode():
             result.append(model.backbone(
                 ids[at][None], position_ids=at[None], attention_mask=torch.empty(1, 1, 1, 1),
-                past_key_values=buffer, use_cache=False,
-                segments=segments, **how,
+                use_cache=False, segments=segments, **{CACHE: buffer}, **how,
             ).last_hidden_state)  # fmt: skip
     return [*result, *(x for x in (*buffer._keys, *buffer._values) if x is not None)]
 
@@ -314,7 +314,7 @@ def test_slots_outside_the_buffer_are_refused() -> None:
     model = network("llada", torch.float32)
     buffer = KVBuffer(2, 4)
     at = torch.arange(4)
-    how = {"attention_mask": torch.empty(1, 1, 1, 1), "past_key_values": buffer,
+    how = {"attention_mask": torch.empty(1, 1, 1, 1), CACHE: buffer,
            "use_cache": False, "segments": [Segment(slice(0, 4), slice(0, 4))]}  # fmt: skip
     with torch.inference_mode():
         buffer.slots = at
@@ -333,7 +333,7 @@ def test_keys_beyond_the_buffer_are_not_read(calls: list[int]) -> None:
         with torch.inference_mode():
             results.append(model.backbone(
                 at[None], position_ids=at[None], attention_mask=torch.empty(1, 1, 1, 1),
-                past_key_values=buffer, use_cache=False,
+                use_cache=False, **{CACHE: buffer},
                 segments=[Segment(slice(0, 4), slice(0, last))],
             ).last_hidden_state)  # fmt: skip
     assert torch.equal(*results) and calls == [1, 1, 0, 0]
@@ -341,7 +341,7 @@ def test_keys_beyond_the_buffer_are_not_read(calls: list[int]) -> None:
     with pytest.raises(IndexError), torch.inference_mode():
         model.backbone(
             at[None], position_ids=at[None], attention_mask=torch.empty(1, 1, 1, 1),
-            past_key_values=buffer, use_cache=False,
+            use_cache=False, **{CACHE: buffer},
             segments=[Segment(slice(0, 4), torch.tensor([0, 4]))],
         )  # fmt: skip
 

@@ -11,6 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 
 from dllm.core.errors import CheckpointError, ConfigError
 from dllm.models import DiffusionModel, load
+from dllm.models.forwards import CACHE
 
 TINY = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -56,7 +57,7 @@ def test_an_autoregressive_model_stays_causal(attention: str) -> None:
     change = (logits(model, ids) - logits(model, other)).abs().amax(-1)[0]
     assert change[:-1].max() == 0 and change[-1] > 1e-4
     step = model.hf(ids[:, :8], use_cache=True)
-    rest = model.hf(ids[:, 8:], past_key_values=step.past_key_values).logits
+    rest = model.hf(ids[:, 8:], **{CACHE: step[CACHE]}).logits
     torch.testing.assert_close(rest, logits(model, ids)[:, 8:], rtol=0, atol=1e-5)
 
 

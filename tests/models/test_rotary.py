@@ -10,6 +10,7 @@ import torch
 from dllm.engine.kv import KVBuffer
 from dllm.kernels.rotation import naive
 from dllm.models import DiffusionModel, Segment, load
+from dllm.models.forwards import CACHE
 from dllm.models.rotary import rotate_in_cache
 
 PREPARED = torch.empty(1, 1, 1, 1)
@@ -31,7 +32,7 @@ def step(model: DiffusionModel, buffer: KVBuffer) -> tuple[torch.Tensor, torch.T
         with torch.inference_mode():
             hidden = model.backbone(
                 ids[at][None], position_ids=at[None], attention_mask=PREPARED,
-                past_key_values=buffer, use_cache=False, segments=[everything],
+                use_cache=False, segments=[everything], **{CACHE: buffer},
             ).last_hidden_state  # fmt: skip
     keys = buffer._keys[0]
     assert keys is not None

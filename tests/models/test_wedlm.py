@@ -18,6 +18,7 @@ from dllm.engine import Engine, MaskedRecipe, graphs
 from dllm.engine.forward import Forward
 from dllm.engine.recipe import RowOptions
 from dllm.engine.rows import Job, Row
+from dllm.models.forwards import CACHE
 from dllm.samplers import compose
 from dllm.samplers.scorers import Random
 from dllm.samplers.windows import StaticBlocks, WholeRegion
@@ -175,7 +176,7 @@ def test_what_is_kept_is_what_a_causal_model_keeps(
         engine.step()
         with torch.inference_mode():
             ids = torch.from_numpy(canvas.tokens[:final])[None]
-            kept = reference(ids, use_cache=True).past_key_values
+            kept = reference(ids, use_cache=True)[CACHE]
         buffer = engine.forward.buffer
         assert buffer is not None
         for layer, (keys, values) in enumerate(zip(buffer._keys, buffer._values, strict=True)):

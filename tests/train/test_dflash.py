@@ -19,6 +19,7 @@ from dllm.drafting.dflash.checkpoint import load_checkpoint
 from dllm.drafting.dflash.drafter import BlockDrafter as BlockDrafterAtWork
 from dllm.drafting.dflash.heads import head_of
 from dllm.drafting.dflash.walks import candidates
+from dllm.models.forwards import CACHE
 from dllm.train.dflash import data
 from dllm.train.dflash.card import curve, table
 from dllm.train.dflash.evaluate import matches, walk
@@ -89,7 +90,7 @@ def test_blocks_in_one_forward_are_the_blocks_that_transformers_drafts(window: i
                 cache.set_previous_accepted_tokens(anchor)
                 alone = native(
                     noise_embeds=embedding[block], context_hidden_states=states[b : b + 1, :anchor],
-                    position_ids=torch.arange(anchor + 4)[None], past_key_values=cache,
+                    position_ids=torch.arange(anchor + 4)[None], **{CACHE: cache},
                 ).last_hidden_state  # fmt: skip
                 torch.testing.assert_close(together[b, n], alone[0, 1:], atol=1e-4, rtol=1e-4)
 

@@ -17,6 +17,7 @@ from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from ...core.errors import ConfigError
 from ...models import DiffusionModel
+from ...models.forwards import CACHE
 from ..base import Draft
 from .base import Scored, once_per_network, running
 from .rowwise import RowVerifier
@@ -99,7 +100,7 @@ def goes_on(verifier: RecurrentVerifier) -> bool:
         whole = hf(input_ids=ids).logits[0, 5:].float()
         cache = verifier._new_cache()
         for piece in (ids[:, :5], ids[:, 5:]):
-            out = hf(input_ids=piece, past_key_values=cache, use_cache=True)
+            out = hf(input_ids=piece, use_cache=True, **{CACHE: cache})
     gap = (out.logits[0].float() - whole).abs().max() / whole.abs().max()
     return bool(gap < ROUNDING) and not any(map(_remembers, _recurrent(cache)))
 

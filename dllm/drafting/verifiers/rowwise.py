@@ -17,6 +17,7 @@ from transformers import Cache, DynamicCache
 from ...core.canvas import IntArray
 from ...core.errors import ConfigError
 from ...models import DiffusionModel
+from ...models.forwards import CACHE
 from ..base import Draft
 from .base import Scored, Text, Verifier, Work, joined, recorded, running
 from .stepping import States
@@ -44,7 +45,7 @@ class RowVerifier(Verifier):
     ) -> None:
         super().__init__(model, target_layer_ids, exact)
         accepted = inspect.signature(self.hf.forward).parameters
-        if "past_key_values" not in accepted:
+        if CACHE not in accepted:
             raise ConfigError(
                 f"{type(self.hf).__name__} keeps its state in a form of its own, not in a cache of "
                 "transformers: it cannot verify drafts; use another model"
@@ -106,7 +107,7 @@ class RowVerifier(Verifier):
         ):
             logits: torch.Tensor = self.hf(
                 input_ids=torch.tensor([ids], device=self.model.device), use_cache=True,
-                past_key_values=text.cache, **fewer,
+                **{CACHE: text.cache}, **fewer,
             ).logits[0, -wanted:]  # fmt: skip
         text.forwards += 1
         text.computed += len(ids)

@@ -23,6 +23,7 @@ from dllm.drafting.dflash.checkpoint import (
 from dllm.drafting.dflash.drafter import BlockDrafter
 from dllm.drafting.dflash.heads import head_of
 from dllm.drafting.dflash.network import BlockNetwork
+from dllm.models.forwards import CACHE
 from dllm.train.dflash.model import drafter_config
 
 from ...thin import some
@@ -138,7 +139,7 @@ def test_drafting_row_by_row_is_one_forward_of_transformers(window: int | None) 
             expected = native(
                 noise_embeds=blocks[row : row + 1],
                 context_hidden_states=states[row : row + 1, :length],
-                position_ids=torch.arange(length + 4)[None], past_key_values=cache,
+                position_ids=torch.arange(length + 4)[None], **{CACHE: cache},
             ).last_hidden_state  # fmt: skip
         torch.testing.assert_close(got[row], expected[0], atol=1e-4, rtol=1e-4)
 

@@ -1,5 +1,6 @@
 """Verifiers of many architectures: their own text, and the caller's model left as it was."""
 
+from inspect import signature
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import dllm
+from dllm.models.forwards import CACHE
 
 PROMPT = [5, 9, 33, 7, 9, 33, 50, 51]
 NO_ENDS = {"vocab_size": 96, "eos_token_id": None, "bos_token_id": None, "pad_token_id": 0}
@@ -53,5 +55,9 @@ def test_the_text_is_the_networks_own(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["mamba", "rwkv"])
 def test_networks_without_a_cache_are_refused(kind: str) -> None:
+    hf = network(kind)
+    if CACHE in signature(hf.forward).parameters:  # Mamba takes one since transformers 5.24
+        assert dllm.speculate(hf, None, PROMPT, max_new_tokens=10).tokens == greedy(hf)
+        return
     with pytest.raises(dllm.ConfigError, match="keeps its state in a form of its own"):
-        dllm.speculate(network(kind), None, PROMPT, max_new_tokens=4)
+        dllm.speculate(hf, None, PROMPT, max_new_tokens=4)
