@@ -59,7 +59,7 @@ class ElasticCache(Refreshing):
         return None
 
     def after_attention(self, canvas: Canvas, slots: Slots, layer: Layer) -> None:
-        computed = layer.stream if slots.state(Watch).start > layer.index else None
+        computed = layer.stream if slots.state(Watch).start >= layer.index else None
         token, before = layer.memory.get(layer.index, (NEVER, None))
         if computed is not None and before is not None and token in computed:
             now = layer.attention(np.array([token]))[0]

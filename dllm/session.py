@@ -101,9 +101,8 @@ class Session:
     # -- requests -------------------------------------------------------------------------------
 
     def submit(
-        self, prompt: Any, *, deadline: float | None = None, max_events: int = 64,
-        **how: Any,
-    ) -> Handle:  # fmt: skip
+        self, prompt: Any, *, deadline: float | None = None, max_events: int = 64, **how: Any
+    ) -> Handle:
         """Ask for an answer to one prompt; returns at once.
 
         ``prompt``, and in ``how`` ``sampler``, ``chat``, ``trace``, ``config`` and the fields of a
@@ -272,15 +271,12 @@ class Session:
         spent, before = self._scheduler.engine.forward_seconds, self._forward_seconds
         self._forward_seconds = spent
         report = StepReport(
-            seconds=seconds,
-            forward_seconds=spent - before,
-            rows=len(steps),
+            seconds=seconds, forward_seconds=spent - before, rows=len(steps),
             positions=sum(step.positions for step in steps),
             committed=sum(len(step.decision.committed) for step in steps),
             remasked=sum(len(step.decision.remasked) for step in steps),
-            running=self.running,
-            waiting=self.waiting,
-        )
+            running=self.running, waiting=self.waiting,
+        )  # fmt: skip
         try:
             self.observe(report)
         except FAILURES as error:  # it says nothing about any request

@@ -83,22 +83,12 @@ class DLLM(TemplateLM):  # type: ignore[misc]
     """
 
     def __init__(
-        self,
-        pretrained: Any = "nano",
-        sampler: str = "threshold",
-        cache: str = "none",
-        batch_size: int | str | None = None,
-        max_batch_size: int | None = None,
-        device: str | None = None,
-        dtype: str = "auto",
-        adapter: str | None = None,
-        max_gen_toks: int = 256,
-        estimator: str | None = None,
-        samples: int = 128,
-        early_stop: bool = False,
-        check_greedy: bool = False,
-        **arguments: Any,
-    ) -> None:
+        self, pretrained: Any = "nano", sampler: str = "threshold", cache: str = "none",
+        batch_size: int | str | None = None, max_batch_size: int | None = None,
+        device: str | None = None, dtype: str = "auto", adapter: str | None = None,
+        max_gen_toks: int = 256, estimator: str | None = None, samples: int = 128,
+        early_stop: bool = False, check_greedy: bool = False, **arguments: Any,
+    ) -> None:  # fmt: skip
         super().__init__()
         known = [*GenerationConfig.fields()]
         for name in arguments:
@@ -350,10 +340,9 @@ def whole(parts: Sequence[Score]) -> Score:
     return Score(
         logprob=sum(part.logprob for part in parts),
         stderr=math.hypot(*(part.stderr for part in parts)),
-        tokens=sum(part.tokens for part in parts),
-        nfe=sum(part.nfe for part in parts),
+        tokens=sum(part.tokens for part in parts), nfe=sum(part.nfe for part in parts),
         computed=sum(part.computed for part in parts),
-    )
+    )  # fmt: skip
 
 
 _warned: set[str] = set()

@@ -17,17 +17,13 @@ PACKAGES = ("torch", "transformers", "numpy")
 def machine() -> dict[str, Any]:
     """What has to be known to compare times."""
     return {
-        "cpu": _cpu(),
-        "vector": torch.backends.cpu.get_cpu_capability(),
-        "date": date.today().isoformat(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "load": _load(),
+        "cpu": _cpu(), "vector": torch.backends.cpu.get_cpu_capability(),
+        "date": date.today().isoformat(), "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(), "load": _load(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "python": platform.python_version(),
-        "dllm": __version__,
+        "python": platform.python_version(), "dllm": __version__,
         **{name: version(name) for name in PACKAGES},
-    }
+    }  # fmt: skip
 
 
 def _load() -> float | None:

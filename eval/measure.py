@@ -110,12 +110,9 @@ class RefusedError(ConfigError):
 
 
 def measure(
-    model: DiffusionModel,
-    problems: Problems,
-    cell: Cell,
-    identity: str,
+    model: DiffusionModel, problems: Problems, cell: Cell, identity: str,
     answered: Callable[[int], None] = lambda _: None,
-) -> Record:
+) -> Record:  # fmt: skip
     """Decode the examples and check the answers.  ``identity`` is the model's fingerprint;
     ``answered`` is called with the number of answers so far."""
     examples = draw(problems, cell.examples, cell.seed)

@@ -177,13 +177,10 @@ Progress = Callable[[int, int, Cell, Record | None], None]
 
 
 def run(
-    model: DiffusionModel,
-    cells: Sequence[Cell],
-    journal: Journal,
-    progress: Progress = lambda *_: None,
-    refused: dict[str, str] | None = None,
+    model: DiffusionModel, cells: Sequence[Cell], journal: Journal,
+    progress: Progress = lambda *_: None, refused: dict[str, str] | None = None,
     answered: Callable[[Cell, int], None] = lambda *_: None,
-) -> list[Record]:
+) -> list[Record]:  # fmt: skip
     """Measure what the journal lacks; the records of all cells, in order.
 
     ``progress(done, total, cell, record)`` is called before (record None) and after each cell,

@@ -29,12 +29,9 @@ ROLES = (*EXCLUSIVE, *SHARED)
 DEFAULTS = ("threshold", "fixed", "blocks", "prob", "eos")
 # What kind of part the needs of others call it by, where that is not its role.
 SOURCES = {
-    "course": "a selector",
-    "eos": "an eos rule",
-    "length": "a length rule",
-    "stop": "a selector",
-    "transform": "a selector",
-}
+    "course": "a selector", "stop": "a selector", "transform": "a selector",
+    "eos": "an eos rule", "length": "a length rule",
+}  # fmt: skip
 
 SamplerLike = str | Part | Sequence[Part] | Sampler
 

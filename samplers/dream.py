@@ -14,11 +14,8 @@ from .scorers import Margin, NegEntropy, Probability, Random
 from .windows import WholeRegion
 
 ALGORITHMS = {
-    "origin": Random,
-    "maskgit_plus": Probability,
-    "topk_margin": Margin,
-    "entropy": NegEntropy,
-}
+    "origin": Random, "maskgit_plus": Probability, "topk_margin": Margin, "entropy": NegEntropy
+}  # fmt: skip
 
 
 @dataclass
@@ -60,11 +57,9 @@ class Dream(Selector):
     offers = frozenset({FORESIGHT})  # what it looks at is the score
     scheduled = True
     limits = bounds(
-        steps=COUNT,
-        eps=limit(lambda x: 0 <= x < 1, "{name} must lie in [0, 1), not {value}"),
-        alg=one_of(ALGORITHMS),
-        alg_temp=NOT_NEGATIVE,
-    )
+        steps=COUNT, eps=limit(lambda x: 0 <= x < 1, "{name} must lie in [0, 1), not {value}"),
+        alg=one_of(ALGORITHMS), alg_temp=NOT_NEGATIVE,
+    )  # fmt: skip
 
     steps: int | None = None
     eps: float = 1e-3

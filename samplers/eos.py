@@ -111,16 +111,11 @@ def last_block(canvas: Canvas, committed: IntArray, stop_ids: StopIds) -> None:
 
 
 CHECKS: dict[str, Callable[[Canvas, IntArray, StopIds], None]] = {
-    "prefix_complete": prefix_complete,
-    "none": lambda canvas, committed, stop_ids: None,
-    "block_contains": block_contains,
-    "block_all": block_all,
-    "first_commit": first_commit,
-    "first_commit_cut": partial(first_commit, keep=False),
-    "last_block": last_block,
-    "suppress": prefix_complete,
-    "rank_last": prefix_complete,
-}
+    "prefix_complete": prefix_complete, "none": lambda canvas, committed, stop_ids: None,
+    "block_contains": block_contains, "block_all": block_all, "first_commit": first_commit,
+    "first_commit_cut": partial(first_commit, keep=False), "last_block": last_block,
+    "suppress": prefix_complete, "rank_last": prefix_complete,
+}  # fmt: skip
 
 
 @register("eos")

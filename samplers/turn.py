@@ -50,12 +50,10 @@ class Decision:
         if trial is None:
             return replace(self, explored=explored)
         return replace(
-            self,
-            committed=np.concatenate([trial.positions, self.committed]),
+            self, committed=np.concatenate([trial.positions, self.committed]),
             tokens=np.concatenate([trial.tokens, self.tokens]),
-            logprobs=np.concatenate([trial.logprobs, self.logprobs]),
-            explored=explored,
-        )
+            logprobs=np.concatenate([trial.logprobs, self.logprobs]), explored=explored,
+        )  # fmt: skip
 
     @property
     def bits(self) -> float:

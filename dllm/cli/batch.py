@@ -38,6 +38,7 @@ class Batched(Decoding):
 
     PARAMETERS = EVERY
 
+    output: Path | None = option(None, "File of the results, default REQUESTS.results.jsonl.", None)
     max_batch_size: int = option(16, "Sequences decoded at a time, default 16.", MODEL, min=1)
     raw: bool = RAW()
     ray: int = option(
@@ -76,15 +77,6 @@ def fields(options: Batched) -> dict[str, Any]:
 @takes(Batched)
 def batch(
     requests: Annotated[Path, typer.Argument(help="OpenAI's batch file, or a prompt per line.")],
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            help="File of the results, default REQUESTS.results.jsonl.",
-            show_default=False,
-        ),
-    ] = None,
     *,
     options: Batched,
 ) -> None:
@@ -97,7 +89,7 @@ def batch(
 
     if not requests.is_file():
         raise ConfigError(f"{requests} is no file: name a file of requests")
-    target = output or requests.with_suffix(".results.jsonl")
+    target = options.output or requests.with_suffix(".results.jsonl")
     if target.resolve() == requests.resolve():
         raise ConfigError("the results would overwrite the requests: name another file with -o")
     lines = Lines(requests, fields(options), not options.raw)

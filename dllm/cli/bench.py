@@ -20,28 +20,22 @@ class Bench(Ways):
     """Options of ``dllm bench``."""
 
     tasks: list[str] | None = option(
-        None,
-        "Tasks: names or .jsonl files, separated by commas or repeated.",
-        MEASURING,
-        "--tasks",
-        "--task",
-    )
+        None, "Tasks: names or .jsonl files, separated by commas or repeated.", MEASURING,
+        "--tasks", "--task",
+    )  # fmt: skip
     curve: list[str] | None = option(
-        None,
-        "Sampler to run at several values of its main parameter, or 'all'; repeatable.",
+        None, "Sampler to run at several values of its main parameter, or 'all'; repeatable.",
         MEASURING,
-    )
+    )  # fmt: skip
     preset: str | None = option(None, "Named sweep: readme or quick.", MEASURING)
     examples: int | None = option(None, "Examples per task, default 100.", MEASURING, min=1)
     rows: int | None = option(None, "Sequences decoded at a time, default 32.", MEASURING, min=1)
     seed: int | None = option(None, "Random seed of the examples, default 0.", MEASURING, min=0)
     output: Path = option(Path("runs/bench"), "Folder of the results, default runs/bench.", OUTPUT)
     plot: bool | None = option(
-        None,
-        "Draw pareto and methods, as .svg and .png; default: where matplotlib is installed.",
-        OUTPUT,
-        "--plot/--no-plot",
-    )
+        None, "Draw pareto and methods, as .svg and .png; default: where matplotlib is installed.",
+        OUTPUT, "--plot/--no-plot",
+    )  # fmt: skip
 
 
 @takes(Bench)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.measure import Measurement
@@ -14,7 +13,7 @@ from rich.text import Text
 
 from .bundled import warn_of_unknown_words
 from .inputs import read_text
-from .options import JSON, RAW, Ways, takes
+from .options import JSON, RAW, Prompt, Ways, takes
 from .output import as_json, waiting
 
 if TYPE_CHECKING:
@@ -35,13 +34,7 @@ class Comparison(Ways):
 
 
 @takes(Comparison)
-def compare(
-    prompt: Annotated[
-        str | None, typer.Argument(help="The prompt; '-' or nothing reads standard input.")
-    ] = None,
-    *,
-    options: Comparison,
-) -> None:
+def compare(prompt: Prompt = None, *, options: Comparison) -> None:
     """Answer one prompt in several ways: text, forwards, positions, seconds."""
     with waiting("loading dllm"):
         from ..api import generate

@@ -45,10 +45,9 @@ class Reported:
 
     log_every: int = setting(20, "Log every N steps.", OUTPUT, min=1)
     report_to: list[str] | None = setting(
-        None,
-        "Report to an integration of transformers: tensorboard, wandb, ...; repeatable.",
+        None, "Report to an integration of transformers: tensorboard, wandb, ...; repeatable.",
         OUTPUT,
-    )
+    )  # fmt: skip
 
     def report(self) -> Report:
         """To the terminal, and to those."""
@@ -74,11 +73,9 @@ class DFlash(Reported):
     verifier: str = setting(..., "Verifier: hub id or folder of a causal model.", SHAPE)
     output: Path = setting(Path("runs/dflash"), "Folder of the run.", OUTPUT)
     data: list[Path] | None = setting(
-        None,
-        'JSON lines: {"ids", "answer"}, or {"prompt"} or {"messages"} that the verifier answers; '
-        "repeatable (default: it writes prompts itself).",
-        DATA,
-    )
+        None, 'JSON lines: {"ids", "answer"}, or {"prompt"} or {"messages"} that the verifier '
+        "answers; repeatable (default: it writes prompts itself).", DATA,
+    )  # fmt: skip
     answers: int | None = setting(
         None, "Answers to prompts that the verifier writes, default 6000.", DATA, min=1
     )

@@ -66,14 +66,9 @@ def frame(event: Event, speller: Speller) -> Frame:
     canvas = event.canvas
     region = canvas.masked[canvas.start : canvas.end]
     return Frame(
-        row=event.row,
-        step=event.step,
-        nfe=canvas.nfe,
-        decided=int((~region).sum()),
-        total=len(region),
-        spans=tuple(_spans(event, speller)),
-        finished=event.result is not None,
-    )
+        row=event.row, step=event.step, nfe=canvas.nfe, decided=int((~region).sum()),
+        total=len(region), spans=tuple(_spans(event, speller)), finished=event.result is not None,
+    )  # fmt: skip
 
 
 def _spans(event: Event, speller: Speller) -> Iterator[Span]:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from ..core.config import GenerationConfig
 from ..core.declared import MACHINE, VERIFIER
 from ..core.errors import ConfigError
 from .bundled import warn_of_unknown_words
 from .inputs import read_prompts
-from .options import Answers, takes
+from .options import Answers, Prompt, takes
 from .output import MEASURED, as_json, note, save_trace, trace_files, versions, waiting
 from .watch import watch
 
@@ -33,24 +30,12 @@ FIGURES = ("drafted", "accepted", "accepted_per_round", "acceptance_rate", "draf
 
 
 @takes(Answers)
-def generate(
-    prompt: Annotated[
-        str | None, typer.Argument(help="The prompt; '-' or nothing reads standard input.")
-    ] = None,
-    file: Annotated[
-        Path | None,
-        typer.Option(
-            "--file", "-f", help="Read the prompt from a file; of a .jsonl file, one per line."
-        ),
-    ] = None,
-    *,
-    options: Answers,
-) -> None:
+def generate(prompt: Prompt = None, *, options: Answers) -> None:
     """Answer a prompt.  The answer goes to stdout, figures and --watch to stderr.
 
     For many prompts, and to resume after an interruption, use dllm batch.
     """
-    prompts = read_prompts(prompt, file)
+    prompts = read_prompts(prompt, options.file)
     for name in ("drafter", "search", "rule", "controller"):
         if getattr(options, name) and options.verifier is None:
             raise ConfigError(f"--{name} goes with --verifier: name the model that verifies")

@@ -8,7 +8,7 @@ import typer
 
 from .bundled import warn_of_unknown_words
 from .inputs import read_text
-from .options import JSON, TRACE, Decoding, takes
+from .options import JSON, TRACE, Decoding, option, takes
 from .output import as_json, note, save_trace, trace_files, waiting
 
 
@@ -16,6 +16,7 @@ from .output import as_json, note, save_trace, trace_files, waiting
 class Filling(Decoding):
     """Options of ``dllm infill``."""
 
+    file: Path | None = option(None, "Read the text from a file.", None)
     json: bool = JSON()
     trace: Path | None = TRACE()
     PARAMETERS = Decoding.PARAMETERS | {"top_candidates"}
@@ -36,9 +37,6 @@ def infill(
             "up to 64.  '-' or nothing reads standard input."
         ),
     ] = None,
-    file: Annotated[
-        Path | None, typer.Option("--file", "-f", help="Read the text from a file.")
-    ] = None,
     *,
     options: Filling,
 ) -> None:
@@ -46,7 +44,7 @@ def infill(
 
     Try: dllm infill "23 + 12: 3 + 2 =[[1]], 2 + 1 =[[1]]:[[2]]."
     """
-    content = read_text(text, file)
+    content = read_text(text, options.file)
     files = trace_files(options.trace, 1)
     model = options.load()
     from ..api import infill as api_infill

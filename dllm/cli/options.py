@@ -31,8 +31,8 @@ MODEL, DECODING, DRAFTING, OUTPUT = "Model", "Decoding", "Drafting", "Output"
 MEASURING = "Measuring"
 SAMPLER, CACHE = "threshold", "none"
 OPTION = "option"  # key in the metadata of a field
-LETTERS = {"cache": "-c", "caches": "-c", "examples": "-n", "model": "-m", "output": "-o",
-           "sampler": "-s", "tasks": "-t", "watch": "-w"}  # fmt: skip
+LETTERS = {"cache": "-c", "caches": "-c", "examples": "-n", "file": "-f", "model": "-m",
+           "output": "-o", "sampler": "-s", "tasks": "-t", "watch": "-w"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,9 @@ def option(default: Any, text: str, panel: str | None, *names: str, **more: Any)
     return field(metadata=about) if default is ... else field(default=default, metadata=about)
 
 
+Prompt = Annotated[
+    str | None, typer.Argument(help="The prompt; '-' or nothing reads standard input.")
+]
 RAW = partial(option, False, "Use the prompt as it is, without the chat template.", DECODING)
 JSON = partial(option, False, "Print a JSON object per answer.", OUTPUT)
 TRACE = partial(option, None, "Write every step to this file: .json, or .html to view.", OUTPUT)
@@ -270,13 +273,14 @@ class Answers(Generation):
     """Options of ``dllm generate``."""
 
     PARAMETERS = Generation.PARAMETERS | {"top_candidates"}
+    file: Path | None = option(
+        None, "Read the prompt from a file; of a .jsonl file, one per line.", None
+    )
     verifier: str | None = option(None, "Autoregressive model whose text is written.", DRAFTING)
     drafter: list[str] | None = option(
-        None,
-        "With --verifier: drafters, tried in order (a model, a folder, prompt_lookup, none); "
-        "repeatable; default --model.",
-        DRAFTING,
-    )
+        None, "With --verifier: drafters, tried in order (a model, a folder, prompt_lookup, none); "
+        "repeatable; default --model.", DRAFTING,
+    )  # fmt: skip
     search: str | None = option(None, "Draft search, e.g. cps.", DRAFTING)
     rule: str | None = option(None, "Acceptance rule, e.g. keyed.", DRAFTING)
     controller: str | None = option(None, "Draft length, e.g. 'fixed(k=8)'.", DRAFTING)

@@ -96,11 +96,9 @@ class Run(Reported):
     accumulate: int = setting(1, "Batches per step, of all processes.", TRAINING, min=1)
     evaluate_every: int = setting(100, "Evaluate every N steps.", TRAINING, min=1)
     checkpointing: bool = setting(
-        False,
-        "Recompute activations instead of keeping them.",
-        TRAINING,
+        False, "Recompute activations instead of keeping them.", TRAINING,
         "--checkpointing/--no-checkpointing",
-    )
+    )  # fmt: skip
     device: str = setting("cpu", "Device: cpu, cuda, ...", TRAINING)
     seed: int = setting(0, "Random seed.", TRAINING, min=0)
     output: Path | None = setting(None, "Folder of the run.", OUTPUT)

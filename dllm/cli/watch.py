@@ -115,11 +115,7 @@ def panel(frame: Frame, console: Console, height: int, numbered: bool) -> Panel:
     rate = frame.decided / max(1, frame.nfe)
     figures = f"step {frame.step} · {frame.decided}/{frame.total} · {rate:.1f} tokens per forward"
     return Panel(
-        Text("\n").join(lines[-height:]),
-        title=f"row {frame.row}" if numbered else None,
-        title_align="left",
-        subtitle=figures,
-        subtitle_align="right",
-        border_style="dim",
+        Text("\n").join(lines[-height:]), title=f"row {frame.row}" if numbered else None,
+        title_align="left", subtitle=figures, subtitle_align="right", border_style="dim",
         width=width,
-    )
+    )  # fmt: skip

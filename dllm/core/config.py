@@ -195,27 +195,20 @@ class GenerationConfig(Machine):
         Count | None, about("Tokens per block.  Blocks are decoded left to right.")
     ] = None
     temperature: Annotated[Scale, about("Sampling temperature (0: greedy).", *EVERY)] = 0.0
-    top_p: Annotated[
-        float,
-        Field(gt=0, le=1),
-        Numeric,
-        about(
-            "Sample from the smallest set of tokens with this total probability (1: all).", *EVERY
-        ),
-    ] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1), Numeric, about(
+        "Sample from the smallest set of tokens with this total probability (1: all).", *EVERY,
+    )] = 1.0  # fmt: skip
     top_k: Annotated[Number, about("Sample from the k most probable tokens (0: all).", *EVERY)] = 0
-    min_p: Annotated[
-        Share,
-        about("Drop tokens below this fraction of the best token's probability (0: none).", *EVERY),
-    ] = 0.0
+    min_p: Annotated[Share, about(
+        "Drop tokens below this fraction of the best token's probability (0: none).", *EVERY,
+    )] = 0.0  # fmt: skip
     logit_bias: Annotated[Mapping[Number, Bias], about(
         "Token id and the number added to its logit, at every position.", *EVERY,
         kind="a mapping of token ids to numbers",
     )] = Field(default_factory=dict)  # fmt: skip
-    cfg_scale: Annotated[
-        Scale,
-        about("Scale of classifier-free guidance (0: off).  Each sequence is then fed twice."),
-    ] = 0.0
+    cfg_scale: Annotated[Scale, about(
+        "Scale of classifier-free guidance (0: off).  Each sequence is then fed twice.",
+    )] = 0.0  # fmt: skip
     eos_policy: Annotated[str | None, about(
         "How an EOS token ends the answer: prefix_complete, none, block_contains, block_all, "
         "first_commit, last_block, suppress or rank_last.  See `dllm.samplers.eos`.",
@@ -260,11 +253,9 @@ class GenerationConfig(Machine):
         "Regular expression that the whole answer matches.", *EVERY, kind="an expression as a text",
         wire=None,
     )] = None  # fmt: skip
-    choice: Annotated[
-        tuple[str, ...] | None,
-        BeforeValidator(_choice),
-        about("An allowed answer.", *EVERY, wire=None),
-    ] = None
+    choice: Annotated[tuple[str, ...] | None, BeforeValidator(_choice), about(
+        "An allowed answer.", *EVERY, wire=None,
+    )] = None  # fmt: skip
     json_schema: Annotated[Any, BeforeValidator(_schema), about(
         "JSON schema of the answer.  A pydantic class, a dictionary, or a file.", *EVERY, wire=None,
     )] = None  # fmt: skip
@@ -422,9 +413,7 @@ class SessionConfig(Serving):
     """How a `Session` works."""
 
     cache: Annotated[Any, about("Of a diffusion model.")] = "none"
-    drafter: Annotated[Any, about("Of a verifier: see `dllm.speculate`; None: none.", VERIFIER)] = (
-        None
-    )
+    drafter: Annotated[Any, about("Of a verifier: see `dllm.speculate`.", VERIFIER)] = None
     rule: Annotated[Any, about("Of a verifier: how drafts are accepted.", VERIFIER)] = None
     controller: Annotated[Any, about("Of a verifier: length of drafts.", VERIFIER)] = None
     vocabulary: Annotated[str, about("Of a verifier.", VERIFIER)] = "auto"

@@ -40,10 +40,7 @@ def write_with(
         raise ConfigError(f"url is like 'http://127.0.0.1:8000', not {url!r}")
     headers = json_headers()
     with _Verifier(base_url=url, timeout=timeout, headers=headers, trust_env=False) as verifier:
-        size = None if tokenizer is None else getattr(getattr(part, "model", None), "facts", None)
-        vocabulary = "" if tokenizer is None else fingerprint(
-            tokenizer, len(tokenizer) if size is None else size.vocab_size
-        )  # fmt: skip
+        vocabulary = "" if tokenizer is None else fingerprint(tokenizer)
         known = verifier.ask(
             "open", {"vocabulary": vocabulary, "prompt": prompt.tolist(), **options}
         )
@@ -56,11 +53,10 @@ def write_with(
             while reason is None:
                 room = known["limit"] - len(tokens) - 1
                 k = min(length, room)
-                draft = drafting.propose(tokens, Budget(k, room)) if k > 0 else None
-                parents = None if draft is None or draft.parents is None else draft.parents.tolist()
+                draft = drafting.propose(tokens, Budget(k, room)) if k > 0 else EMPTY
                 message = {
-                    "sid": known["sid"], "base_len": len(tokens), "parents": parents,
-                    "tokens": [] if draft is None else draft.tokens.tolist(),
+                    "sid": known["sid"], "base_len": len(tokens), "tokens": draft.tokens.tolist(),
+                    "parents": None if draft.parents is None else draft.parents.tolist(),
                 }  # fmt: skip
                 reply = verifier.ask("step", message)
                 tokens = np.concatenate([tokens, np.asarray(reply["tokens"], np.int64)])

@@ -39,15 +39,10 @@ class SpeculativeEngine(Work[DraftedRow, Step]):
     kind = SpeculativeResult
 
     def __init__(
-        self,
-        model: DiffusionModel,
-        *,
-        target_layer_ids: tuple[int, ...] = (),
-        exact: bool = True,
-        most: int | None = None,
-        max_batch_size: int | None = None,
+        self, model: DiffusionModel, *, target_layer_ids: tuple[int, ...] = (), exact: bool = True,
+        most: int | None = None, max_batch_size: int | None = None,
         max_batch_tokens: int | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(model, max_batch_size, most, max_batch_tokens or MOST_TOKENS)
         self.verifier = open_verifier(model, target_layer_ids, exact)
         self._seconds = 0.0

@@ -68,16 +68,11 @@ class DraftedRecipe(Recipe):
 
 
 def recipe_for(
-    model: DiffusionModel,
-    drafter: Drafter | None,
-    config: GenerationConfig | None = None,
-    arguments: Mapping[str, Any] | None = None,
-    *,
-    rule: str | AcceptRule | None = None,
-    controller: str | LengthController | None = None,
-    repetition_penalty: float | None = None,
+    model: DiffusionModel, drafter: Drafter | None, config: GenerationConfig | None = None,
+    arguments: Mapping[str, Any] | None = None, *, rule: str | AcceptRule | None = None,
+    controller: str | LengthController | None = None, repetition_penalty: float | None = None,
     logits_processor: Sequence[LogitsProcessor] = (),
-) -> DraftedRecipe:
+) -> DraftedRecipe:  # fmt: skip
     """A drafter that fits the model, a rule, a length controller and arguments that go together,
     see `speculate`."""
     register_all()

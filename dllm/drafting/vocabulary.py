@@ -41,11 +41,13 @@ class Comparison:
         return tuple(np.flatnonzero(~same).tolist())
 
 
-def fingerprint(tokenizer: Any, vocab_size: int) -> str:
-    """A short hash of id -> string and of the encoding of a probe text."""
-    digest = hashlib.sha256(str(vocab_size).encode())
+def fingerprint(tokenizer: Any, vocab_size: int | None = None) -> str:
+    """A short hash of id -> string, for ids below ``vocab_size``, and of the encoding of a probe
+    text.  Spare rows of a model count for nothing."""
+    digest = hashlib.sha256()
     for token, index in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]):
-        digest.update(f"{index}\0{token}\0".encode("utf-8", "surrogatepass"))
+        if vocab_size is None or index < vocab_size:
+            digest.update(f"{index}\0{token}\0".encode("utf-8", "surrogatepass"))
     digest.update(str(encode_text(tokenizer, PROBE)).encode())
     return digest.hexdigest()[:16]
 

@@ -317,19 +317,11 @@ class Forward:
         if options.soft:  # rows of the embedding, not scaled
             drawn["embeddings"] = lambda low, high: self.model.embedding.weight[low:high]
         result = token_statistics(
-            hidden,
-            self._head(options),
-            banned=options.banned,
-            banned_rows=up.get("banned"),
-            noise_keys=up.get("keys"),
-            uniforms=up.get("uniforms"),
-            filters=options.filters,
-            tempered=self._tempered,
-            top=options.top,
-            needs=options.needs,
-            classes=options.classes,
+            hidden, self._head(options), banned=options.banned, banned_rows=up.get("banned"),
+            noise_keys=up.get("keys"), uniforms=up.get("uniforms"), filters=options.filters,
+            tempered=self._tempered, top=options.top, needs=options.needs, classes=options.classes,
             **drawn,
-        )
+        )  # fmt: skip
         if result.soft is not None:
             at = 0
             for job in jobs:

@@ -44,9 +44,6 @@ class Piece:
     now: IntArray = field(init=False)
     rows: int = 0
 
-    def slots(self, positions: IntArray) -> IntArray:
-        return positions + self.base
-
 
 class Hooked(nn.Module):
     """A decoder layer whose calls go through ``run``; what else is asked of it, the layer answers.
@@ -204,7 +201,7 @@ class LayerHook:
 
     def _slots(self, parts: list[IntArray]) -> Tensor:
         pairs = zip(self.pieces, parts, strict=True)
-        return self._tensor([piece.slots(part) for piece, part in pairs])
+        return self._tensor([part + piece.base for piece, part in pairs])
 
 
 class View:
@@ -218,7 +215,7 @@ class View:
         hook, module = self._hook, self._hook.module
         rows = hook.inputs[0, self._where(self.stream, positions, own=True)]
         fresh = module.self_attn.v_proj(module.input_layernorm(rows))
-        slots = self._indices(self._piece.slots(positions))
+        slots = self._indices(positions + self._piece.base)
         values = hook.buffer.values(self.index)[0]
         stored = rearrange(values[:, slots], "h n d -> n (h d)")
         values[:, slots] = rearrange(fresh, "n (h d) -> h n d", d=module.self_attn.head_dim)
@@ -230,7 +227,7 @@ class View:
         read = self._piece.job.plan.read
         length = self._piece.job.row.canvas.length
         read = np.arange(length) if read is None else read
-        k = k[:, self._indices(self._piece.slots(read))].float()
+        k = k[:, self._indices(read + self._piece.base)].float()
         k = k.repeat_interleave(len(q) // len(k), dim=0)
         scores = q @ k.transpose(1, 2) * self._hook.module.self_attn.scaling
         hidden = self._hook.visibility.unseen(self._piece.job.canvas, queries, read)

@@ -48,16 +48,10 @@ class Engine(Work[Row, Step]):
     """
 
     def __init__(
-        self,
-        model: DiffusionModel,
-        cache: Cache,
-        *,
-        slots: int | None = None,
-        most: int | None = None,
-        max_batch_size: int | None = None,
-        max_batch_tokens: int | None = None,
-        cuda_graphs: bool = False,
-    ) -> None:
+        self, model: DiffusionModel, cache: Cache, *, slots: int | None = None,
+        most: int | None = None, max_batch_size: int | None = None,
+        max_batch_tokens: int | None = None, cuda_graphs: bool = False,
+    ) -> None:  # fmt: skip
         if max_batch_tokens is None and model.device.type == "cpu":
             max_batch_tokens = CPU_BATCH
         super().__init__(

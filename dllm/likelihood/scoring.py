@@ -19,7 +19,7 @@ from ..engine.forward import Forward
 from ..engine.recipe import RowOptions, check_recipe
 from ..engine.rows import Job, Row
 from ..kernels.linear import check_packed
-from ..kernels.statistics import token_statistics
+from ..kernels.statistics import logits_statistics, token_statistics
 from ..models import DiffusionModel
 from .estimators import ENDS_WITH_EOS, Masking, Weights, estimator
 
@@ -87,7 +87,6 @@ class Scoring:
         for name, least in (("samples", 1), ("max_batch_tokens", 1), ("cfg_scale", 0), ("seed", 0)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} must be at least {least}, not {getattr(self, name)}")
-
         if self.before_forward is not None and not callable(self.before_forward):
             raise ConfigError(f"before_forward is a function, not {self.before_forward!r}")
 
@@ -259,12 +258,9 @@ def _forward(forward: Forward, recipe: MaskedRecipe, rows: list[_Row]) -> Iterat
 
 
 def job_of(
-    model: DiffusionModel,
-    recipe: MaskedRecipe,
-    request: ScoreRequest,
-    masked: Any,
+    model: DiffusionModel, recipe: MaskedRecipe, request: ScoreRequest, masked: Any,
     wanted: IntArray,
-) -> Job:
+) -> Job:  # fmt: skip
     """A canvas on which the continuation is decided where it is not ``masked`` (L,) bool; all of it
     is computed, and the ``wanted`` offsets into it are asked about."""
     prompt, text = request.prompt, request.continuation
@@ -289,14 +285,6 @@ def recipe_of(how: Scoring) -> MaskedRecipe:
     return MaskedRecipe(sampler, config=config)
 
 
-def causal_states(model: DiffusionModel, ids: IntArray) -> torch.Tensor:
-    """Hidden states (L, D) of one text, each of what stands up to it."""
-    check_packed(model.hf)
-    packed = torch.from_numpy(ids)[None].to(model.device)
-    hidden: torch.Tensor = model.backbone(input_ids=packed, use_cache=False).last_hidden_state[0]
-    return hidden
-
-
 def _autoregressive(model: DiffusionModel, request: ScoreRequest, how: Scoring) -> Score:
     """The chain rule in one forward.  Without a prompt the first token is given, not scored."""
     how.go_on()
@@ -304,12 +292,20 @@ def _autoregressive(model: DiffusionModel, request: ScoreRequest, how: Scoring) 
     first = max(1, len(request.prompt))
     select = torch.from_numpy(ids[first:]).to(model.device)
     with torch.inference_mode():
-        rows = causal_states(model, ids)[first - 1 : -1]
-        result = token_statistics(rows, model.head, select=select, needs=()).numpy()
+        rows = own_logits(model, ids)[first - 1 : -1]
+        result = logits_statistics(rows, select=select, needs=()).numpy()
     assert result.select_logprob is not None
     total = float(result.select_logprob.astype(np.float64).sum())
     greedy = bool((result.token == ids[first:]).all())
     return Score(total, 0.0, len(request.continuation), 1, len(ids), greedy)
+
+
+def own_logits(model: DiffusionModel, ids: IntArray) -> torch.Tensor:
+    """Logits (n, V) of an autoregressive network, which may scale or cap what its head says."""
+    check_packed(model.hf)
+    packed = torch.from_numpy(ids)[None].to(model.device)
+    logits: torch.Tensor = model.hf(input_ids=packed, use_cache=False).logits[0]
+    return logits
 
 
 def _greedy(model: DiffusionModel, requests: Sequence[ScoreRequest], how: Scoring) -> list[bool]:

@@ -13,7 +13,7 @@ from ..core.errors import PromptError
 from ..engine.forward import Forward
 from ..kernels.statistics import token_statistics
 from ..models import DiffusionModel
-from .scoring import ScoreRequest, Scoring, causal_states, job_of, recipe_of
+from .scoring import ScoreRequest, Scoring, job_of, own_logits, recipe_of
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def token_scores(model: DiffusionModel, ids: IntArray, top: int, how: Scoring) -
 def _masked(
     model: DiffusionModel, ids: IntArray, how: Scoring
 ) -> Iterator[tuple[int, torch.Tensor, Any]]:
-    """Position, hidden states and head, a packed forward at a time."""
+    """Position, hidden states and head (None: logits), a packed forward at a time."""
     forward, recipe = Forward(model, caches.compose("none")), recipe_of(how)
     count, request = len(ids), ScoreRequest(ids[:0], ids)
     most = max(1, how.max_batch_tokens // count)
@@ -80,4 +80,6 @@ def _causal(
     model: DiffusionModel, ids: IntArray, how: Scoring
 ) -> Iterator[tuple[int, torch.Tensor, Any]]:
     how.go_on()
-    yield 0, causal_states(model, ids).roll(1, 0), model.head
+    logits = own_logits(model, ids)
+    yield 0, logits[-1:], None  # the first token has no distribution: a row in its place
+    yield 1, logits[:-1], None

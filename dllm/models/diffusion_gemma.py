@@ -186,15 +186,11 @@ DIFFUSION_GEMMA = Family(
     ignored_keys=(r"^model\.encoder\.(vision_tower|embed_vision)\.",),
     sampler="entropy_bound",
     sampler_fields=(
-        "entropy_bound",
-        "max_denoising_steps",
-        "t_min",
-        "t_max",
-        "stability_threshold",
+        "entropy_bound", "max_denoising_steps", "t_min", "t_max", "stability_threshold",
         "confidence_threshold",
     ),
     image_field="image_token_id",
     checkpoints=(Published("google/diffusiongemma-26B-A4B-it"),),
     verified="logits of transformers, 5e-5, small random checkpoints",
     note="Text only: a prompt with images is refused.",
-)
+)  # fmt: skip

@@ -31,15 +31,11 @@ def to_official(config: PreTrainedConfig) -> dict[str, Any]:
     theta = rope.pop("rope_theta")
     scaled = rope.get("rope_type", "default") != "default"
     return {name: getattr(c, name) for name in (*FIELDS, "eos_token_id")} | {
-        "architectures": ["DreamModel"],
-        "model_type": "Dream",
-        "rope_theta": theta,
-        "rope_scaling": rope if scaled else None,
-        "use_sliding_window": False,
-        "sliding_window": None,
-        "initializer_range": c.initializer_range,
+        "architectures": ["DreamModel"], "model_type": "Dream", "rope_theta": theta,
+        "rope_scaling": rope if scaled else None, "use_sliding_window": False,
+        "sliding_window": None, "initializer_range": c.initializer_range,
         "attention_dropout": c.attention_dropout,
-    }
+    }  # fmt: skip
 
 
 DREAM = Family(
@@ -61,11 +57,8 @@ DREAM = Family(
         152064: Release(
             facts={"mask_token_id": 151666, "eos_token_id": 151643, "pad_token_id": 151643},
             tokens={
-                "<|endoftext|>": 151643,
-                "<|im_start|>": 151644,
-                "<|im_end|>": 151645,
-                "<|beginoftext|>": 151665,
-                "<|mask|>": 151666,
+                "<|endoftext|>": 151643, "<|im_start|>": 151644, "<|im_end|>": 151645,
+                "<|beginoftext|>": 151665, "<|mask|>": 151666,
             },
         )
     },
@@ -82,7 +75,7 @@ DREAM = Family(
         Published("d3LLM/d3LLM_Dream_Coder"),
     ),
     verified="logits and decoding traces of official code, small random checkpoints",
-)
+)  # fmt: skip
 
 DREAMON = replace(
     DREAM,

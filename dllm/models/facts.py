@@ -68,21 +68,18 @@ def read_facts(
     sliding = family.mask_kind == "causal_prefix" and "sliding_attention" in kinds
     mask_id = given.get("mask_token_id", UNIFORM) if family.uniform else first("mask_token_id")
     facts = Facts(
-        mask_token_id=mask_id if family.diffusion else None,
-        eos_token_id=eos_id,
+        mask_token_id=mask_id if family.diffusion else None, eos_token_id=eos_id,
         stop_token_ids=tuple(dict.fromkeys((*eos, *stops))),
-        pad_token_id=first("pad_token_id", eos_id),
-        bos_token_id=first("bos_token_id"),
+        pad_token_id=first("pad_token_id", eos_id), bos_token_id=first("bos_token_id"),
         logit_shift=_own(given, section, "logit_shift", family.logit_shift),
         mask_kind="block_causal" if blocks and family.any_blocks else family.mask_kind,
         context_length=_own(given, section, "context_length", positions),
         vocab_size=text.vocab_size,
-        score_source=_own(given, section, "score_source", family.score_source),
-        block_length=blocks,
+        score_source=_own(given, section, "score_source", family.score_source), block_length=blocks,
         expand_token_id=first("expand_token_id"),
         sliding_window=text.sliding_window if sliding else None,
         image_token_id=raw.get(family.image_field or ""),
-    )
+    )  # fmt: skip
     _check_range(facts, family)
     _check_release(facts, family, given)
     return facts
@@ -144,11 +141,9 @@ def _check_range(facts: Facts, family: Family) -> None:
         )
     named = {
         "mask_token_id": () if facts.uniform and family.uniform else _ids(facts.mask_token_id),
-        "eos_token_id": _ids(facts.eos_token_id),
-        "stop_token_ids": facts.stop_token_ids,
-        "pad_token_id": _ids(facts.pad_token_id),
-        "expand_token_id": _ids(facts.expand_token_id),
-    }
+        "eos_token_id": _ids(facts.eos_token_id), "stop_token_ids": facts.stop_token_ids,
+        "pad_token_id": _ids(facts.pad_token_id), "expand_token_id": _ids(facts.expand_token_id),
+    }  # fmt: skip
     for name, ids in named.items():
         outside = [i for i in ids if not 0 <= i < facts.vocab_size]
         if outside:

@@ -73,18 +73,12 @@ def to_official(config: PreTrainedConfig) -> dict[str, Any]:
     demand(c.rope_parameters, {"rope_type": "default"}, "LLaDA")  # no field could say another
     fixed = {name: value for name, value in ONLY.items() if name != "sliding_window"}
     return fixed | {
-        **{old: getattr(c, new) for old, new in FIELDS.items()},
-        "architectures": ["LLaDAModelLM"],
-        "model_type": "llada",
-        "n_kv_heads": c.num_key_value_heads,
-        "vocab_size": c.vocab_size,
-        "embedding_size": c.vocab_size,
-        "rope_theta": c.rope_parameters["rope_theta"],
-        "init_std": c.initializer_range,
-        "clip_qkv": None,
-        "multi_query_attention": None,
+        **{old: getattr(c, new) for old, new in FIELDS.items()}, "architectures": ["LLaDAModelLM"],
+        "model_type": "llada", "n_kv_heads": c.num_key_value_heads, "vocab_size": c.vocab_size,
+        "embedding_size": c.vocab_size, "rope_theta": c.rope_parameters["rope_theta"],
+        "init_std": c.initializer_range, "clip_qkv": None, "multi_query_attention": None,
         "use_cache": False,
-    }
+    }  # fmt: skip
 
 
 LLADA = Family(
@@ -103,21 +97,15 @@ LLADA = Family(
         126464: Release(
             facts={"mask_token_id": 126336, "eos_token_id": 126081, "pad_token_id": 126081},
             tokens={
-                "<|startoftext|>": 126080,
-                "<|endoftext|>": 126081,
-                "<|mdm_mask|>": 126336,
-                "<|start_header_id|>": 126346,
-                "<|end_header_id|>": 126347,
-                "<|eot_id|>": 126348,
+                "<|startoftext|>": 126080, "<|endoftext|>": 126081, "<|mdm_mask|>": 126336,
+                "<|start_header_id|>": 126346, "<|end_header_id|>": 126347, "<|eot_id|>": 126348,
             },
         )
     },
     checkpoints=(
-        Published("GSAI-ML/LLaDA-8B-Base", "MIT"),
-        Published("GSAI-ML/LLaDA-8B-Instruct", "MIT"),
-        Published("GSAI-ML/LLaDA-1.5", "MIT"),
-        Published("Zigeng/dParallel-LLaDA-8B-instruct"),
+        Published("GSAI-ML/LLaDA-8B-Base", "MIT"), Published("GSAI-ML/LLaDA-8B-Instruct", "MIT"),
+        Published("GSAI-ML/LLaDA-1.5", "MIT"), Published("Zigeng/dParallel-LLaDA-8B-instruct"),
         Published("d3LLM/d3LLM_LLaDA"),
     ),
     verified="logits and decoding traces of official code, small random checkpoints",
-)
+)  # fmt: skip

@@ -5,11 +5,13 @@ LLaDA-MoE (arXiv 2509.24389) attends to the whole text and leaves the weights of
 as they are, whatever ``norm_topk_prob`` says; SDAR-30B-A3B (arXiv 2510.06303) attends in blocks.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from transformers import PreTrainedConfig, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from ..core.errors import CheckpointError
+from .block_causal import SDAR
 from .family import ConfigDict, Family, Published, Release, demand, require
 from .native import shared
 
@@ -45,16 +47,12 @@ def llada_moe_config(config: ConfigDict) -> PreTrainedConfig:
     known: dict[str, Any] = {name: c[name] for name in FIELDS}
     known["head_dim"] = c["hidden_size"] // c["num_attention_heads"]
     return Qwen3MoeConfig(
-        **known,
-        num_key_value_heads=config.get("num_key_value_heads") or c["num_attention_heads"],
+        **known, num_key_value_heads=config.get("num_key_value_heads") or c["num_attention_heads"],
         intermediate_size=config.get("dense_intermediate_size") or c["expert_intermediate_size"],
         moe_intermediate_size=c["expert_intermediate_size"],
-        mlp_only_layers=[i for i, used in enumerate(frequency) if not used],
-        decoder_sparse_step=1,
-        norm_topk_prob=False,
-        **WHOLE,
-        **shared(config, "LLaDA-MoE"),
-    )
+        mlp_only_layers=[i for i, used in enumerate(frequency) if not used], decoder_sparse_step=1,
+        norm_topk_prob=False, **WHOLE, **shared(config, "LLaDA-MoE"),
+    )  # fmt: skip
 
 
 def sdar_moe_config(config: ConfigDict) -> PreTrainedConfig:
@@ -82,17 +80,12 @@ LLADA_MOE = Family(
     ),
     verified="logits of official code, within 4e-6, small random checkpoint",
 )
-SDAR_MOE = Family(
+SDAR_MOE = replace(
+    SDAR,
     name="sdar_moe",
     architectures=("SDARMoeForCausalLM",),
     model_class=Qwen3MoeForCausalLM,
     to_native=sdar_moe_config,
-    score_source="tempered",
-    k_first=True,
-    mask_kind="block_causal",
-    block_field="block_size",
-    end_of_turn="<|im_end|>",
-    tokenizer_class="Qwen2Tokenizer",
-    releases={151936: Release(facts={"mask_token_id": 151669})},
     checkpoints=(Published("JetLM/SDAR-30B-A3B-Chat"),),
+    verified="by configuration",
 )

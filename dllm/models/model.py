@@ -94,8 +94,9 @@ class DiffusionModel:
             return tuple(given or ())
         known = _DELIMITERS.get(self.tokenizer)
         if known is None:
-            pieces = self.tokenizer.batch_decode([[i] for i in range(len(self.tokenizer))])
-            known = tuple(i for i, piece in enumerate(pieces) if "\n" in piece)
+            ids = sorted(self.tokenizer.get_vocab().values())
+            pieces = zip(ids, self.tokenizer.batch_decode([[i] for i in ids]), strict=True)
+            known = tuple(i for i, piece in pieces if "\n" in piece)
             _DELIMITERS[self.tokenizer] = known
         return known
 

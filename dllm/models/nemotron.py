@@ -6,6 +6,8 @@ the block's first token.  The same weights with a causal mask throughout are the
 ``nemotron_causal``, which verifies drafts.
 """
 
+from dataclasses import replace
+
 from transformers import Ministral3Config, Ministral3ForCausalLM, PreTrainedConfig
 
 from .family import ConfigDict, Family, Published, Release, demand, require
@@ -39,15 +41,13 @@ NEMOTRON_CAUSAL = Family(
     mask_kind="causal",
     key_map=KEY_MAP,
 )
-NEMOTRON = Family(
+NEMOTRON = replace(
+    NEMOTRON_CAUSAL,
     name="nemotron",
-    architectures=ARCHITECTURES,
-    model_class=Ministral3ForCausalLM,
-    to_native=nemotron_config,
+    logit_shift=0,
     mask_kind="causal_prefix",
     prefix_predicts=True,
     block_field="block_size",
-    key_map=KEY_MAP,
     releases={131072: Release(facts={"mask_token_id": 100})},
     checkpoints=tuple(
         Published(f"nvidia/Nemotron-Labs-Diffusion-{size}{kind}")

@@ -87,14 +87,12 @@ class Event:
         committed = _moved(self.committed, newer.edits)
         taken_back = _moved(dict.fromkeys(self.remasked, 0), newer.edits)
         committed = {i: t for i, t in committed.items() if i not in newer.remasked}
+        remasked = sorted({*taken_back, *newer.remasked} - newer.committed.keys())
         return replace(
-            newer,
-            committed=committed | newer.committed,
-            remasked=[i for i in {*taken_back, *newer.remasked} if i not in newer.committed],
-            tokens=self.tokens + newer.tokens,
-            accepted=self.accepted + newer.accepted,
+            newer, committed=committed | newer.committed, remasked=remasked,
+            tokens=self.tokens + newer.tokens, accepted=self.accepted + newer.accepted,
             edits=self.edits + newer.edits,
-        )
+        )  # fmt: skip
 
 
 class Reader:
@@ -156,19 +154,12 @@ def _event(request: Request, canvas: Canvas, step: Step | None) -> Event:
         )
     ]  # fmt: skip
     return Event(
-        row=request.index,
-        step=number,
+        row=request.index, step=number, drafts=drafts, remasked=remasked, canvas=canvas,
         committed={i: t for i, t in committed.items() if i not in remasked},
-        drafts=drafts,
-        remasked=remasked,
-        canvas=canvas,
-        result=request.result,
-        window=window,
-        tokens=canvas.tokens[first:frontier].tolist(),
+        result=request.result, window=window, tokens=canvas.tokens[first:frontier].tolist(),
         accepted=0 if step is None else step.accepted,
-        tail=[] if request.result is not None else tail,
-        edits=edits,
-    )
+        tail=[] if request.result is not None else tail, edits=edits,
+    )  # fmt: skip
 
 
 def _moved(tokens: dict[int, int], edits: Sequence[Edit]) -> dict[int, int]:

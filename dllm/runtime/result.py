@@ -90,7 +90,9 @@ class Result:
 
         text = "" if tokenizer is None else decode(tokens)
         if config.stop_strings:
-            text = _cut(text, tokens, config.stop_strings, stop_floor(canvas, config) - low, decode)
+            floor = max(0, stop_floor(canvas, config) - low)
+            least = len(decode(tokens[:floor])) if floor else 0
+            text = text[: stop_at(text, config.stop_strings, least)]
         holes = list[str]()
         if canvas.holes and tokenizer is not None:
             spans = [(hole.low - low, hole.high - low) for hole in canvas.holes]
@@ -189,15 +191,6 @@ def _answer(canvas: Canvas, stop_ids: tuple[int, ...]) -> tuple[IntArray, str]:
     if where.size:
         return canvas.tokens[low : int(where[0]) + 1], "stop"
     return canvas.tokens[low:end], canvas.finish_reason or "length"
-
-
-def _cut(
-    text: str, tokens: IntArray, stop_strings: tuple[str, ...], floor: int, decode: Decode
-) -> str:
-    """The text up to where the first stop string begins that is not complete within the first
-    ``floor`` tokens."""
-    least = len(decode(tokens[:floor])) if floor > 0 else 0
-    return text[: stop_at(text, stop_strings, least)]
 
 
 def _hole(decode: Decode, tokens: IntArray, low: int, high: int) -> str:

@@ -58,8 +58,9 @@ def _read(tokenizer: Any, name: str) -> Vocabulary:
         )
     as_bytes = _byte_level if "ByteLevel" in kinds else _sentence_piece
     added = backend.get_added_tokens_decoder()
-    pieces: list[bytes | None] = [None] * len(tokenizer)
-    for token, i in tokenizer.get_vocab().items():
+    known = tokenizer.get_vocab()  # whose ids may have gaps
+    pieces: list[bytes | None] = [None] * (1 + max(known.values()))
+    for token, i in known.items():
         if i not in added:
             pieces[i] = as_bytes(token)
         elif not added[i].special:

@@ -116,10 +116,6 @@ def _draw_comparison(rng: random.Random) -> Example:
     return Example("story2", prompt, _worked(*worked), worked)
 
 
-def _draw_two_steps(rng: random.Random) -> Example:
-    return _draw_comparison(rng) if rng.random() < 0.25 else _draw_story(rng, 2)
-
-
 def final_number(text: str) -> int | None:
     """The number after the last "answer is", or the last number of the text."""
     result = re.findall(r"answer is (-?\d+)", text) or re.findall(r"-?\d+", text)
@@ -134,5 +130,7 @@ TASKS = (
     Task("fact", _draw_fact, _check),
     Task("sum", _draw_sum, _check),
     Task("story1", lambda rng: _draw_story(rng, 1), _check),
-    Task("story2", _draw_two_steps, _check),
-)
+    Task("story2", lambda rng: (
+        _draw_comparison(rng) if rng.random() < 0.25 else _draw_story(rng, 2)
+    ), _check),
+)  # fmt: skip

@@ -37,13 +37,9 @@ def _same_list(example: Example, text: str) -> bool:
 
 
 def _plain(
-    name: str,
-    wordings: Sequence[str],
-    solve: Callable[[list[str], random.Random], list[str]],
-    check: Callable[[Example, str], bool] = _same_list,
-    longest: int = LONGEST,
-    names: float = 0.7,
-) -> Task:
+    name: str, wordings: Sequence[str], solve: Callable[[list[str], random.Random], list[str]],
+    check: Callable[[Example, str], bool] = _same_list, longest: int = LONGEST, names: float = 0.7,
+) -> Task:  # fmt: skip
     """An operation that needs nothing but the list."""
 
     def draw(rng: random.Random) -> Example:
@@ -54,33 +50,25 @@ def _plain(
     return Task(name, draw, check)
 
 
-def _indexed(name: str, wordings: Sequence[str], edit: Edit, new_slot: bool = False) -> Task:
-    """An operation at an index, maybe with a new word."""
+def _edited(
+    name: str, wordings: Sequence[str], edit: Edit, new_slot: bool = False, anywhere: bool = False
+) -> Task:
+    """An operation at an index, maybe with a new word.  ``anywhere``: the index is the model's own
+    choice, so that many answers are right."""
 
     def draw(rng: random.Random) -> Example:
         *items, word = _items(rng, LONGEST, extra=1)
         index = rng.randrange(len(items) + new_slot)
         prompt = rng.choice(wordings).format(_show(items), index=index, word=word)
-        return Example(name, prompt, _show(edit(items, index, word)), (*items, index, word))
-
-    return Task(name, draw, _same_list)
-
-
-def _anywhere(name: str, wordings: Sequence[str], edit: Edit, new_slot: bool = False) -> Task:
-    """An operation at an index of the model's own choice: many answers are right."""
-
-    def draw(rng: random.Random) -> Example:
-        *items, word = _items(rng, LONGEST, extra=1)
-        index = rng.randrange(len(items) + new_slot)
-        prompt = rng.choice(wordings).format(_show(items), word=word)
-        return Example(name, prompt, _show(edit(items, index, word)), (*items, word))
+        facts = (*items, word) if anywhere else (*items, index, word)
+        return Example(name, prompt, _show(edit(items, index, word)), facts)
 
     def check(example: Example, text: str) -> bool:
         *items, word = (str(fact) for fact in example.facts)
         got = parse_items(text)
         return any(edit(items, index, word) == got for index in range(len(items) + new_slot))
 
-    return Task(name, draw, check)
+    return Task(name, draw, check if anywhere else _same_list)
 
 
 def _check_shuffle(example: Example, text: str) -> bool:
@@ -108,67 +96,25 @@ def replace_at(items: list[str], index: int, word: str) -> list[str]:
 
 
 TASKS = (
-    _plain(
-        "copy",
-        ["Copy this list: {}", "Repeat this list: {}", "Write the same list: {}"],
-        lambda items, rng: items,
-    ),
-    _plain(
-        "reverse",
-        ["Reverse this list: {}", "Write this list backwards: {}", "Turn this list around: {}"],
-        lambda items, rng: items[::-1],
-    ),
-    _plain(
-        "sort",
-        ["Sort this list: {}", "Sort alphabetically: {}", "Put in order: {}"],
-        lambda items, rng: sorted(items),
-        longest=LONGEST_SORT,
-        names=1.0,
-    ),
-    _plain(
-        "shuffle",
-        ["Shuffle this list: {}", "Mix this list up: {}", "Write in another order: {}"],
-        _shuffled,
-        _check_shuffle,
-    ),
-    _indexed(
-        "insert",
-        [
-            "Insert {word} at index {index}: {}",
-            "Put {word} at index {index}: {}",
-            "Add {word} at index {index} in this list: {}",
-        ],
-        insert_at,
-        new_slot=True,
-    ),
-    _indexed(
-        "remove",
-        [
-            "Remove index {index}: {}",
-            "Delete index {index} in this list: {}",
-            "Drop the item at index {index}: {}",
-        ],
-        remove_at,
-    ),
-    _indexed(
-        "replace",
-        [
-            "Replace index {index} with {word}: {}",
-            "Change index {index} to {word}: {}",
-            "Swap in {word} at index {index} in this list: {}",
-        ],
-        replace_at,
-    ),
-    _anywhere(
-        "insert_random",
-        ["Insert {word} anywhere: {}", "Put {word} at a random index: {}"],
-        insert_at,
-        new_slot=True,
-    ),
-    _anywhere("remove_random", ["Remove any item: {}", "Delete one random item: {}"], remove_at),
-    _anywhere(
-        "replace_random",
-        ["Replace any item with {word}: {}", "Change a random item to {word}: {}"],
-        replace_at,
-    ),
-)
+    _plain("copy", ["Copy this list: {}", "Repeat this list: {}", "Write the same list: {}"],
+           lambda items, rng: items),
+    _plain("reverse", ["Reverse this list: {}", "Write this list backwards: {}",
+                       "Turn this list around: {}"], lambda items, rng: items[::-1]),
+    _plain("sort", ["Sort this list: {}", "Sort alphabetically: {}", "Put in order: {}"],
+           lambda items, rng: sorted(items), longest=LONGEST_SORT, names=1.0),
+    _plain("shuffle", ["Shuffle this list: {}", "Mix this list up: {}",
+                       "Write in another order: {}"], _shuffled, _check_shuffle),
+    _edited("insert", ["Insert {word} at index {index}: {}", "Put {word} at index {index}: {}",
+                       "Add {word} at index {index} in this list: {}"], insert_at, new_slot=True),
+    _edited("remove", ["Remove index {index}: {}", "Delete index {index} in this list: {}",
+                       "Drop the item at index {index}: {}"], remove_at),
+    _edited("replace", ["Replace index {index} with {word}: {}",
+                        "Change index {index} to {word}: {}",
+                        "Swap in {word} at index {index} in this list: {}"], replace_at),
+    _edited("insert_random", ["Insert {word} anywhere: {}", "Put {word} at a random index: {}"],
+            insert_at, new_slot=True, anywhere=True),
+    _edited("remove_random", ["Remove any item: {}", "Delete one random item: {}"], remove_at,
+            anywhere=True),
+    _edited("replace_random", ["Replace any item with {word}: {}",
+                               "Change a random item to {word}: {}"], replace_at, anywhere=True),
+)  # fmt: skip

@@ -37,12 +37,9 @@ def philox(counter: UInt64Array, key: UInt64Array) -> UInt64Array:
 
 
 def bits(
-    seed: npt.ArrayLike,
-    stream: npt.ArrayLike,
-    position: npt.ArrayLike,
-    step: npt.ArrayLike,
+    seed: npt.ArrayLike, stream: npt.ArrayLike, position: npt.ArrayLike, step: npt.ArrayLike,
     tokens: npt.ArrayLike,
-) -> UInt32Array:
+) -> UInt32Array:  # fmt: skip
     """32 random bits per element of the broadcast arguments, uint32.
 
     ``seed`` counts modulo 2**64 (negative values wrap), the others modulo 2**32.  The counter is

@@ -78,14 +78,9 @@ class Candidates:
 
 
 def narrowed(
-    result: TokenStatistics,
-    most: torch.Tensor,
-    warm: torch.Tensor,
-    candidates: Candidates,
-    options: Options,
-    keys: torch.Tensor | None,
-    select: torch.Tensor | None,
-) -> tuple[TokenStatistics, torch.Tensor]:
+    result: TokenStatistics, most: torch.Tensor, warm: torch.Tensor, candidates: Candidates,
+    options: Options, keys: torch.Tensor | None, select: torch.Tensor | None,
+) -> tuple[TokenStatistics, torch.Tensor]:  # fmt: skip
     """Draw below the filters, and describe what they leave if that is asked for.
 
     ``result`` are the statistics of the clean logits, ``most`` (R,) the log-probability of the

@@ -291,18 +291,13 @@ def finish(part: Partial, options: Options) -> TokenStatistics:
         total = part.class_total - (safe / scale).clamp_(min=LOWEST) - normaliser
         chosen_logprob = logprob(part.class_logit)
     return TokenStatistics(
-        token=token.squeeze(1),
-        logprob=chosen.squeeze(1),
+        token=token.squeeze(1), logprob=chosen.squeeze(1),
         margin=None if margin is None else margin.squeeze(1),
         gap=None if gap is None else gap.squeeze(1),
         entropy=None if entropy is None else entropy.squeeze(1),
-        max_logprob=most.squeeze(1) if "max_logprob" in needs else None,
-        top_token=part.top_index,
+        max_logprob=most.squeeze(1) if "max_logprob" in needs else None, top_token=part.top_index,
         top_logprob=None if part.top_value is None else logprob(part.top_value),
         select_logprob=None if part.selected is None else logprob(part.selected).squeeze(1),
-        class_token=part.class_token,
-        class_token_logprob=chosen_logprob,
-        class_logprob=total,
-        class_weight=part.class_warm,
-        soft=part.soft,
-    )
+        class_token=part.class_token, class_token_logprob=chosen_logprob, class_logprob=total,
+        class_weight=part.class_warm, soft=part.soft,
+    )  # fmt: skip

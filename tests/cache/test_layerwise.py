@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from dllm import cache as caches
+from dllm import generate
 from dllm.core.canvas import Canvas
 from dllm.core.config import GenerationConfig
+from dllm.engine.layers import View
 from dllm.samplers import compose
 from dllm.samplers.scorers import Random
 from dllm.samplers.windows import StaticBlocks
@@ -63,3 +65,19 @@ def test_layers_keep_the_promises(monkeypatch: pytest.MonkeyPatch, name: str, sp
     for seed in range(3):
         with monkeypatch.context() as patch:
             layer_promises(patch, name, spec, seed)
+
+
+def test_both_lanes_of_a_guided_row_ask_for_the_attention_of_what_they_computed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where the attention of one lane has turned, the other has not computed more by that."""
+    asked, attention = [], View.attention
+
+    def watched(self: View, queries: Any) -> Any:
+        asked.append(bool(np.isin(queries, self._piece.now).all()))
+        return attention(self, queries)
+
+    monkeypatch.setattr(View, "attention", watched)
+    how: dict[str, Any] = {"cfg_scale": 1.0, "max_new_tokens": 32, "sampler": "llada"}
+    generate(load("llada-tiny"), [1, 2, 3], cache="elastic(beta=4, gamma=1)", **how)
+    assert asked and all(asked)

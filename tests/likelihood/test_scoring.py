@@ -10,6 +10,8 @@ import torch
 
 import dllm
 from dllm.likelihood.estimators import ESTIMATORS, llada, stratified
+from dllm.likelihood.scoring import Scoring
+from dllm.likelihood.tokens import token_scores
 
 PROMPT, TEXT = list(range(40, 52)), list(range(60, 68))
 
@@ -205,6 +207,26 @@ def test_autoregressive_models_are_scored_exactly() -> None:
     expected = sum(float(rows[len(PROMPT) + i - 1, t]) for i, t in enumerate(TEXT))
     assert result.logprob == pytest.approx(expected, rel=1e-5)
     assert (result.stderr, result.nfe, result.greedy) == (0.0, 1, False)
+
+
+def test_logits_that_a_network_scales_or_caps_are_scored_as_it_gives_them() -> None:
+    from transformers import Gemma2Config, Gemma2ForCausalLM, GraniteConfig, GraniteForCausalLM
+
+    sizes: dict[str, Any] = {
+        "vocab_size": 80, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.5,
+    }  # fmt: skip
+    for network in (
+        Gemma2ForCausalLM(Gemma2Config(**sizes, head_dim=8, final_logit_softcapping=3.0)),
+        GraniteForCausalLM(GraniteConfig(**sizes, logits_scaling=8.0)),
+    ):
+        model, ids = dllm.load(network), np.array(PROMPT + TEXT)
+        rows = logits(model, ids[None])[0, :-1]
+        expected = rows[torch.arange(len(rows)), torch.from_numpy(ids[1:])].numpy()
+        total = float(expected[len(PROMPT) - 1 :].sum())
+        assert dllm.score(model, PROMPT, TEXT).logprob == pytest.approx(total, rel=1e-5)
+        scored = token_scores(model, ids, 1, Scoring())
+        np.testing.assert_allclose(scored.logprobs[1:], expected, rtol=1e-5)
 
 
 def test_texts_continue_prompts(tiny: dllm.DiffusionModel) -> None:

@@ -2,16 +2,21 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+import dllm
 from dllm.core.errors import CheckpointError
 from dllm.models import families, load
 from dllm.models.tokenizer import complete_tokenizer
+from dllm.structured.vocabulary import vocabulary_of
+from dllm.train.dflash.recipe import mask_id
+from dllm.train.recipes.deer import Alignment
 
 Copy = Callable[..., Path]
 HEADERS = ["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
@@ -27,6 +32,20 @@ def words(size: int, *names: tuple[int, str], **special: str) -> PreTrainedToken
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
+
+
+def test_ids_may_have_gaps(tiny: dllm.DiffusionModel) -> None:
+    """The number of tokens is then no free id."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    core = Tokenizer(models.BPE({token: 2 * i for i, token in enumerate(alphabet)}, []))
+    core.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core)
+    pieces = vocabulary_of(tokenizer).pieces
+    assert len(pieces) == 511 and pieces[2 * alphabet.index("A")] == b"A" and pieces[1] is None
+    facts = replace(tiny.facts, vocab_size=600)
+    model = replace(tiny, tokenizer=tokenizer, facts=facts, generation_defaults={})
+    assert model.delimiters() == (2 * alphabet.index("\u010a"),)
+    assert mask_id(model) == Alignment().marker_for(model) == 511
 
 
 def test_llada_mask_token_is_declared(copy: Copy) -> None:

@@ -39,6 +39,16 @@ def test_a_device_that_drafts(start: Start, monkeypatch: pytest.MonkeyPatch) -> 
     assert written == dllm.speculate(verifier, None, PROMPT, max_new_tokens=8).tokens
 
 
+def test_spare_rows_of_a_model_are_no_other_vocabulary(start: Start) -> None:
+    """Many checkpoints have more rows than tokens; a device without a model does not know them."""
+    verifier = make_verifier("full", vocab_size=544)
+    assert verifier.tokenizer is not None and len(verifier.tokenizer) < 544
+    how: dict[str, Any] = {"tokenizer": verifier.tokenizer, "max_new_tokens": 4}
+    rounds = write_with(start(verifier).url, "prompt_lookup", np.asarray(PROMPT), **how)
+    expected = dllm.speculate(verifier, None, PROMPT, max_new_tokens=4).tokens
+    assert [token for ids in rounds for token in ids] == expected
+
+
 def test_keys_as_people_write_them(start: Start, tiny: dllm.DiffusionModel) -> None:
     """With blanks around them, in any script, as curl sends it; and none is no key."""
     served = start(tiny, api_key="one, schlüssel")

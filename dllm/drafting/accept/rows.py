@@ -226,7 +226,7 @@ class Rows:
         several = at != list(range(len(at)))  # in a chain they are the first ones
         rows = self.logits[at] if several else self.logits[: len(at)]
         rows = rows.log_softmax(-1, dtype=torch.float32)
-        result = [float(row[token]) for row, token in zip(rows, tokens, strict=True)]
+        result: list[float] = rows[range(len(at)), list(tokens)].tolist()  # in one copy
         if min(tokens, default=0) < 0 or not np.isfinite(result).all():
             raise NumericError(BROKEN)
         return result

@@ -179,13 +179,10 @@ class DiffusionDrafter(Drafter):
 
     def _cache(self) -> Cache:
         name = self.cache
-        if name == "reuse" and self.model.facts.mask_kind == "decided_first":
-            name = "wedlm"  # which keeps the committed text, and never has to refresh it
-        if name == "reuse" and self.model.facts.mask_kind == "causal_prefix":
-            name = "block"  # likewise
-        if name == "reuse":
-            return Reuse()
-        return caches.compose(name, self.model.family.name)
+        if name == "reuse":  # these keep the committed text, and never have to refresh it
+            kept = {"decided_first": "wedlm", "causal_prefix": "block"}
+            name = kept.get(self.model.facts.mask_kind, name)
+        return Reuse() if name == "reuse" else caches.compose(name, self.model.family.name)
 
     def leave(self, row: Row) -> None:
         """A sequence is complete; with the last one the memory is given back."""

@@ -16,12 +16,9 @@ from .objective import Trainee
 
 @torch.no_grad()
 def acceptance(
-    trainee: Trainee,
-    answers: Sequence[Answer],
-    states: HiddenStates,
-    rows: int,
+    trainee: Trainee, answers: Sequence[Answer], states: HiddenStates, rows: int,
     walking: bool = True,
-) -> tuple[float, list[float]]:
+) -> tuple[float, list[float]]:  # fmt: skip
     """Drafts at every place of ``answers``, ``rows`` answers at a time, and walks through them:
     tokens per forward of the verifier (its first one, which reads the prompt, left out), and how
     often the k-th draft of a round was accepted (K,).  With a head that looks at the token before

@@ -15,10 +15,7 @@ from transformers import AttentionInterface, MuseGlimmerAssistantConfig, MuseGli
 from ...core.errors import ConfigError
 
 ATTENTION = "dllm_blocks_of_drafts"
-NO_ROTATION_KNOWN: dict[str, Any] = {
-    "rope_type": "default",
-    "rope_theta": 10000.0,
-}  # of verifiers without one
+NO_ROTATION_KNOWN: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0}
 
 
 def blocks_attention(

@@ -54,8 +54,10 @@ class Alignment:
 
     def marker_for(self, model: DiffusionModel) -> int:
         """The id of the end marker: a spare row of the vocabulary, else its last token."""
-        known = len(model.tokenizer) if model.tokenizer is not None else model.facts.vocab_size
-        return min(known, model.facts.vocab_size - 1)
+        last = model.facts.vocab_size - 1
+        if model.tokenizer is None:
+            return last
+        return min(1 + max(model.tokenizer.get_vocab().values()), last)
 
 
 def teacher_answers(
