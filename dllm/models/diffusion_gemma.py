@@ -38,11 +38,8 @@ TEXT_FIELDS = (
 class Attention(DiffusionGemmaDecoderTextAttention):
     """Keys and values go to a cache that knows where, those of the canvas as well."""
 
-    def append_to_cache(
-        self, cache: Any, key_states: torch.Tensor, value_states: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        keys, values = cache.update(key_states, value_states, self.layer_idx)
-        return keys, values
+    def append_to_cache(self, cache: Any, *states: torch.Tensor) -> Any:
+        return cache.update(*states, self.layer_idx)
 
 
 class Layer(DiffusionGemmaDecoderTextLayer):  # type: ignore[no-untyped-call]
