@@ -85,13 +85,10 @@ def held_bytes(network: Any, tensors: dict[str, Any], width: int) -> int:
     held = 0
     for tensor in tensors.values():
         inner, _, attribute = _native(tensor.name).rpartition(".")
-        size, stored = int(np.prod(tensor.shape)), tensor.tensor_type.name
-        layer = network.get_submodule(inner) if inner else None
-        bits = 0
-        if attribute == "weight" and isinstance(layer, nn.Linear) and stored not in PLAIN:
-            bits = _bits(stored, *layer.weight.shape)
-        scales = {4: 2 * size // GROUP, 8: int(tensor.shape[-1])}.get(bits, size)
-        held += size * bits // 8 + scales * width
+        bits = _bits(tensor, network.get_submodule(inner), attribute)
+        size = int(np.prod(tensor.shape))
+        scales = {4: 2 * size // GROUP, 8: int(tensor.shape[-1])}
+        held += size * bits // 8 + scales.get(bits, size) * width
     return held
 
 
@@ -179,13 +176,11 @@ def _fill(network: Any, kind: str, tensors: dict[str, Any], dtype: torch.dtype, 
             order = _order(network.config, inner.endswith("q_proj"))
         layer = network.get_submodule(inner)
         stored = tensor.tensor_type.name
-        if attribute == "weight" and isinstance(layer, nn.Linear) and stored not in PLAIN:
-            rounded, how = _rounded(tensor, stored, layer, dtype, order)
-            if rounded is not None:
-                network.set_submodule(inner, rounded)
-                done[f"{stored} as {how}"] += 1
-                release(torch.from_numpy(tensor.data))
-                continue
+        if bits := _bits(tensor, layer, attribute):
+            network.set_submodule(inner, _rounded(tensor, layer, bits, dtype, order))
+            done[f"{stored} as int{bits}"] += 1
+            release(torch.from_numpy(tensor.data))
+            continue
         value = _plain(tensor, stored).to(dtype)
         value = value if order is None else value[order]
         setattr(layer, attribute, nn.Parameter(value, requires_grad=False))
@@ -239,31 +234,32 @@ def _numbers(tensor: Any) -> np.ndarray[Any, Any]:
     return result.astype(np.float32, copy=False)
 
 
-def _bits(stored: str, outputs: int, inputs: int) -> int:
-    """Of the numbers of a layer that is stored so; 0: it is widened."""
+def _bits(tensor: Any, layer: Any, attribute: str) -> int:
+    """8 or 4 where a tensor becomes a rounded layer, 0 where it is widened."""
+    stored = tensor.tensor_type.name
+    if attribute != "weight" or not isinstance(layer, nn.Linear) or stored in PLAIN:
+        return 0
+    outputs, inputs = layer.weight.shape
     if stored in ("Q4_0", "Q4_K") and outputs % BLOCK == 0 and inputs % GROUP == 0:
         return 4
     return 8 if inputs % EVEN == 0 else 0
 
 
 def _rounded(
-    tensor: Any, stored: str, layer: nn.Linear, dtype: torch.dtype, order: torch.Tensor | None
-) -> tuple[QuantisedLinear | None, str]:
-    """The layer with the numbers of the file, and how they are held."""
-    outputs, inputs = layer.weight.shape
-    bits = _bits(stored, outputs, inputs)
+    tensor: Any, layer: nn.Linear, bits: int, dtype: torch.dtype, order: torch.Tensor | None
+) -> QuantisedLinear:
+    """The layer with the numbers of the file."""
     if bits == 4:
-        parts = (_q4_0 if stored == "Q4_0" else _q4_k)(tensor.data, outputs)
-    elif bits == 8:
-        parts = quantise(torch.from_numpy(_numbers(tensor)), 8)
+        read = _q4_0 if tensor.tensor_type.name == "Q4_0" else _q4_k
+        parts = read(tensor.data, len(layer.weight))
     else:
-        return None, ""
+        parts = quantise(torch.from_numpy(_numbers(tensor)), 8)
     result = QuantisedLinear.like(layer, bits, GROUP if bits == 4 else 0, dtype)
     for name, value in parts.items():
         value = value if order is None else value[order]
         setattr(result, name, value if name == "numbers" else value.to(dtype))
     result.bias = layer.bias
-    return result, f"int{bits}"
+    return result
 
 
 def _q4_0(data: np.ndarray[Any, Any], outputs: int) -> dict[str, torch.Tensor]:

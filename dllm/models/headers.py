@@ -22,7 +22,8 @@ from .quiet import quiet
 
 PIECE = 2**24  # numbers looked at in one go
 PACKED = 16  # numbers that one stored number can stand for, at most
-NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
+NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64",
+         "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}  # fmt: skip
 LAYER = re.compile(r"\.(\d+)\.")
 
 
@@ -110,12 +111,14 @@ def _opened(file: Path) -> Iterator[Any]:
 
 def stored_dtype(checkpoint: Checkpoint) -> str:
     """The dtype of the weights: that of ``config.json``, else of the first in the files that has
-    one; "float32" where no file is here yet.  Raises like `read_headers`."""
+    one; "float32" where no file is here yet.  Floats of 8 bits, in which nothing computes, become
+    "bfloat16".  Raises like `read_headers`."""
     named = checkpoint.config.get("torch_dtype") or checkpoint.config.get("dtype")
     if named is None and any(checkpoint.folder.glob("*.safetensors")):
         kinds = (header.dtype for header in read_headers(checkpoint.folder).values())
         named = next((NAMES[kind] for kind in kinds if kind in NAMES), None)
-    return str(named or "float32").removeprefix("torch.")
+    name = str(named or "float32").removeprefix("torch.")
+    return "bfloat16" if name.startswith("float8") else name
 
 
 def check_headers(folder: Path, family: Family, config: PreTrainedConfig, official: bool) -> None:

@@ -218,7 +218,11 @@ def _auto_dtype(
     on_cpu = device_map is None and torch.device(device or "cpu").type == "cpu"
     stored_in = getattr(config, "quantization_config", None)
     foreign = stored_in is not None and of_config(stored_in) is None
-    if not on_cpu or quantization_config or foreign:
+    if quantization_config or foreign:
         return "auto"
-    numbers = sum(prod(header.shape) for header in read_headers(checkpoint.folder).values())
-    return auto_dtype(checkpoint.name, stored_dtype(checkpoint), numbers)
+    stored = stored_dtype(checkpoint)
+    chosen: str | torch.dtype = "auto"
+    if on_cpu:
+        numbers = sum(prod(header.shape) for header in read_headers(checkpoint.folder).values())
+        chosen = auto_dtype(checkpoint.name, stored, numbers)
+    return stored if chosen == "auto" else chosen

@@ -77,12 +77,13 @@ def test_loading_follows_it(
 def test_files_say_their_dtype_where_the_config_does_not(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, copy: Any
 ) -> None:
-    """`dllm doctor` reckons with the one that is loaded."""
+    """`dllm doctor` reckons with the one that is loaded; 8-bit floats are widened."""
     folder = copy("llada-tiny", drop=("torch_dtype", "dtype"))
     weights = load_file(folder / "model.safetensors")
-    save_file({key: x.bfloat16() for key, x in weights.items()}, folder / "model.safetensors")
-    assert load(folder).dtype == torch.bfloat16
-    assert footprint(open_checkpoint(folder)).dtype == "bfloat16"
+    for stored in (torch.float8_e4m3fn, torch.bfloat16):
+        save_file({key: x.to(stored) for key, x in weights.items()}, folder / "model.safetensors")
+        assert load(folder).dtype == torch.bfloat16
+        assert footprint(open_checkpoint(folder)).dtype == "bfloat16"
     monkeypatch.setattr(precision, "SMALL", 1000)
     monkeypatch.setattr(precision, "native_bfloat16", lambda: False)
     with caplog.at_level(logging.WARNING, "dllm"):
