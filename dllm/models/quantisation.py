@@ -156,8 +156,7 @@ def quantise(hf: PreTrainedModel, how: Any) -> None:
 
 def parameters(network: nn.Module) -> int:
     """How many weights a network has, those that are rounded included."""
-    rounded = (QuantisedLinear, QuantisedEmbedding)
-    modules = [module for module in network.modules() if isinstance(module, rounded)]
+    modules = [module for module in network.modules() if isinstance(module, QuantisedLinear)]
     plain = sum(parameter.numel() for parameter in network.parameters())
     return plain + sum(module.size for module in modules)
 
