@@ -23,14 +23,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
+from operator import attrgetter, is_
 from typing import Any, Self
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
 from .cpu import library
+from .cpu.layers import DTYPES, Groups
 from .cpu.products import Rounded, Weight4, Weight8
+from .experts import apart, mixed
 from .linear import ROWS, onednn, product
 from .mapped import release
 
@@ -40,6 +44,7 @@ BLOCK = 16  # outputs of a 4-bit weight are a multiple of this
 MOST_INPUTS = (2**31 - 1) // (255 * 128)  # whose products of 8-bit numbers 32 bits can sum
 CUT = 2**20  # numbers that are rounded at a time
 _LOCK = threading.Lock()
+GROUPED: WeakKeyDictionary[nn.Module, tuple[Any, Groups | None]] = WeakKeyDictionary()
 
 
 @cache
@@ -369,13 +374,22 @@ class QuantisedExperts(nn.Module):
     def forward(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """(n, d): for each row of ``x`` (n, d) the sum over its ``chosen`` (n, k) experts, times
         their ``weights`` (n, k)."""
-        result = torch.zeros_like(x)
-        for expert in sorted({*chosen.flatten().tolist()}):
-            row, place = torch.where(chosen == expert)
-            gate, up = self.gate_up_proj[expert](x[row]).chunk(2, -1)
-            done = self.down_proj[expert](self.act_fn(gate) * up) * weights[row, place, None]
-            result.index_add_(0, row, done.to(result.dtype))
-        return result
+        up, down = partial(_chosen, self.gate_up_proj), partial(_chosen, self.down_proj)
+        return mixed(x, chosen, weights, self.act_fn, up, down)
+
+
+def _chosen(layers: Any, x: torch.Tensor, of: torch.Tensor, each: int) -> torch.Tensor:
+    """As `Groups`, by the weights of ``layers``."""
+    made, groups = GROUPED.get(layers, ((), None))
+    if len(made) != len(layers) or not all(map(is_, made, map(attrgetter("made"), layers))):
+        made = [layer.parts() for layer in layers]
+        weights = [part for parts in made for part in parts or ()]
+        one_kind = {*map(type, weights)} in ({Weight8}, {Weight4}) and len(weights) == len(made)
+        groups = Groups(weights) if one_kind else None
+        GROUPED[layers] = made, groups
+    if groups is None or x.requires_grad or x.dtype not in DTYPES or torch.compiler.is_compiling():
+        return apart(x, of, each, lambda i, rows: layers[i](rows))
+    return groups(x, of, each)
 
 
 def _linears(weight: torch.Tensor) -> Iterator[nn.Linear]:
