@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from .cpu import library
+from .cpu.layers import Groups
 from .cpu.products import Weight
 from .cpu.products import suits as fits
 from .mapped import release
@@ -76,7 +77,7 @@ def suits(weight: torch.Tensor) -> bool:
         and type(weight) in (torch.Tensor, nn.Parameter)
         and weight.device.type == "cpu"
         and weight.dtype in dtypes()
-        and weight.dim() == 2
+        and weight.dim() in (2, 3)
         and weight.is_contiguous()
         and weight.numel() > 0
         and (onednn() or fits(weight))
@@ -94,26 +95,24 @@ class Made(NamedTuple):
 
 
 class Packed:
-    """What oneDNN multiplies with in place of a weight (n, d).
+    """What oneDNN multiplies with in place of a weight (n, d), or several (k, n, d).
 
     Made at the first product, and again when the weight has been moved, cast or changed in place.
     A change behind PyTorch's back (``weight.data.add_``) is seen by `check`.  ``copy`` False: the
     weight itself, in parts; slower for few rows, the same numbers, no memory.
     """
 
-    def __init__(self, copy: bool = True) -> None:
-        self.copy = copy
+    def __init__(self, copy: bool = True, name: str = "weight") -> None:
+        self.copy, self.name = copy, name
         self.made: Made | None = None
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Packed:
-        return Packed(self.copy)  # a copied model has weights of its own
-
     def __reduce__(self) -> tuple[Any, ...]:
-        return Packed, (self.copy,)
+        return Packed, (self.copy, self.name)  # a copied model has weights of its own
 
     def parts(self, weight: torch.Tensor) -> list[Any] | None:
-        """The weight in parts of `ROWS` outputs; None where PyTorch has to multiply: gradients are
-        wanted, something is being compiled, or the weight no longer `suits`."""
+        """The weight in parts of `ROWS` outputs, or several one by one or as `Groups`; None where
+        PyTorch has to multiply: gradients are wanted, something is being compiled, or it no longer
+        `suits`."""
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
             return None
         made = self.made
@@ -132,9 +131,11 @@ class Packed:
 
     def _make(self, weight: torch.Tensor) -> Made:
         source = weight.detach()
-        parts: list[Any] = list(torch.split(source, ROWS))
+        many = source.dim() == 3
+        parts: list[Any] = list(source if many else torch.split(source, ROWS))
         if library() is not None and fits(source):
             parts = [Weight(part, self.copy) for part in parts]
+            parts = [Groups(parts)] if many else parts
         elif self.copy:
             parts = [torch.ops.mkldnn._reorder_linear_weight(part) for part in parts]
         alone = parts[0] if len(parts) == 1 and isinstance(parts[0], torch.Tensor) else None
@@ -183,8 +184,9 @@ def check_packed(network: nn.Module) -> None:
     that were changed where PyTorch does not notice."""
     for module in network.modules():
         forward = module.__dict__.get("forward")  # a call of `packed_of` for each adds up
-        if type(forward) is partial and forward.func is _forward:
-            forward.args[1].check(module.weight)
+        for packed in forward.args if type(forward) is partial else ():
+            if isinstance(packed, Packed):
+                packed.check(getattr(module, packed.name))
 
 
 def _forward(module: nn.Linear, packed: Packed, input: torch.Tensor) -> torch.Tensor:

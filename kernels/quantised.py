@@ -23,14 +23,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
-from typing import Any
+from functools import cache, partial
+from operator import attrgetter, is_
+from typing import Any, Self
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
 from .cpu import library
+from .cpu.layers import DTYPES, Groups
 from .cpu.products import Rounded, Weight4, Weight8
+from .experts import apart, mixed
 from .linear import ROWS, onednn, product
 from .mapped import release
 
@@ -40,6 +44,7 @@ BLOCK = 16  # outputs of a 4-bit weight are a multiple of this
 MOST_INPUTS = (2**31 - 1) // (255 * 128)  # whose products of 8-bit numbers 32 bits can sum
 CUT = 2**20  # numbers that are rounded at a time
 _LOCK = threading.Lock()
+GROUPED: WeakKeyDictionary[nn.Module, tuple[Any, Groups | None]] = WeakKeyDictionary()
 
 
 @cache
@@ -237,15 +242,20 @@ class QuantisedLinear(nn.Module):
     @classmethod
     def of(cls, layer: nn.Linear, bits: int, group: int = 0) -> QuantisedLinear:
         """The layer with its weight rounded."""
-        dtype, bias = layer.weight.dtype, layer.bias
-        result = cls.like(layer, bits, group, dtype)
-        parts = [quantise(part, bits, group) for part in _cuts(layer.weight)]
+        result = cls.like(layer, bits, group, layer.weight.dtype).filled(layer.weight)
+        if layer.bias is not None:
+            result.bias = nn.Parameter(layer.bias.detach().clone(), requires_grad=False)
+        return result
+
+    def filled(self, weight: torch.Tensor) -> Self:
+        """This layer, with ``weight`` rounded, a part at a time: copies in float32 that stay in the
+        cache are five times as fast."""
+        pieces = torch.split(weight, max(1, CUT // weight.shape[1]))
+        parts = [quantise(piece, self.bits, self.group) for piece in pieces]
         for name in parts[0]:
             value = torch.cat([part[name] for part in parts])
-            setattr(result, name, value if name == "numbers" else value.to(dtype))
-        if bias is not None:
-            result.bias = nn.Parameter(bias.detach().clone(), requires_grad=False)
-        return result
+            setattr(self, name, value if name == "numbers" else value.to(weight.dtype))
+        return self
 
     @property
     def weight(self) -> torch.Tensor:
@@ -354,11 +364,6 @@ class QuantisedLinear(nn.Module):
         return state | {"made": None}
 
 
-def _cuts(weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Rows at a time, so that copies in float32 stay in the cache: five times as fast."""
-    return torch.split(weight, max(1, CUT // weight.shape[1]))
-
-
 class QuantisedExperts(nn.Module):
     """Experts whose matrices are `QuantisedLinear`, in the place of transformers' 3-d tensors."""
 
@@ -376,21 +381,29 @@ class QuantisedExperts(nn.Module):
         """The experts with their weights rounded."""
         result = cls(experts, bits, group)
         for name in ("gate_up_proj", "down_proj"):
-            each = _linears(getattr(experts, name))
-            rounded = (QuantisedLinear.of(one, bits, group) for one in each)
-            setattr(result, name, nn.ModuleList(rounded))
+            for layer, weight in zip(getattr(result, name), getattr(experts, name), strict=True):
+                layer.filled(weight)
         return result
 
     def forward(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """(n, d): for each row of ``x`` (n, d) the sum over its ``chosen`` (n, k) experts, times
         their ``weights`` (n, k)."""
-        result = torch.zeros_like(x)
-        for expert in sorted({*chosen.flatten().tolist()}):
-            row, place = torch.where(chosen == expert)
-            gate, up = self.gate_up_proj[expert](x[row]).chunk(2, -1)
-            done = self.down_proj[expert](self.act_fn(gate) * up) * weights[row, place, None]
-            result.index_add_(0, row, done.to(result.dtype))
-        return result
+        up, down = partial(_chosen, self.gate_up_proj), partial(_chosen, self.down_proj)
+        return mixed(x, chosen, weights, self.act_fn, up, down)
+
+
+def _chosen(layers: Any, x: torch.Tensor, of: torch.Tensor, each: int) -> torch.Tensor:
+    """As `Groups`, by the weights of ``layers``."""
+    made, groups = GROUPED.get(layers, ((), None))
+    if len(made) != len(layers) or not all(map(is_, made, map(attrgetter("made"), layers))):
+        made = [layer.parts() for layer in layers]
+        weights = [part for parts in made for part in parts or ()]
+        one_kind = {*map(type, weights)} in ({Weight8}, {Weight4}) and len(weights) == len(made)
+        groups = Groups(weights) if one_kind else None
+        GROUPED[layers] = made, groups
+    if groups is None or x.requires_grad or x.dtype not in DTYPES or torch.compiler.is_compiling():
+        return apart(x, of, each, lambda i, rows: layers[i](rows))
+    return groups(x, of, each)
 
 
 def _linears(weight: torch.Tensor) -> Iterator[nn.Linear]:
@@ -401,37 +414,19 @@ def _linears(weight: torch.Tensor) -> Iterator[nn.Linear]:
         yield layer
 
 
-class QuantisedEmbedding(nn.Module):
+class QuantisedEmbedding(QuantisedLinear):
     """Rows of a `QuantisedLinear`'s weight of 8 bits, by their ids."""
 
-    numbers: torch.Tensor
-    scale: torch.Tensor
-
     def __init__(self, count: int, size: int, dtype: torch.dtype | None = None) -> None:
-        super().__init__()
+        super().__init__(size, count, 8, dtype=dtype)
         self.num_embeddings, self.embedding_dim = count, size
-        self.register_buffer("numbers", torch.empty(count, size, dtype=torch.int8))
-        self.register_buffer("scale", torch.empty(count, 1, dtype=dtype))
 
     @classmethod
-    def of(cls, layer: nn.Embedding) -> QuantisedEmbedding:
+    def of(cls, layer: nn.Embedding) -> QuantisedEmbedding:  # type: ignore[override]
         """The layer with its weight rounded."""
         with torch.device("meta"):
             result = cls(*layer.weight.shape)
-        parts = [quantise(part, 8) for part in _cuts(layer.weight)]
-        result.numbers = torch.cat([part["numbers"] for part in parts])
-        result.scale = torch.cat([part["scale"] for part in parts]).to(layer.weight.dtype)
-        return result
-
-    @property
-    def size(self) -> int:
-        """How many weights it stands for."""
-        return self.numbers.numel()
-
-    @property
-    def weight(self) -> torch.Tensor:
-        """(count, size) in the dtype of the scales: restored at every access."""
-        return (self.numbers * self.scale.float()).to(self.scale.dtype)
+        return result.filled(layer.weight)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """(...) to (..., size)."""

@@ -10,11 +10,12 @@ from torch import nn
 
 from ..kernels.linear import available, dtypes
 from .checkpoint import Checkpoint
+from .fields import own_section
 from .gguf import held_bytes, open_gguf
 from .headers import blueprint, stored_dtype
 from .linears import room_for
 from .precision import auto_dtype, native_bfloat16
-from .quantisation import layers_of, matrices, of_config, read
+from .quantisation import are_experts, layers_of, matrices, of_config, read
 from .reading import family_of, native_config
 
 WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes per number
@@ -24,9 +25,10 @@ HEADROOM = 1.1  # activations, allocator, runtime
 @dataclass(frozen=True)
 class Footprint:
     """Sizes in bytes.  ``keys_values``: a key/value cache of one row over the whole context.
-    ``copies``: of linear layers in the order a CPU multiplies, held beside weights that were cast;
-    those that are mapped from a file can go (`dllm.models.linears`).  ``read``: parameters that a
-    forward reads; ``active``: those that a position is multiplied with."""
+    ``copies``: of linear layers and experts in the order a CPU multiplies, held beside weights that
+    were cast or put together; those that are mapped from a file can go (`dllm.models.linears`).
+    ``read``: parameters that a forward reads; ``active``: those that a position is multiplied with.
+    """
 
     parameters: int
     dtype: str
@@ -65,7 +67,8 @@ def footprint(checkpoint: Checkpoint) -> Footprint:
     ways = {name: rounded_bytes(network, read(name), width) for name in ("int8", "int4")}
     cast = stored is None and dtype != stored_dtype(checkpoint)
     head = network.get_output_embeddings() if family.self_conditioning else None  # not copied
-    copies = copied_bytes(network, dtype, head) if cast else 0
+    whole = family.self_conditioning or own_section(checkpoint.config)  # experts, in the files
+    copies = copied_bytes(network, dtype, head, cast) if cast or not (stored or whole) else 0
     return _of_network(network, dtype, held, ways, copies)
 
 
@@ -115,13 +118,16 @@ def _key_size(layer: Any) -> int:
     return heads * size
 
 
-def copied_bytes(network: Any, dtype: str, head: Any = None) -> int:
-    """Bytes of the copies that `pack_linears` has made of the layers of ``network`` but its
-    ``head``."""
+def copied_bytes(network: Any, dtype: str, head: Any = None, cast: bool = True) -> int:
+    """Bytes of the copies that `pack_linears` has made of the experts of ``network`` and, where it
+    was ``cast``, of its layers but its ``head``."""
     if not available() or getattr(torch, dtype) not in dtypes():
         return 0
-    layers = [m for m in network.modules() if type(m) is nn.Linear and m is not head]
-    copies = WIDTHS[dtype] * sum(layer.weight.numel() for layer in layers)
+    layers = [
+        m for m in network.modules()
+        if are_experts(m) or (cast and type(m) is nn.Linear and m is not head)
+    ]  # fmt: skip
+    copies = WIDTHS[dtype] * sum(each.numel() for layer in layers for each in matrices(layer))
     return copies if room_for(copies) else 0
 
 

@@ -1,24 +1,29 @@
-"""The linear layers of a network on a CPU, multiplied by oneDNN (`dllm.kernels.linear`).
+"""The linear layers and experts of a network on a CPU, multiplied by oneDNN or compiled kernels
+(`dllm.kernels.linear`, `dllm.kernels.experts`).
 
 Their weights are laid out a second time in the order that oneDNN wants, when they are first used
 without gradients; the network's own stay as they are, for ``state_dict``, training and adapters:
 in the checkpoint's file, from which they are mapped, or in memory a second time where they were
-cast or made.  Where the copy would take too much of the free memory (`room_for`) there is none: the
-same numbers, more slowly for few rows.
+cast or put together, as experts are that a file holds apart.  Where the copy would take too much
+of the free memory (`room_for`) there is none: the same numbers, more slowly for few rows.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..kernels.linear import check_packed, pack, suits
+from ..kernels import experts
+from ..kernels.linear import Packed, check_packed, pack, suits
+from .forwards import CACHE
 from .precision import free_memory
+from .quantisation import are_experts, matrices
 
 
 def pack_linears(hf: PreTrainedModel) -> None:
-    """Let the plain linear layers of ``hf`` multiply by oneDNN.  Changes them in place.
+    """Let the plain linear layers and experts of ``hf`` multiply by oneDNN.  Changes them in place.
 
     Layers of other classes are left alone (quantised, with adapters), and those whose forward
     somebody has wrapped.
@@ -32,6 +37,12 @@ def pack_linears(hf: PreTrainedModel) -> None:
     copy = bool(layers) and room_for(size)
     for layer in layers:
         pack(layer, copy)
+    mixed: list[Any] = [m for m in hf.modules() if are_experts(m) and "forward" not in m.__dict__]
+    size += sum(weight.nbytes for module in mixed for weight in matrices(module))
+    copy = bool(mixed) and room_for(size)
+    for module in mixed:
+        first, second = Packed(copy, "gate_up_proj"), Packed(copy, "down_proj")
+        module.forward = partial(experts.forward, module, first, second)
     if layers:
         hf.register_forward_pre_hook(_look, with_kwargs=True)
 
@@ -39,7 +50,7 @@ def pack_linears(hf: PreTrainedModel) -> None:
 def _look(hf: nn.Module, _: Any, given: dict[str, Any]) -> None:
     """Adapters are merged behind PyTorch's back: whoever calls the network gets its weights as they
     are.  Who decodes step by step has looked when that began."""
-    stepping = given.get("past_key_values") is not None
+    stepping = given.get(CACHE) is not None
     if not (stepping or torch.is_grad_enabled() or torch.compiler.is_compiling()):
         check_packed(hf)
 

@@ -14,10 +14,10 @@ from ..kernels.linear import Packed, linear
 from ..kernels.quantised import QuantisedLinear, together
 from .forwards import classes, replace_forwards
 
-MIXTURES = (
-    "qwen3_moe.modeling_qwen3_moe.Qwen3MoeSparseMoeBlock", "glm4_moe.modeling_glm4_moe.Glm4MoeMoE",
-    "diffusion_gemma.modeling_diffusion_gemma.DiffusionGemmaTextExperts",
-)  # fmt: skip
+ROUTERS = (
+    "qwen3_moe.modeling_qwen3_moe.Qwen3MoeTopKRouter",
+    "glm4_moe.modeling_glm4_moe.Glm4MoeTopkRouter",
+)
 SILU = ("SiLU", "SiLUActivation")
 ALIKE = {
     "torch.nn.modules.activation.SiLU": silu,
@@ -36,7 +36,7 @@ def replace_feed_forward(hf: PreTrainedModel) -> None:
         alike = ALIKE.get(f"{kind.__module__}.{kind.__qualname__}")
         if alike is not None and "forward" not in module.__dict__:
             module.forward = alike
-    replace_forwards(hf, [f"transformers.models.{name}" for name in MIXTURES], _mixture)
+    replace_forwards(hf, [f"transformers.models.{name}" for name in ROUTERS], _router)
 
 
 def _forward(module: Any, x: torch.Tensor) -> torch.Tensor:
@@ -52,34 +52,17 @@ def _forward(module: Any, x: torch.Tensor) -> torch.Tensor:
     return result
 
 
-def _linear(x: torch.Tensor, weight: torch.Tensor, bias: Any = None) -> torch.Tensor:
-    return linear(x, weight, bias, Packed(copy=False))
-
-
-def _grouped(x: torch.Tensor, weight: torch.Tensor, *, offs: torch.Tensor, **_: Any) -> Any:
-    """``x`` (n, d), each row times the matrix of its group in ``weight`` (groups, d, m)."""
-    result, first = x.new_empty(len(x), weight.shape[2]), 0
-    for matrix, last in zip(weight.mT, offs.tolist(), strict=True):
-        if first < last:
-            result[first:last] = _linear(x[first:last], matrix)
-            first = last
-    return result
-
-
-STEADY: dict[Any, Any] = {
-    F.linear: _linear, torch._grouped_mm: _grouped, torch.Tensor.sigmoid: sigmoid,
-}  # fmt: skip
-
-
 class Steady(TorchFunctionMode):
-    """Products and sigmoids of routers and experts by functions that treat all rows alike."""
+    """Products and sigmoids of routers by functions that treat all rows alike."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return STEADY.get(func, func)(*args, **(kwargs or {}))
+        if func is F.linear:
+            return linear(args[0], args[1], None, Packed(copy=False))
+        return (sigmoid if func is torch.Tensor.sigmoid else func)(*args, **(kwargs or {}))
 
 
-def _mixture(module: Any, *args: torch.Tensor) -> Any:
-    if args[0].device.type != "cpu" or torch.compiler.is_compiling():
-        return type(module).forward(module, *args)
+def _router(module: Any, x: torch.Tensor) -> Any:
+    if x.device.type != "cpu" or torch.compiler.is_compiling():
+        return type(module).forward(module, x)
     with Steady():
-        return type(module).forward(module, *args)
+        return type(module).forward(module, x)

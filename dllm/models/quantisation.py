@@ -113,12 +113,13 @@ def layers_of(hf: Any, how: Any) -> Iterator[tuple[str, Any, int]]:
 
 def are_experts(module: nn.Module) -> bool:
     """Whether it is one of transformers' classes with a 3-d tensor for all experts of a layer, and
-    computes them as `QuantisedExperts` does: no biases, other layouts or gates of its own."""
+    computes them as `QuantisedExperts` does: no biases, norms, other layouts or own gates."""
     gate = getattr(module, "_apply_gate", None)
+    normed = getattr(module, "has_post_expert_norm", False)
     return (
         getattr(gate, "__name__", "") == "_default_apply_gate"
         and isinstance(getattr(module, "gate_up_proj", None), nn.Parameter)
-        and not (module.is_transposed or module.has_bias)
+        and not (module.is_transposed or module.has_bias or normed)
     )
 
 
@@ -156,8 +157,7 @@ def quantise(hf: PreTrainedModel, how: Any) -> None:
 
 def parameters(network: nn.Module) -> int:
     """How many weights a network has, those that are rounded included."""
-    rounded = (QuantisedLinear, QuantisedEmbedding)
-    modules = [module for module in network.modules() if isinstance(module, rounded)]
+    modules = [module for module in network.modules() if isinstance(module, QuantisedLinear)]
     plain = sum(parameter.numel() for parameter in network.parameters())
     return plain + sum(module.size for module in modules)
 

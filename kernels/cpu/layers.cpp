@@ -1,6 +1,9 @@
 // What layers do to each number or row on its own, in one pass, rounded where PyTorch rounds; and a
 // decoder layer in one call.
 
+#include <numeric>
+#include <vector>
+
 #include "tiles.h"
 
 extern "C" {  // of the other files
@@ -248,6 +251,41 @@ int dllm_rotate_scatter(const void *q, const void *k, const void *v, const void 
             read_or(v, turn.half_input, from + n, d - n, 0));
   }
   return 0;
+}
+
+// y (m, n): its row i is row i / each of x (m / each, d) times the matrix of group of[i], one of `count`,
+// or 1 where there is no such group.
+int dllm_grouped(const Linear *groups, int64_t count, const int64_t *of, int64_t each, const char *x,
+                 char *y, int64_t m, int half, int threads) {
+  if (!std::all_of(of, of + m, [=](int64_t g) { return g >= 0 && g < count; })) return 1;
+  const int64_t d = groups->inputs * (half ? 2 : 4), n = groups->outputs * (half ? 2 : 4);
+  int full = 0;
+  const int none = with_memory([&] {
+    std::vector<int64_t> rows(m), first;  // rows group by group, where each group begins
+    std::iota(rows.begin(), rows.end(), 0);
+    std::stable_sort(rows.begin(), rows.end(), [=](int64_t a, int64_t b) { return of[a] < of[b]; });
+    int64_t most = 0;
+    for (int64_t i = 0; i < m; i++) {
+      if (!i || of[rows[i]] != of[rows[i - 1]]) first.push_back(i);
+      most = std::max(most, i + 1 - first.back());
+    }
+    const int64_t used = first.size();
+    first.push_back(m);
+    const int apart = used < threads ? 1 : threads, within = used < threads ? threads : 1;
+    const Scratch memory(most * (d + n), apart);
+#pragma omp parallel for num_threads(apart) if (apart > 1) schedule(dynamic) reduction(max : full)
+    for (int64_t g = 0; g < used; g++) {
+      const int64_t *own = &rows[first[g]], some = first[g + 1] - first[g];
+      char *const from = memory.own(), *const to = from + some * d;
+      for (int64_t i = 0; i < some; i++) std::memcpy(from + i * d, x + own[i] / each * d, d);
+      full = std::max(full, with_memory([&] {
+        const Linear &by = groups[of[*own]];
+        Rows(from, by, some, half, within).times(by, to);
+      }));
+      for (int64_t i = 0; i < some; i++) std::memcpy(y + own[i] * n, to + i * n, n);
+    }
+  });
+  return std::max(none, full);
 }
 
 // y (m, width): a decoder layer's output for rows x, whose keys and values go to `slots` as

@@ -131,11 +131,36 @@ class _Layer(ctypes.Structure):
     )
 
 
-def _scales(weight: Weight | Weight8 | Weight4) -> tuple[int | None, int | None]:
-    if isinstance(weight, Weight):
-        return None, None
-    second = weight.total if isinstance(weight, Weight8) else weight.zero
-    return weight.scale.data_ptr(), second.data_ptr()
+def _linear(weight: Weight | Weight8 | Weight4, bias: torch.Tensor | None = None) -> _Linear:
+    scales: tuple[int | None, int | None] = None, None
+    if not isinstance(weight, Weight):
+        second = weight.total if isinstance(weight, Weight8) else weight.zero
+        scales = weight.scale.data_ptr(), second.data_ptr()
+    return _Linear(
+        weight.blocks.data_ptr(), None if bias is None else bias.data_ptr(), *scales,
+        *weight.shape, isinstance(weight, Weight) and not weight.copy,
+        weight.group if isinstance(weight, Weight4) else 0,
+    )  # fmt: skip
+
+
+class Groups:
+    """Weights of one class and shape (n, d), a group of rows for each."""
+
+    def __init__(self, weights: Sequence[Weight | Weight8 | Weight4]) -> None:
+        self.weights = list(weights)
+        self.linears = (_Linear * len(weights))(*map(_linear, weights))
+
+    def __call__(self, x: torch.Tensor, of: torch.Tensor, each: int) -> torch.Tensor:
+        """(m, n): row i is row ``i // each`` of ``x`` (m / each, d), float32 or bfloat16, times
+        the weight ``of[i]``, int64."""
+        x, of = x.contiguous(), of.contiguous()
+        result = x.new_empty(len(of), self.weights[0].shape[0])
+        if loaded().dllm_grouped(
+            self.linears, len(self.weights), of.data_ptr(), each, x.data_ptr(), result.data_ptr(),
+            len(of), x.dtype == torch.bfloat16, torch.get_num_threads(),
+        ):  # fmt: skip
+            raise IndexError(f"groups go from 0 to {len(self.weights) - 1} here")
+        return result
 
 
 class Part(ctypes.Structure):
@@ -163,14 +188,7 @@ class Layer:
         norms: Sequence[torch.Tensor], eps: Sequence[float],
     ) -> None:  # fmt: skip
         self.weights, self.library = list(weights), loaded()
-        linears = [
-            _Linear(
-                weight.blocks.data_ptr(), bias if bias is None else bias.data_ptr(),
-                *_scales(weight), *weight.shape, isinstance(weight, Weight) and not weight.copy,
-                weight.group if isinstance(weight, Weight4) else 0,
-            )
-            for weight, bias in zip(weights, biases, strict=True)
-        ]  # fmt: skip
+        linears = [_linear(*each) for each in zip(weights, biases, strict=True)]
         self.layer = _Layer(*linears, *(each.data_ptr() for each in norms), *eps)
         self.address = ctypes.addressof(self.layer)
         self.queries, self.shared = (weight.shape[0] for weight in weights[:2])

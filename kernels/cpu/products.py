@@ -24,8 +24,8 @@ class Rounded(NamedTuple):
 
 
 def suits(weight: torch.Tensor) -> bool:
-    """Whether `Weight` can be made of a dense ``weight`` (n, d) of float32 or bfloat16."""
-    return weight.shape[1] % GROUPS[weight.dtype] == 0
+    """Whether `Weight` can be made of a dense ``weight`` (..., n, d) of float32 or bfloat16."""
+    return weight.shape[-1] % GROUPS[weight.dtype] == 0
 
 
 class Weight:

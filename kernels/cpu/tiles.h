@@ -12,14 +12,16 @@
 
 namespace {
 
-// Memory of each thread, taken before they start: what is thrown among threads ends the process.
+// Memory of each thread, taken before they start: what is thrown among threads ends the process.  That
+// of one thread is of whichever asks.
 class Scratch {
   const int64_t each;
   const std::unique_ptr<char[]> memory;
 
  public:
   Scratch(int64_t bytes, int threads)
-      : each((bytes + 63) / 64 * 64), memory(new char[each * threads + 64]) {}
+      : each(threads > 1 ? (bytes + 63) / 64 * 64 : 0),
+        memory(new char[threads > 1 ? each * threads + 64 : bytes + 64]) {}
   char *own() const {
     return (char *)(((uintptr_t)memory.get() + 63) & ~uintptr_t(63)) + omp_get_thread_num() * each;
   }

@@ -192,6 +192,10 @@ def test_a_position_is_multiplied_with_its_own_experts(tmp_path: Path) -> None:
     experts = 2 * 8 * 3 * 32 * 16
     assert needs.read == needs.parameters - 100 * 32
     assert needs.active == needs.read - experts * 6 // 8
+    assert needs.copies == (4 * experts if linear.available() else 0)  # which its file holds apart
+    own = config | {"dllm": {"family": "autoregressive"}}
+    (tmp_path / "config.json").write_text(json.dumps(own))
+    assert footprint(open_checkpoint(str(tmp_path))).copies == 0
 
 
 def test_no_copy_of_a_head_that_every_step_reads_whole(

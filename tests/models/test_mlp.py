@@ -8,10 +8,13 @@ import pytest
 import torch
 from torch import nn
 from transformers import Glm4MoeConfig, Qwen3MoeConfig
+from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeMoE
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
 from dllm.kernels.quantised import QuantisedLinear, together
 from dllm.models.forwards import classes
-from dllm.models.mlp import MIXTURES, replace_feed_forward
+from dllm.models.linears import pack_linears
+from dllm.models.mlp import replace_feed_forward
 
 WAYS = ("plain", "int8", "int4", "int8 and plain")
 
@@ -57,8 +60,7 @@ def test_a_row_of_a_mixture_does_not_depend_on_others(kind: int, dtype: torch.dt
         hidden_size=75, moe_intermediate_size=45, num_experts=6, n_routed_experts=6, n_group=2,
         num_experts_per_tok=2, norm_topk_prob=True, experts_implementation="grouped_mm",
     )  # fmt: skip
-    module, name = f"transformers.models.{MIXTURES[kind]}".rsplit(".", 1)
-    layer: Any = getattr(import_module(module), name)(config)
+    layer: Any = (Qwen3MoeSparseMoeBlock, Glm4MoeMoE)[kind](config)
     torch.manual_seed(0)
     for parameter in layer.parameters():
         nn.init.normal_(parameter, std=0.3)
@@ -67,7 +69,8 @@ def test_a_row_of_a_mixture_does_not_depend_on_others(kind: int, dtype: torch.dt
         layer.experts.config._experts_implementation = "eager"
         before = layer(x)
         layer.experts.config._experts_implementation = "grouped_mm"
-        replace_feed_forward(nn.Sequential(layer))  # type: ignore[arg-type]
+        for change in (replace_feed_forward, pack_linears):
+            change(nn.Sequential(layer))  # type: ignore[arg-type]
         whole = layer(x)
         for rows in (1, 2, 3, 7):
             assert torch.equal(torch.cat([layer(part) for part in x.split(rows, 1)], 1), whole)

@@ -7,10 +7,12 @@ from dataclasses import replace
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from transformers import (
     AutoModelForCausalLM,
     GptOssConfig,
@@ -18,12 +20,13 @@ from transformers import (
     Qwen2Config,
     Qwen2ForCausalLM,
 )
+from transformers.integrations.moe import _default_apply_gate
 
 import dllm
 from dllm.kernels.quantised import QuantisedExperts, QuantisedLinear
 from dllm.models.footprint import rounded_bytes
 from dllm.models.llada2 import LLaDA2ForMaskedDiffusion, llada2_config
-from dllm.models.quantisation import read
+from dllm.models.quantisation import are_experts, read
 
 from ..golden.conftest import goldens_dir
 from ..thin import some
@@ -249,3 +252,10 @@ def test_experts_of_another_kind_stay_as_they_are() -> None:
     dllm.load(hf, quantization="int8")
     assert type(hf.model.layers[0].mlp.experts) is kind
     assert isinstance(hf.model.layers[0].self_attn.q_proj, QuantisedLinear)
+    normed = SimpleNamespace(
+        gate_up_proj=nn.Parameter(torch.zeros(2, 64, 32)), is_transposed=False, has_bias=False,
+        has_post_expert_norm=False, _apply_gate=_default_apply_gate,
+    )  # fmt: skip
+    assert are_experts(normed)  # type: ignore[arg-type]
+    normed.has_post_expert_norm = True  # as those of Muse Spark
+    assert not are_experts(normed)  # type: ignore[arg-type]
