@@ -1,9 +1,7 @@
 """dKV-Cache: keep the key and value of a token once it was processed as itself.
 
 Keys and values change most when [MASK] becomes a token and little afterwards.  So a decided
-position is computed once more, in the next step, and then left alone, in whatever order positions
-are decided.  The official code sorts computed and cached positions apart and back again; here
-every position has its own slot and nothing moves.
+position is computed once more, in the next step, and then left alone.
 """
 
 from typing import ClassVar

@@ -109,15 +109,15 @@ def draw(task: Problems, n: int, seed: int = 0) -> list[Any]:
     result: dict[str, Any] = {}
     latest = 0
     for number, example in enumerate(task.stream(seed)):
-        if len(result) == n or number - latest > 1000 + 4 * len(result):
+        if number - latest > 1000 + 4 * len(result):
             break
         if result.setdefault(example.prompt, example) is example:
             latest = number
-    if len(result) < n:
-        raise ConfigError(
-            f"{task.name} has only {len(result)} different prompts, not {n}: ask for fewer"
-        )
-    return list(result.values())
+        if len(result) == n:
+            return list(result.values())
+    raise ConfigError(
+        f"{task.name} has only {len(result)} different prompts, not {n}: ask for fewer"
+    )
 
 
 def stamp(task: Problems) -> str:

@@ -7,7 +7,7 @@ import numpy as np
 from ..core.canvas import BoolArray
 from ..core.capabilities import PROBABILITY, REPEATABLE
 from ..core.errors import ConfigError
-from ..core.limits import THRESHOLD, bounds
+from ..core.limits import NOT_NEGATIVE, THRESHOLD, bounds
 from ..core.spec import FamilyDefaults
 from .base import Selector, View
 from .compose import register
@@ -31,7 +31,7 @@ class LocalLeap(Selector):
     offers = frozenset({REPEATABLE})
 
     family_defaults: ClassVar[FamilyDefaults] = {"llada": {"tau_r": 0.75}, "dream": {"tau_r": 0.8}}
-    limits = bounds(kappa=THRESHOLD, tau_r=THRESHOLD)
+    limits = bounds(kappa=THRESHOLD, tau_r=THRESHOLD, w=NOT_NEGATIVE)
 
     kappa: float = 0.9
     tau_r: float | None = None

@@ -39,8 +39,9 @@ class Prophet(Stop):
     needs = frozenset({ALL_LOGITS, CONSTRAINED, FINAL, OWN_PREDICTIONS, FIXED_LENGTH})
     statistics: ClassVar = {"gap": 1}
     limits = bounds(
-        region=one_of(REGIONS), progress=one_of(PROGRESS), answer=COUNT, start=NOT_NEGATIVE
-    )
+        region=one_of(REGIONS), progress=one_of(PROGRESS), answer=COUNT, start=NOT_NEGATIVE,
+        steps=COUNT
+    )  # fmt: skip
 
     answer: int = 5
     start: int | None = None

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..core.canvas import SELECTION, BoolArray, Canvas, Edit, FloatArray, IntArray
 from ..core.capabilities import CONSTRAINED, FRESH_LOGITS, PROBABILITY
-from ..core.limits import COUNT, THRESHOLD, bounds, one_of
+from ..core.limits import COUNT, NOT_NEGATIVE, THRESHOLD, bounds, one_of
 from .base import NO_SCORES, NOTHING, Part, View
 from .compose import register
 from .threshold import Threshold
@@ -78,7 +78,8 @@ class R2(Course):
     limits = bounds(
         spatial_threshold=THRESHOLD, temporal_threshold=THRESHOLD,
         token_cluster=one_of(CLUSTER_MODES), temporal_eval=one_of(EVALUATIONS),
-        confidence_cluster_size=COUNT, temporal_steps=COUNT
+        confidence_cluster_size=COUNT, confidence_cluster_unmasked=NOT_NEGATIVE,
+        temporal_steps=COUNT,
     )  # fmt: skip
 
     confidence_cluster_size: int | None = 3

@@ -206,9 +206,9 @@ def _options(hint: Any) -> tuple[Any, ...]:
 
 def _fits(value: Any, hint: Any) -> bool:
     """Whether a value is of a type, as far as the type is one of those in `WORDS_FOR`."""
-    if hint in (int, float):  # a truth value counts as neither
+    if hint in (int, float):  # a truth value counts as neither, nor does NaN
         number = Integral if hint is int else Real
-        return isinstance(value, number) and not isinstance(value, bool)
+        return isinstance(value, number) and not isinstance(value, bool) and value == value
     if len(_options(hint)) > 1:
         return any(_fits(value, option) for option in _options(hint))
     if get_origin(hint) is tuple:

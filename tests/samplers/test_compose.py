@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 from dllm.cache.dual import DualCache
+from dllm.cache.elastic import ElasticCache
 from dllm.core.canvas import BoolArray
 from dllm.core.errors import ConfigError, UnknownNameError
 from dllm.samplers import SAMPLERS, Selector, View, available, compose, register
 from dllm.samplers.dream import Dream
+from dllm.samplers.prophet import Prophet
 from dllm.samplers.scorers import Margin, NegEntropy
 from dllm.samplers.threshold import Threshold
 from dllm.samplers.windows import StaticBlocks, WholeRegion
@@ -99,6 +101,9 @@ def test_what_is_brought_along_fits_what_is_given(spec: str, selectors: str) -> 
         ("threshold(tua=1)", {}, UnknownNameError, "did you mean 'tau'"),
         ("threshold(1.5)", {}, ConfigError, "outside [0, 1]"),
         ("threshold(-0.1)", {}, ConfigError, "outside [0, 1]"),
+        ("localleap(w=-1)", {}, ConfigError, "w must not be negative"),
+        ("prophet(steps=0)", {}, ConfigError, "steps must be at least 1"),
+        ("r2(confidence_cluster_unmasked=-1)", {}, ConfigError, "must not be negative"),
         ("threshold(", {}, ConfigError, "name(key=value)"),
         ("threshold - blocks", {}, ConfigError, "cannot read"),
         ("threshold(tau=f(1))", {}, ConfigError, "cannot read the value"),
@@ -256,3 +261,9 @@ def test_what_a_selector_must_return(value: object, got: str, chained: bool) -> 
         decide(sampler, canvas, predict(canvas, [0.9, 0.8, 0.7]))
     assert f"odd.select returned {got}, not one bool per position" in str(result.value)
     assert "shape (3,)" in str(result.value) and "\n" not in str(result.value)
+
+
+@pytest.mark.parametrize(("part", "field"), [(Prophet, "mid"), (ElasticCache, "gamma")])
+def test_not_a_number_is_no_number(part: Callable[..., object], field: str) -> None:
+    with pytest.raises(ConfigError, match=f"{field} takes a number, not nan"):
+        part(**{field: math.nan})
