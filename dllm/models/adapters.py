@@ -41,19 +41,13 @@ def attach(hf: Any, adapter: str | os.PathLike[str], merge: bool = False) -> Non
             raise ValueError(f"{key} is missing")
         for key in sorted(report.unexpected_keys):
             raise ValueError(f"{key} has no place in it")
+        if merge:
+            _take_off(hf, merge=True)
     except Exception as error:  # peft and what it stands on raise many types
         _take_off(hf)
         raise CheckpointError(
             f"the adapter in {folder} is not for this network ({one_line(error)}); check "
             "base_model_name_or_path in its adapter_config.json"
-        ) from error
-    try:
-        if merge:
-            _take_off(hf, merge=True)
-    except Exception as error:
-        raise CheckpointError(
-            f"the adapter in {folder} cannot be merged ({one_line(error)}): load the model anew, "
-            "without merge_adapter"
         ) from error
 
 

@@ -163,7 +163,9 @@ def read_trajectories(path: Path, vocabulary: int | None = None) -> list[Traject
     def make(entry: Any) -> Trajectory:
         ids, start = answer_ids(entry, vocabulary)
         order = tuple(entry["order"])
-        if len(order) != len(ids) - start or not all(isinstance(step, int) for step in order):
+        if not all(type(step) is int and step < NEVER for step in order):
+            raise ValueError(f"a step is a whole number below {NEVER}")
+        if len(order) != len(ids) - start:
             raise ValueError(f"an order of {len(order)} steps for {len(ids) - start} answer tokens")
         return Trajectory(ids, start, order)
 

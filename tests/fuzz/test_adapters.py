@@ -156,7 +156,7 @@ def test_weights_of_an_adapter_that_have_no_place_are_not_dropped(
 @pytest.mark.parametrize(("field", "value", "merge", "said"), [
     ("layer_replication", [[0, 2], [1, 2]], False, "sets layer_replication, which is not"),
     ("alora_invocation_tokens", [5, 6], False, "sets alora_invocation_tokens, which is not"),
-    ("lora_bias", True, True, "cannot be merged"),
+    ("lora_bias", True, True, "Impossible to merge"),
 ])  # fmt: skip
 def test_an_adapter_that_does_more_is_refused(
     field: str, value: Any, merge: bool, said: str, tmp_path: Path

@@ -93,6 +93,15 @@ def test_what_a_killed_run_has_half_written_is_written_anew(
         next(iter(write_trajectories(model, asked[::-1], killed)))
 
 
+@pytest.mark.parametrize("step", ["true", NEVER, 10**20, "NaN"])
+def test_a_step_that_is_none_is_told(step: Any, tmp_path: Path) -> None:
+    """One of 32,768 and more meant that the token was never decided."""
+    file = tmp_path / "answers.jsonl"
+    file.write_text(f'{{"ids": [5, 6], "answer": 1, "order": [{step}]}}')
+    with pytest.raises(ConfigError, match=r"line 1: .*a step is a whole number below 32768"):
+        read_trajectories(file)
+
+
 @pytest.mark.parametrize("content", [b"64 x", b"", b"\xff"])
 def test_a_damaged_count_of_answers_is_told(content: bytes, tmp_path: Path) -> None:
     file = tmp_path / "answers.jsonl"

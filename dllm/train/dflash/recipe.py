@@ -153,14 +153,7 @@ def start(
     if weights_from is not None:
         _take_weights(trainee, load_checkpoint(weights_from))
     states = HiddenStates(layers, config.hidden_size)
-    return run_of(trainee, split, states, recipe.schedule, folder, bf16, report), split
-
-
-def run_of(
-    trainee: Trainee, split: Split, states: HiddenStates, schedule: Schedule, folder: Path,
-    bf16: bool, report: Report,
-) -> Loop:  # fmt: skip
-    """What drafts, on answers; measured on held-out ones."""
+    schedule = recipe.schedule
     data = Batches(
         split.train, schedule.rows, schedule.anchors, schedule.seed,
         schedule.steps * schedule.accumulate, states,
@@ -168,11 +161,12 @@ def run_of(
     rows = min(schedule.rows, len(split.held))
     held = rows and Batches(split.held, rows, schedule.anchors, schedule.seed,
                             len(split.held) // rows, states)  # fmt: skip
-    return loop(
+    run = loop(
         trainee, data, schedule, folder / "checkpoints", bf16=bf16,
         device=trainee.head.device.type, report=report, held=held or (),
         measure=partial(measure, answers=split.held, states=states),
     )  # fmt: skip
+    return run, split
 
 
 def _take_weights(trainee: Trainee, checkpoint: BlockCheckpoint) -> None:
