@@ -1,16 +1,12 @@
-"""What one client can do to the others: long prompts, silent connections, large echoes."""
+"""What one client can do to the others: long prompts, large bodies, large echoes."""
 
 import asyncio
 import gc
 import json
-import logging
 import pickle
-import signal
-import socket
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
 from typing import Any
 
 import httpx
@@ -22,7 +18,6 @@ from dllm.core.errors import DeadlineError, PromptError, QueueFullError
 from dllm.core.text import hole_forms
 from dllm.serve import chats, reading
 from dllm.serve.bodies import ScoreBody
-from dllm.serve.connections import Connection
 from dllm.serve.encoding import CHARACTERS_PER_TOKEN, LONG, SHARE, THREADS, Encoder, Line, check
 from dllm.serve.problems import Problem
 from dllm.serve.requests import read_chat, read_text
@@ -31,7 +26,7 @@ from dllm.serve.service import Service
 from dllm.structured import expressions
 
 from ..thin import some
-from .conftest import PATIENCE, Served, Start, address, block_model, held, idle, posted, until
+from .conftest import PATIENCE, Served, Start, block_model, held, idle, until
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 JSON = {"Content-Type": "application/json"}
@@ -412,58 +407,3 @@ def test_errors_do_not_echo(
     assert answer.status_code in (400, 404) and len(answer.content) < ANSWERED
     assert "z" * 201 not in answer.text
     assert sum(len(record.getMessage()) for record in caplog.records) < ANSWERED
-
-
-@pytest.mark.parametrize(
-    "drip", [b"", b"POST /v1/comple", b"GET /health HTTP/1.1\r\nHost: x\r\nA: "]
-)
-def test_silent_and_dripping_connections_are_closed(
-    served: Served, monkeypatch: pytest.MonkeyPatch, drip: bytes
-) -> None:
-    monkeypatch.setattr(Connection, "patience", 0.4)
-    with socket.create_connection(address(served), timeout=PATIENCE) as sock:
-        began = time.monotonic()
-        with suppress(OSError):
-            sock.sendall(drip)
-            for _ in range(100):
-                sock.settimeout(0.1)
-                try:
-                    if not sock.recv(100):
-                        break
-                except TimeoutError:
-                    if drip:
-                        sock.sendall(b"x")
-        assert 0.2 < time.monotonic() - began < 8
-
-
-def test_more_connections_than_there_may_be(
-    served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Silent ones make room for whoever has something to say; the log has a line per second."""
-    monkeypatch.setattr(Connection, "most", 8)
-    monkeypatch.setattr(Connection, "again", 0.0)
-    began = time.monotonic()
-    with ExitStack() as stack:
-        for _ in range(60):
-            stack.enter_context(socket.create_connection(address(served), timeout=PATIENCE))
-        assert served.post(CHAT, hello()).status_code == 200
-        assert len(served.server.server_state.connections) <= 9
-    lines = [record for record in caplog.records if "connections" in record.getMessage()]
-    assert 1 <= len(lines) <= 2 + (time.monotonic() - began)
-
-
-def test_half_sent_bodies_do_not_hold_up_the_end(
-    start: Start, tiny: dllm.DiffusionModel, caplog: pytest.LogCaptureFixture
-) -> None:
-    served = start(tiny, drain=20.0)
-    with ExitStack() as stack:
-        for _ in range(5):
-            sock = stack.enter_context(socket.create_connection(address(served), timeout=PATIENCE))
-            sock.sendall(posted(CHAT, {}, 1000))
-        until(lambda: len(served.server.server_state.tasks) == 5)
-        loop = served.server.servers[0].get_loop()
-        began = time.monotonic()
-        loop.call_soon_threadsafe(served.server.handle_exit, signal.SIGTERM, None)
-        served.thread.join(PATIENCE)
-        assert not served.thread.is_alive() and time.monotonic() - began < 15
-    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]

@@ -88,7 +88,8 @@ def mask_id(model: DiffusionModel, given: int | None = None) -> int:
         raise ConfigError(f"{model.name} came without a tokenizer: pass mask_token_id")
     if tokenizer.mask_token_id is not None:
         return int(tokenizer.mask_token_id)
-    if (spare := 1 + max(tokenizer.get_vocab().values())) < model.facts.vocab_size:
+    spare: int = 1 + max(tokenizer.get_vocab().values())
+    if spare < model.facts.vocab_size:
         return spare
     template = tokenizer.chat_template or ""
     ids = sorted(
