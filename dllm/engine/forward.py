@@ -98,7 +98,8 @@ class Forward:
         self.count = 0
         self._last: Packed | None = None  # the forward before
         self.seconds = 0.0  # of all forwards with their statistics
-        check_packed(model.hf)
+        check_packed(self.backbone)
+        check_packed(model.head)
         self.buffer: KVBuffer | None = None
         self.hook: LayerHook | None = None
         self._static = graphs
