@@ -80,7 +80,7 @@ def suits(weight: torch.Tensor) -> bool:
         and weight.dim() in (2, 3)
         and weight.is_contiguous()
         and weight.numel() > 0
-        and (onednn() or fits(weight))
+        and ((library() and fits(weight)) or (onednn() and weight.dtype in _native()))
     )
 
 

@@ -162,7 +162,7 @@ class Expression:
             if _at(items[0]):
                 begins = True
             else:
-                looks = *looks, self._look(*items[0], flags)
+                looks = *looks, self._look(items[0], flags)
             items = items[1:]
         if self.in_string and not begins and any(v.begins for ways, _ in looks for v in ways):
             self._refuse_ends()
@@ -199,8 +199,9 @@ class Expression:
             for head in heads for tail in tails
         ]  # fmt: skip
 
-    def _look(self, name: Any, value: Any, flags: re.RegexFlag) -> tuple[list[Variant], bool]:
+    def _look(self, item: tuple[Any, Any], flags: re.RegexFlag) -> tuple[list[Variant], bool]:
         """What a look-ahead finds, and whether it must not."""
+        name, value = item
         before, negative = (self.exact, self.wide), str(name) == "ASSERT_NOT"
         if negative and self.in_string:
             self.exact, self.wide = True, not self.wide
