@@ -18,7 +18,6 @@ from ..engine import Engine, MaskedRecipe
 from ..engine.forward import Forward
 from ..engine.recipe import RowOptions, check_recipe
 from ..engine.rows import Job, Row
-from ..kernels.linear import check_packed
 from ..kernels.statistics import logits_statistics, token_statistics
 from ..models import DiffusionModel
 from .estimators import ENDS_WITH_EOS, Masking, Weights, estimator
@@ -302,7 +301,6 @@ def _autoregressive(model: DiffusionModel, request: ScoreRequest, how: Scoring) 
 
 def own_logits(model: DiffusionModel, ids: IntArray) -> torch.Tensor:
     """Logits (n, V) of an autoregressive network, which may scale or cap what its head says."""
-    check_packed(model.hf)
     packed = torch.from_numpy(ids)[None].to(model.device)
     logits: torch.Tensor = model.hf(input_ids=packed, use_cache=False).logits[0]
     return logits

@@ -50,6 +50,19 @@ def test_the_texts_are_those_of_the_cpu(sampler: str, cache: str, how: dict[str,
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cuda", reason="a GPU takes indices from the CPU")
+def test_tensors_of_two_devices_are_refused() -> None:
+    there, here = torch.ones(3, device=DEVICE), torch.ones(3, dtype=torch.long)
+    for mixed in (
+        lambda: there + here,
+        lambda: there[here],
+        lambda: torch.where(here > 0, there, 0),
+    ):
+        with pytest.raises(RuntimeError, match="devices"):
+            mixed()
+
+
+@pytest.mark.gpu
 @on_device
 def test_what_else_is_asked_is_that_of_the_cpu() -> None:
     """Structures, log-probabilities, guidance, holes, likelihoods, drafts."""
