@@ -39,18 +39,20 @@ EXACT = ((16, 3, 50), (1, 3, 50), (1, 3, 1000), (1, 48, 300), (1, 48, 2000))  # 
 Product = Callable[[torch.Tensor], torch.Tensor]
 
 
-def products(kind: str, outputs: int, inputs: int) -> tuple[Product, Product]:
-    """The same weight multiplied by PyTorch's kernels and by compiled ones."""
-    w = torch.randn(outputs, inputs)
+def weights_of(kind: str, w: torch.Tensor) -> tuple[Any, Any]:
+    """The weight (outputs, inputs) as PyTorch's kernels read it, and as compiled ones do."""
     if kind in ("float32", "bfloat16"):
         w = w.to(getattr(torch, kind))
-        packed, own = torch.ops.mkldnn._reorder_linear_weight(w), Weight(w)
-        return lambda x: linear.product(x, packed, None), lambda x: own.multiply(x, None)
-    held = quantised.quantise(w, 8 if kind == "int8" else 4, 64)
-    theirs, ours = (
-        (quantised.Int8(**held), Weight8(**held)) if kind == "int8"
-        else (quantised.Int4(**held), Weight4(**held))
-    )  # fmt: skip
+        return torch.ops.mkldnn._reorder_linear_weight(w), Weight(w)
+    held = quantised.quantise(w.float(), 8 if kind == "int8" else 4, 64)
+    if kind == "int8":
+        return quantised.Int8(**held), Weight8(**held)
+    return quantised.Int4(**held), Weight4(**held)
+
+
+def products(kind: str, outputs: int, inputs: int) -> tuple[Product, Product]:
+    """The same weight multiplied by PyTorch's kernels and by compiled ones."""
+    theirs, ours = weights_of(kind, torch.randn(outputs, inputs))
     return lambda x: linear.product(x, theirs, None), lambda x: linear.product(x, ours, None)
 
 

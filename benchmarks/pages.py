@@ -171,6 +171,7 @@ def heads() -> str:
          f"{case['peak_extra_mib']['statistics']:.0f} MiB",
          f"{case['peak_extra_mib']['float64_softmax']:.0f} MiB"]
         for name in ("kernels_llada", "kernels_dream") for case in load(name)["results"]
+        if case["rows"] != 256
     ]  # fmt: skip
     head = ["head", "dtype", "positions", "CPU time / bare product", "extra memory",
             "of a float64 softmax"]  # fmt: skip
@@ -178,13 +179,24 @@ def heads() -> str:
 
 
 def compiled() -> str:
-    """Attention and products by PyTorch's kernels and by compiled ones."""
+    """How many times as fast as PyTorch's kernels compiled ones multiply."""
+    faster: dict[tuple[str, str], dict[int, float]] = {}
+    for case in load("cpu_kernels")["products"]:
+        weight = case["kind"], f"{case['outputs']} × {case['inputs']}"
+        faster.setdefault(weight, {})[case["rows"]] = case["compiled"] / case["PyTorch"]
+    rows = [[*weight, *(f"{each[n]:.1f}×" for n in (1, 32))] for weight, each in faster.items()]
+    return markdown(["weights", "size", "1 position", "32 positions"], rows)
+
+
+def experts() -> str:
+    """The experts of a layer by compiled kernels, by PyTorch's and by transformers."""
+    ways = ("compiled", "PyTorch", "transformers")
     rows = [
-        [case["kind"], f"{case['outputs']} × {case['inputs']}", str(case["rows"]),
-         f"{case['compiled'] / case['PyTorch']:.1f}×"]
-        for case in load("cpu_kernels")["products"] if case["rows"] in (1, 32)
+        [case["kind"],
+         *(f"{case[way]:.1f} ms" if way in case else "–" for way in ways)]
+        for case in load("experts")["cases"] if case["tokens"] == 32
     ]  # fmt: skip
-    return markdown(["weights", "size", "positions", "faster than PyTorch's kernels"], rows)
+    return markdown(["weights", "compiled", "PyTorch's kernels", "transformers"], rows)
 
 
 def quantised() -> str:
@@ -376,7 +388,8 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     },
     "docs/results/serving.md": {"nano": partial(served, "serving"),
                                 "135m": partial(served, "serving_135m_engine")},
-    "docs/kernels.md": {"heads": heads, "steps": steps, "compiled": compiled},
+    "docs/kernels.md": {"heads": heads, "steps": steps, "compiled": compiled,
+                        "experts": experts},
 }  # fmt: skip
 
 
