@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any, Literal, Unpack, overload
 
 from .cache.base import CacheLike, compose
@@ -96,16 +95,15 @@ def generate(
     Returns a `Result`, or a list of them for a list of prompts; with ``n`` > 1 a list of ``n`` in
     place of each.  Raises `dllm.DllmError` with one sentence that says what to do.
     """
-    following: Any = nullcontext() if streamer is None else feeding(streamer)
-    with following as feed:
+    with feeding(streamer) as take:
         batch = is_batch(prompt)
         prompts = list(prompt) if batch else [prompt]
         loaded = remembered(model)
         recipe = recipe_for(loaded, sampler, config, arguments)
         requests = answering(loaded, recipe, prompts, chat, repetitions, n, trace)
-        if feed is not None and len(requests) > 1:
+        if take is not None and len(requests) > 1:
             raise ConfigError("a streamer follows one answer: pass prompts one by one")
-        results = _scheduler(loaded, cache, requests).completed(None if feed is None else feed.take)
+        results = _scheduler(loaded, cache, requests).completed(take)
     grouped = [results[i : i + n] for i in range(0, len(results), n)] if n > 1 else results
     return grouped if batch else grouped[0]
 

@@ -1,7 +1,6 @@
 """`speculate` and `stream_speculate`: a verifier, a drafter, one prompt or many."""
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 from typing import Any, overload
 
 from ..core.errors import ConfigError, check_switch
@@ -71,12 +70,11 @@ def speculate(
     `dllm.DllmError` with one sentence that says what to do.  Several threads may call this with one
     verifier: their forwards take turns.
     """
-    following: Any = nullcontext() if streamer is None else feeding(streamer)
-    with following as feed:
+    with feeding(streamer) as take:
         scheduler = _scheduler(verifier, drafter, prompt, options)
-        if feed is not None and len(scheduler.waiting) > 1:
+        if take is not None and len(scheduler.waiting) > 1:
             raise ConfigError("a streamer follows one prompt: pass prompts one by one")
-        results = scheduler.completed(None if feed is None else feed.take)
+        results = scheduler.completed(take)
     return results if is_batch(prompt) else results[0]
 
 

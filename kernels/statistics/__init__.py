@@ -54,25 +54,15 @@ def _without_gradients(function: _Function) -> _Function:
 
 @_without_gradients
 def token_statistics(
-    hidden: _torch.Tensor,
-    head: Head | None,
-    *,
-    banned: Sequence[int] | _torch.Tensor | None = None,
-    banned_rows: _torch.Tensor | None = None,
-    filters: Filters = PLAIN,
-    tempered: bool = False,
-    noise_keys: _torch.Tensor | None = None,
+    hidden: _torch.Tensor, head: Head | None, *,
+    banned: Sequence[int] | _torch.Tensor | None = None, banned_rows: _torch.Tensor | None = None,
+    filters: Filters = PLAIN, tempered: bool = False, noise_keys: _torch.Tensor | None = None,
     uniforms: _torch.Tensor | None = None,
     embeddings: _Callable[[int, int], _torch.Tensor] | None = None,
-    lowered: tuple[_torch.Tensor, float] | None = None,
-    floor: float = 0.0,
-    top: int = 0,
-    select: _torch.Tensor | None = None,
-    needs: Iterable[str] | None = None,
-    classes: TokenClasses | None = None,
-    vocab_size: int | None = None,
-    backend: str = "auto",
-) -> TokenStatistics:
+    lowered: tuple[_torch.Tensor, float] | None = None, floor: float = 0.0, top: int = 0,
+    select: _torch.Tensor | None = None, needs: Iterable[str] | None = None,
+    classes: TokenClasses | None = None, vocab_size: int | None = None, backend: str = "auto",
+) -> TokenStatistics:  # fmt: skip
     """Statistics of the next-token distributions of ``hidden`` (R, d) under ``head``.
 
     ``head``: a weight (V, d), an ``nn.Linear``, or any callable from (r, d) to (r, V).  With
