@@ -79,8 +79,7 @@ class Slots:
         arguments when it is first asked for."""
         if kind not in self.states:
             self.states[kind] = kind()
-        state: S = self.states[kind]
-        return state
+        return self.states[kind]
 
     def final(self, canvas: Canvas) -> int:
         """How many of the first positions hold keys and values that nothing can change any more,

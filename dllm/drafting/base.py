@@ -108,8 +108,7 @@ class Draft:
     def q(self, node: int) -> Array:
         """The distribution (V,) from which the children of ``node`` were drawn."""
         assert self.log_q is not None
-        distribution: Array = np.exp(self.log_q[self.depth(node) + 1].astype(np.float64))
-        return distribution
+        return np.exp(self.log_q[self.depth(node) + 1].astype(np.float64))
 
     def cut(self, length: int) -> Draft:
         """A chain shortened to ``length`` tokens."""

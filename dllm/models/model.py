@@ -56,21 +56,18 @@ class DiffusionModel:
     @property
     def backbone(self) -> nn.Module:
         """The network without its head: token ids to hidden states (B, L, D)."""
-        backbone: nn.Module = self.hf.base_model
-        return backbone
+        return self.hf.base_model
 
     @property
     def head(self) -> nn.Module:
         """Hidden states (..., D) to logits (..., V)."""
         hf: Any = self.hf
-        head: nn.Module = hf.get_output_embeddings()
-        return head
+        return hf.get_output_embeddings()
 
     @property
     def layers(self) -> int:
         """How many layers have keys and values."""
-        count: int = self.hf.config.get_text_config().num_hidden_layers
-        return count
+        return self.hf.config.get_text_config().num_hidden_layers
 
     @property
     def embedding(self) -> Any:
@@ -83,8 +80,7 @@ class DiffusionModel:
 
     @property
     def dtype(self) -> torch.dtype:
-        dtype: torch.dtype = self.hf.dtype
-        return dtype
+        return self.hf.dtype
 
     def delimiters(self) -> tuple[int, ...]:
         """Ids that end a unit of text: what ``generation_config.json`` lists as ``delimiters``,

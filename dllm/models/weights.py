@@ -1,7 +1,5 @@
 """Reading weights into a transformers class, completely or not at all."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from collections.abc import Iterable, Iterator
@@ -95,8 +93,7 @@ def load_weights(
             "these files"
         ) from error
     _check(folder, family, report, official)
-    loaded: PreTrainedModel = hf.to(device) if moved else hf
-    return loaded
+    return hf.to(device) if moved else hf
 
 
 def _check(folder: Path, family: Family, report: dict[str, Any], official: bool) -> None:

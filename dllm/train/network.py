@@ -180,8 +180,7 @@ def visible(facts: Facts, ids: torch.Tensor, positions: torch.Tensor) -> torch.T
         masks: Any = ids == facts.mask_token_id
         first = masks[:, :, None] & ~masks[:, None, :]  # a mask sees every decided token
         same: Any = masks[:, :, None] == masks[:, None, :]
-        seen: torch.Tensor = (first | (same & causal))[:, None]
-        return seen
+        return (first | (same & causal))[:, None]
     return causal[None, None]
 
 

@@ -6,8 +6,6 @@ are computed in float32 whatever the dtype of the model; the logits themselves h
 the head gives them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable as _Callable
 from collections.abc import Iterable, Sequence
 from dataclasses import replace as _replace

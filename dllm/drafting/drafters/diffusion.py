@@ -133,10 +133,7 @@ class DiffusionDrafter(Drafter):
         return self._search(0.0).trees
 
     def _search(self, temperature: float) -> Search:
-        if self.search is not None:
-            result: Search = self.search
-            return result
-        return SEARCHES["coupled" if temperature > 0 else "cps"]()
+        return self.search or SEARCHES["coupled" if temperature > 0 else "cps"]()
 
     def open(self, request: DraftRequest) -> Drafting:
         return DiffusionDrafting(self, request)

@@ -95,8 +95,7 @@ def new_drafter(config: MuseGlimmerAssistantConfig) -> MuseGlimmerAssistantModel
     """A drafter with random weights, ready for training."""
     model: Any = MuseGlimmerAssistantModel(config)
     model.set_attn_implementation(ATTENTION)
-    result: MuseGlimmerAssistantModel = model.float()
-    return result
+    return model.float()
 
 
 @torch.no_grad()
