@@ -212,5 +212,4 @@ class Varlen:
             max_seqlen_q=borders.most_queries, max_seqlen_k=borders.most_keys,
             softmax_scale=scaling, causal=False, **used,
         )  # fmt: skip
-        out: Tensor = result[0] if isinstance(result, tuple) else result
-        return out[None]
+        return (result[0] if isinstance(result, tuple) else result)[None]

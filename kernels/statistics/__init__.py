@@ -1,9 +1,8 @@
 """From hidden rows and the head to a few numbers per row; logits live one tile at a time.
 
-`token_statistics` starts from hidden rows and a head, which may be split over processes,
-`logits_statistics` from logits.  Both take the same options and return `TokenStatistics`.  Numbers
-are computed in float32 whatever the dtype of the model; the logits themselves have the precision
-the head gives them.
+`token_statistics` starts from hidden rows and a head, `logits_statistics` from logits.  Both take
+the same options and return `TokenStatistics`.  Numbers are computed in float32 whatever the dtype
+of the model; the logits themselves have the precision the head gives them.
 """
 
 from collections.abc import Callable as _Callable
@@ -108,12 +107,9 @@ def token_statistics(
     module = _backend(backend, hidden.device)
     if (inverse or embeddings is not None or lowered is not None) and module is not _naive:
         module = _fast  # what the fused kernels leave out
-    result: TokenStatistics
     if head is None:
-        result = module.logits_statistics(hidden, options, inputs)
-    else:
-        result = module.token_statistics(hidden, head, options, inputs)
-    return result
+        return module.logits_statistics(hidden, options, inputs)
+    return module.token_statistics(hidden, head, options, inputs)
 
 
 def logits_statistics(logits: _torch.Tensor, **arguments: _Any) -> TokenStatistics:
