@@ -76,12 +76,9 @@ class Session:
     """
 
     def __init__(
-        self,
-        model: Any,
-        *,
-        observe: Callable[[StepReport], None] | None = None,
+        self, model: Any, *, observe: Callable[[StepReport], None] | None = None,
         **how: Unpack[SessionArguments],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.model, config = load(model), SessionConfig(**how)
         self.max_waiting, self.observe = config.max_waiting, observe
         engine, self._make = _opened(self.model, config)
