@@ -70,9 +70,8 @@ class Session:
     ...     texts = [handle.result().text for handle in handles]
 
     ``model``: as for `dllm.generate`, or as the verifier of `dllm.speculate`; ``how``: see
-    `dllm.core.config.SessionConfig`.
-    ``observe`` is called with a `StepReport` after every step, in the engine's thread.  One that
-    raises is warned about, and not called again.
+    `dllm.core.config.SessionConfig`.  ``observe`` is called with a `StepReport` after every step,
+    in the engine's thread.  One that raises is warned about, and not called again.
     """
 
     def __init__(

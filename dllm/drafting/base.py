@@ -174,10 +174,8 @@ class RoundStats:
     extra one), ``emitted`` tokens; ``extra`` is "correction", "bonus" or "none" (cut off).
     ``first``: the round read the prompt; ``attempted``: the drafter was asked.  Seconds by
     `clock_of`, spent drafting (search included), searching, verifying (accept rule included) and on
-    everything else.
-    In a batch ``verify_seconds`` are those of the whole forward, which also fed ``beside`` tokens
-    of other texts that got ``beside_emitted`` tokens from it.
-    """
+    everything else.  In a batch ``verify_seconds`` are those of the whole forward, which also fed
+    ``beside`` tokens of other texts that got ``beside_emitted`` tokens from it."""
 
     drafted: int
     depth: int
@@ -290,8 +288,7 @@ class Drafter(DraftPart):
 class AcceptRule(DraftPart):
     """Which drafted tokens are kept.  ``accepts`` are the distributions for which it is
     lossless; a ``lossy`` rule is so for none, and says so wherever its results are shown.
-    ``beyond``: tokens that it emits beyond those of a draft that it accepts whole.
-    """
+    ``beyond``: tokens that it emits beyond those of a draft that it accepts whole."""
 
     accepts: ClassVar[frozenset[Distribution]] = frozenset(Distribution)
     trees: ClassVar[bool] = False

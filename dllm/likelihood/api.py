@@ -55,9 +55,8 @@ def score(
     ``before_forward``: called before every forward; what it raises ends the call.
 
     An autoregressive model is scored exactly, in one forward per request, and so is a WeDLM model,
-    which is one as well, unless an ``estimator`` is named.  The texts of chat
-    prompts are a turn of their own; other texts continue the prompt, so a blank between them
-    belongs to the continuation.
+    which is one as well, unless an ``estimator`` is named.  The texts of chat prompts are a turn of
+    their own; other texts continue the prompt, so a blank between them belongs to the continuation.
     """
     loaded = remembered(model)
     settings = build(Scoring, how)

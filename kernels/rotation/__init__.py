@@ -33,8 +33,7 @@ def rotate_scatter(
     place.  Returns the rotated queries (H, Q, dh) in the dtype of ``keys``.
 
     ``backend``: "triton" (a GPU), "torch" (any device), "compiled" (a CPU, `dllm.kernels.cpu`),
-    "auto".
-    Raises `ConfigError` for shapes that do not fit together.
+    "auto".  Raises `ConfigError` for shapes that do not fit together.
     """
     heads, count, width = k.shape
     if (

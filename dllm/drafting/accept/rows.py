@@ -208,9 +208,7 @@ class Rows:
         return self.coins.uniform(ACCEPT, position, self.round, node + 1)
 
     def draw(self, distribution: Array, node: int) -> int:
-        """A token drawn from ``distribution`` (V,), not necessarily normalised, to follow
-        ``node``.
-        """
+        """A token drawn from ``distribution`` (V,), which need not be normalised, for ``node``."""
         position = int(self.positions[node + 1])
         total = distribution.cumsum()
         if not total[-1] > 0:
