@@ -43,8 +43,7 @@ class Slots:
     0 for bidirectional; ``decided_first``: whether masks are seen by masks behind them alone
     (WeDLM); ``prefix``: how many of the first positions were computed causally, where what stands
     before the open block is so, else -1; ``layers``: what the cache remembers per lane and layer
-    (see `Layer.memory`), ``states`` the rest of what it remembers.
-    """
+    (see `Layer.memory`), ``states`` the rest of what it remembers."""
 
     age: IntArray
     pending: BoolArray
@@ -79,8 +78,7 @@ class Slots:
         arguments when it is first asked for."""
         if kind not in self.states:
             self.states[kind] = kind()
-        state: S = self.states[kind]
-        return state
+        return self.states[kind]
 
     def final(self, canvas: Canvas) -> int:
         """How many of the first positions hold keys and values that nothing can change any more,

@@ -96,16 +96,15 @@ def generate(
     Returns a `Result`, or a list of them for a list of prompts; with ``n`` > 1 a list of ``n`` in
     place of each.  Raises `dllm.DllmError` with one sentence that says what to do.
     """
-    following: Any = nullcontext() if streamer is None else feeding(streamer)
-    with following as feed:
+    with nullcontext() if streamer is None else feeding(streamer) as take:
         batch = is_batch(prompt)
         prompts = list(prompt) if batch else [prompt]
         loaded = remembered(model)
         recipe = recipe_for(loaded, sampler, config, arguments)
         requests = answering(loaded, recipe, prompts, chat, repetitions, n, trace)
-        if feed is not None and len(requests) > 1:
+        if take is not None and len(requests) > 1:
             raise ConfigError("a streamer follows one answer: pass prompts one by one")
-        results = _scheduler(loaded, cache, requests).completed(None if feed is None else feed.take)
+        results = _scheduler(loaded, cache, requests).completed(take)
     grouped = [results[i : i + n] for i in range(0, len(results), n)] if n > 1 else results
     return grouped if batch else grouped[0]
 
@@ -153,8 +152,7 @@ def infill(
     loaded = remembered(model)
     recipe = recipe_for(loaded, sampler, config, given, holes=True)
     request = filling(loaded, recipe, text, prompt, trace)
-    result: Result = _scheduler(loaded, cache, [request]).completed()[0]
-    return result
+    return _scheduler(loaded, cache, [request]).completed()[0]
 
 
 def _answering(

@@ -70,18 +70,14 @@ class Session:
     ...     texts = [handle.result().text for handle in handles]
 
     ``model``: as for `dllm.generate`, or as the verifier of `dllm.speculate`; ``how``: see
-    `dllm.core.config.SessionConfig`.
-    ``observe`` is called with a `StepReport` after every step, in the engine's thread.  One that
-    raises is warned about, and not called again.
+    `dllm.core.config.SessionConfig`.  ``observe`` is called with a `StepReport` after every step,
+    in the engine's thread.  One that raises is warned about, and not called again.
     """
 
     def __init__(
-        self,
-        model: Any,
-        *,
-        observe: Callable[[StepReport], None] | None = None,
+        self, model: Any, *, observe: Callable[[StepReport], None] | None = None,
         **how: Unpack[SessionArguments],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.model, config = load(model), SessionConfig(**how)
         self.max_waiting, self.observe = config.max_waiting, observe
         engine, self._make = _opened(self.model, config)

@@ -184,9 +184,8 @@ def run(
     """Measure what the journal lacks; the records of all cells, in order.
 
     ``progress(done, total, cell, record)`` is called before (record None) and after each cell,
-    ``answered(cell, n)`` with the number of its answers so far.
-    Settings that the model does not go with are left out and told
-    in ``refused``; without one they raise `RefusedError`.
+    ``answered(cell, n)`` with the number of its answers so far.  Settings that the model does not
+    go with are left out and told in ``refused``; without one they raise `RefusedError`.
     """
     identity = fingerprint(model)
     dtype, device = str(model.dtype).removeprefix("torch."), str(model.device)

@@ -12,8 +12,6 @@ in float32.  The copy holds the numbers of the weight, so it costs memory, nothi
 even that where the weight is mapped from a file, whose pages can go (`release`).
 """
 
-from __future__ import annotations
-
 import platform
 from bisect import bisect_left
 from functools import cache, partial
@@ -174,8 +172,7 @@ def packed_of(module: Any) -> Packed | None:
     """What `pack` gave to a layer."""
     forward = getattr(module, "__dict__", {}).get("forward")
     if isinstance(forward, partial) and forward.func is _forward:
-        packed: Packed = forward.args[1]
-        return packed
+        return forward.args[1]
     return None
 
 
@@ -263,5 +260,4 @@ def _multiply(x: torch.Tensor, part: Any, bias: torch.Tensor | None) -> torch.Te
     if not isinstance(part, torch.Tensor):
         own: torch.Tensor = part.multiply(x)
         return own if bias is None else own + bias
-    result: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(x, part, bias, "none", [], "")
-    return result
+    return torch.ops.mkldnn._linear_pointwise.default(x, part, bias, "none", [], "")

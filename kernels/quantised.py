@@ -106,11 +106,10 @@ class Int8:
 
     def multiply(self, x: torch.Tensor) -> torch.Tensor:
         """Rows ``x`` (m, d) of bytes, 128 for zero: (m, n) float32, without the scales of rows."""
-        result: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
+        return torch.ops.onednn.qlinear_pointwise(
             x, 1.0, 128, self.numbers, self.scale, self.zeros, None, 1.0, 0, torch.float32,
             "none", [], "",
         )  # fmt: skip
-        return result
 
     def multiply_rounded(self, x: Rounded, dtype: torch.dtype) -> torch.Tensor:
         """(m, n) in ``dtype``."""
@@ -127,8 +126,7 @@ class Int8:
 
     def unpacked(self) -> torch.Tensor:
         """The numbers (n, d)."""
-        dense: torch.Tensor = self.numbers.to_dense()
-        return dense.T.contiguous()
+        return self.numbers.to_dense().T.contiguous()
 
 
 def together(x: torch.Tensor, layers: Sequence[nn.Module]) -> list[torch.Tensor]:
@@ -177,10 +175,8 @@ class Int4:
 
     def multiply(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` (m, d) float: (m, n) in its dtype, by way of bfloat16 (30 times as fast)."""
-        result: torch.Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(
-            x.bfloat16(), self.numbers, self.group, self.scales
-        )
-        return result.to(x.dtype)
+        multiply = torch.ops.aten._weight_int4pack_mm_for_cpu
+        return multiply(x.bfloat16(), self.numbers, self.group, self.scales).to(x.dtype)
 
     def unpacked(self) -> torch.Tensor:
         """The numbers (n, d / 2), in bytes.
@@ -199,8 +195,7 @@ class Int4:
 
 
 def _pack4(numbers: torch.Tensor) -> torch.Tensor:
-    packed: torch.Tensor = torch.ops.aten._convert_weight_to_int4pack_for_cpu(numbers, 1)
-    return packed
+    return torch.ops.aten._convert_weight_to_int4pack_for_cpu(numbers, 1)
 
 
 class QuantisedLinear(nn.Module):
@@ -329,8 +324,7 @@ class QuantisedLinear(nn.Module):
         """``x`` (..., inputs) as layers of the same `rounding` multiply it."""
         parts = self.parts()
         assert parts is not None
-        result: Rounded = parts[0].rounded(x)
-        return result
+        return parts[0].rounded(x)
 
     def of_rounded(self, rounded: Rounded, x: torch.Tensor) -> torch.Tensor:
         """``self(x)`` where ``x`` was `rounded`."""

@@ -30,12 +30,11 @@ class AdaBlock(StaticBlocks):
 
     Looks at the proposals of the next ``fraction`` (0.25) of the region; if one of the
     ``delimiters`` (ids; default: every token with a line break in it) is proposed there with
-    probability >= ``delimiter_threshold`` (LLaDA 0.3, Dream 0.5), the block ends with the
-    likeliest of them, otherwise it has ``block_length`` (32; the paper uses 16, 32 and 64)
-    positions.  Opening a block costs no forward: its first commits come from the same
-    predictions.  At temperature > 0
-    the proposals are those that were drawn, on Dream the likeliest tokens (``likeliest``), as in
-    the official code.
+    probability >= ``delimiter_threshold`` (LLaDA 0.3, Dream 0.5), the block ends with the likeliest
+    of them, otherwise it has ``block_length`` (32; the paper uses 16, 32 and 64) positions.
+    Opening a block costs no forward: its first commits come from the same predictions.  At
+    temperature > 0 the proposals are those that were drawn, on Dream the likeliest tokens
+    (``likeliest``), as in the official code.
     """
 
     statistics: ClassVar = {"max_logprob": 1, "top_token": 1}

@@ -1,7 +1,5 @@
 """From names to a `Sampler`: registry, roles, needs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from operator import attrgetter
@@ -82,23 +80,18 @@ def _offering(need: Capability) -> list[str]:
 
 
 def compose(
-    sampler: SamplerLike,
-    *,
-    length: str | Part | None = None,
-    options: Mapping[str, Any] | None = None,
-    stop_ids: Sequence[int] = (),
-    family: str = "llada",
+    sampler: SamplerLike, *, length: str | Part | None = None,
+    options: Mapping[str, Any] | None = None, stop_ids: Sequence[int] = (), family: str = "llada",
     facts: Mapping[str, Any] | None = None,
-) -> Sampler:
+) -> Sampler:  # fmt: skip
     """Build a complete sampler.
 
     ``sampler`` is a string, a part, parts, or a finished `Sampler`; ``length`` adds a part that
     finds the length of the text, "fixed" none.  ``options`` (e.g. ``steps``, ``block_length``) fill
     the fields of that name which the parts leave at ``None``; an option that no part takes is an
-    error, never ignored.  Fields still open then are filled from
-    ``facts`` (what is known about the model, e.g. ``delimiters``; a value or a function that
-    finds it) and from what the paper uses for
-    the model's ``family``.
+    error, never ignored.  Fields still open then are filled from ``facts`` (what is known about the
+    model, e.g. ``delimiters``; a value or a function that finds it) and from what the paper uses
+    for the model's ``family``.
     """
     if isinstance(sampler, list | tuple) and not sampler:
         raise ConfigError("there is no sampler: name one, e.g. 'threshold'")

@@ -52,8 +52,7 @@ class ETE(Explorer):
     def _candidates(self, view: View, chosen: BoolArray) -> BoolArray:
         end = view.canvas.state(FirstBlock).end
         edge = view.canvas.window[1] if end is None else end
-        result: BoolArray = ~chosen & (view.positions < edge)
-        return result
+        return ~chosen & (view.positions < edge)
 
     def decide(self, turn: Turn) -> None:
         if turn.feed.branches:

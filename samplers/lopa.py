@@ -33,10 +33,9 @@ class LoPA(Explorer):
     the score of that trial (1 for none) + (1 - ``alpha``) x the mean ``confidence`` of the
     ``branch_topp`` share of its undecided window positions that are least sure (1.0 = all):
     "neg_entropy" as published, or "prob" or "margin".  ``k`` 2, ``alpha`` 0; ``base``: the sampler
-    being explored (threshold 0.9), published with ``d2f``.  Without ``base_competes`` (the
-    official code without branch verification) the row as it stands is not fed, and all ``k``
-    branches are trials.  A forward of k branches counts once in NFE and k times in computed
-    positions.
+    being explored (threshold 0.9), published with ``d2f``.  Without ``base_competes`` (the official
+    code without branch verification) the row as it stands is not fed, and all ``k`` branches are
+    trials.  A forward of k branches counts once in NFE and k times in computed positions.
     """
 
     needs = frozenset({BRANCHES, SLIDING_BRANCHES})

@@ -29,11 +29,10 @@ class Prophet(Stop):
     left open is two positions after the last one that is given (`constraints`).  Where nothing is
     given either, the method is extended to the undecided positions of the row
     (``region="all_masked"``) or of the window (``"window_masked"``); for a region of your own
-    override `span`.  Progress is step / ``steps`` (default: the length of the region), as
-    published (``progress="steps"``); where ``steps`` is not given and no selector keeps a schedule,
-    it is the decided share (``"tokens"``, an extension).  A bare ``prophet`` decodes by LLaDA's
-    quota, or by ``threshold`` where a window slides.  Gaps depend on the model: the defaults are
-    LLaDA-8B's.
+    override `span`.  Progress is step / ``steps`` (default: the length of the region), as published
+    (``progress="steps"``); where ``steps`` is not given and no selector keeps a schedule, it is the
+    decided share (``"tokens"``, an extension).  A bare ``prophet`` decodes by LLaDA's quota, or by
+    ``threshold`` where a window slides.  Gaps depend on the model: the defaults are LLaDA-8B's.
     """
 
     needs = frozenset({ALL_LOGITS, CONSTRAINED, FINAL, OWN_PREDICTIONS, FIXED_LENGTH})

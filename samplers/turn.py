@@ -163,8 +163,7 @@ class Length(Course, role="length"):
     def open(self, start: int, origin: int, cap: int) -> int:
         """Positions of the region to begin with, which starts at ``start``; blocks are counted
         from ``origin`` on.  By default its field ``initial``, else 64."""
-        initial: int | None = getattr(self, "initial", None)
-        return initial or min(cap, INITIAL)
+        return getattr(self, "initial", None) or min(cap, INITIAL)
 
     def decide(self, turn: Turn) -> None:
         turn.go_on()

@@ -1,7 +1,6 @@
 """What is declared once: fields with a type, a range, a default and a sentence, and what follows
 from them.  The library checks values by a declaration, the command line makes its options of it,
-and the server takes its fields from bodies.
-"""
+and the server takes its fields from bodies."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

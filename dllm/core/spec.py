@@ -4,8 +4,6 @@
 string (``remasking=random``), ``inf`` is infinity, and a positional name or call is a nested part.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import math
@@ -74,8 +72,7 @@ def fill_open(part: T, family: str, facts: Mapping[str, Any] | None = None) -> T
         for name in arguments(part)
         if name in known and getattr(part, name) is None
     }
-    changed: Any = replace(part, **result) if result else part  # type: ignore[type-var]
-    return cast(T, changed)
+    return cast(T, replace(part, **result) if result else part)  # type: ignore[type-var]
 
 
 def parse(spec: Any, registry: Registry[T]) -> tuple[T, ...]:

@@ -27,13 +27,9 @@ def speculate(
 
 
 def speculate(
-    verifier: VerifierLike,
-    drafter: DrafterLike,
-    prompt: Any,
-    *,
-    streamer: Streamer | None = None,
+    verifier: VerifierLike, drafter: DrafterLike, prompt: Any, *, streamer: Streamer | None = None,
     **options: Any,
-) -> Any:
+) -> Any:  # fmt: skip
     """Write with ``verifier``, several tokens per forward, without changing what it writes.
 
     ``verifier``: an autoregressive model: hub id, folder, transformers model or what `dllm.load`
@@ -71,12 +67,11 @@ def speculate(
     `dllm.DllmError` with one sentence that says what to do.  Several threads may call this with one
     verifier: their forwards take turns.
     """
-    following: Any = nullcontext() if streamer is None else feeding(streamer)
-    with following as feed:
+    with nullcontext() if streamer is None else feeding(streamer) as take:
         scheduler = _scheduler(verifier, drafter, prompt, options)
-        if feed is not None and len(scheduler.waiting) > 1:
+        if take is not None and len(scheduler.waiting) > 1:
             raise ConfigError("a streamer follows one prompt: pass prompts one by one")
-        results = scheduler.completed(None if feed is None else feed.take)
+        results = scheduler.completed(take)
     return results if is_batch(prompt) else results[0]
 
 

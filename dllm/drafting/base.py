@@ -108,8 +108,7 @@ class Draft:
     def q(self, node: int) -> Array:
         """The distribution (V,) from which the children of ``node`` were drawn."""
         assert self.log_q is not None
-        distribution: Array = np.exp(self.log_q[self.depth(node) + 1].astype(np.float64))
-        return distribution
+        return np.exp(self.log_q[self.depth(node) + 1].astype(np.float64))
 
     def cut(self, length: int) -> Draft:
         """A chain shortened to ``length`` tokens."""
@@ -175,10 +174,8 @@ class RoundStats:
     extra one), ``emitted`` tokens; ``extra`` is "correction", "bonus" or "none" (cut off).
     ``first``: the round read the prompt; ``attempted``: the drafter was asked.  Seconds by
     `clock_of`, spent drafting (search included), searching, verifying (accept rule included) and on
-    everything else.
-    In a batch ``verify_seconds`` are those of the whole forward, which also fed ``beside`` tokens
-    of other texts that got ``beside_emitted`` tokens from it.
-    """
+    everything else.  In a batch ``verify_seconds`` are those of the whole forward, which also fed
+    ``beside`` tokens of other texts that got ``beside_emitted`` tokens from it."""
 
     drafted: int
     depth: int
@@ -291,8 +288,7 @@ class Drafter(DraftPart):
 class AcceptRule(DraftPart):
     """Which drafted tokens are kept.  ``accepts`` are the distributions for which it is
     lossless; a ``lossy`` rule is so for none, and says so wherever its results are shown.
-    ``beyond``: tokens that it emits beyond those of a draft that it accepts whole.
-    """
+    ``beyond``: tokens that it emits beyond those of a draft that it accepts whole."""
 
     accepts: ClassVar[frozenset[Distribution]] = frozenset(Distribution)
     trees: ClassVar[bool] = False

@@ -117,8 +117,7 @@ def reconcile(drafter: Drafter, model: Any, verifier: Any, policy: str) -> Draft
 @dataclass
 class Retokenizing(Drafter):
     """Drafts in another vocabulary and carries the text over: distribution POINT, whatever was
-    drafted.
-    """
+    drafted."""
 
     inner: Any = None
     ours: Any = None

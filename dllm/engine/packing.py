@@ -348,8 +348,7 @@ class _Run:
 def _count(piece: Piece) -> int:
     """How many keys it attends to."""
     keys = piece.keys
-    count: int = keys.stop - keys.start if isinstance(keys, slice) else len(keys)
-    return count
+    return keys.stop - keys.start if isinstance(keys, slice) else len(keys)
 
 
 def _alone(pieces: Sequence[Piece]) -> list[Segment] | None:

@@ -35,13 +35,9 @@ def score(
 ) -> list[Score]: ...  # fmt: skip
 @overload
 def score(
-    model: Any,
-    prompt: OnePrompt | None,
-    continuation: OnePrompt,
-    *,
-    chat: bool | None = None,
+    model: Any, prompt: OnePrompt | None, continuation: OnePrompt, *, chat: bool | None = None,
     **how: Any,
-) -> Score: ...
+) -> Score: ...  # fmt: skip
 def score(
     model: Any, prompt: Any, continuation: Any, *, chat: bool | None = None, **how: Any
 ) -> Any:
@@ -59,9 +55,8 @@ def score(
     ``before_forward``: called before every forward; what it raises ends the call.
 
     An autoregressive model is scored exactly, in one forward per request, and so is a WeDLM model,
-    which is one as well, unless an ``estimator`` is named.  The texts of chat
-    prompts are a turn of their own; other texts continue the prompt, so a blank between them
-    belongs to the continuation.
+    which is one as well, unless an ``estimator`` is named.  The texts of chat prompts are a turn of
+    their own; other texts continue the prompt, so a blank between them belongs to the continuation.
     """
     loaded = remembered(model)
     settings = build(Scoring, how)

@@ -23,9 +23,8 @@ def attach(hf: Any, adapter: str | os.PathLike[str], merge: bool = False) -> Non
     """Put an adapter (a folder with peft's files, or a hub id) on ``hf``, in place,
     or with ``merge`` into its weights.
 
-    Raises `CheckpointError` when there is no complete adapter for this network, which then stays
-    as it was unless merging had begun, and `ConfigError` when the package peft is missing or too
-    old.
+    Raises `CheckpointError` when there is no complete adapter for this network, which then stays as
+    it was unless merging had begun, and `ConfigError` when the package peft is missing or too old.
     """
     if getattr(hf, "_hf_peft_config_loaded", False):
         raise ConfigError("an adapter is on this model already: load the model anew for another")

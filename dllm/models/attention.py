@@ -7,8 +7,6 @@ that queries and keys are cast to the dtype of the values first: families that r
 hand them over in float32.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -113,10 +111,7 @@ def _packed(
 def _base(name: str, module: nn.Module) -> Callable[..., Attended]:
     if name == "eager":  # each transformers file has its own, e.g. with soft-capped logits
         file = sys.modules[type(module).__module__]
-        eager: Callable[..., Attended] = getattr(
-            file, "eager_attention_forward", modeling_llama.eager_attention_forward
-        )
-        return eager
+        return getattr(file, "eager_attention_forward", modeling_llama.eager_attention_forward)
     function: Callable[..., Attended] = FUNCTIONS[name]
     if name == "flex_attention":
         return _flex(function)
@@ -128,8 +123,7 @@ def _flex(function: Callable[..., Attended]) -> Callable[..., Attended]:
 
     def call(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, **rest: Any) -> Attended:
         chosen = FUNCTIONS["sdpa"] if isinstance(mask, Tensor) else function
-        result: Attended = chosen(module, q, k, v, mask, **rest)
-        return result
+        return chosen(module, q, k, v, mask, **rest)
 
     return call
 
@@ -140,10 +134,9 @@ def _flash(name: str, function: Callable[..., Attended]) -> Callable[..., Attend
     def call(module: Any, *args: Any, **rest: Any) -> Attended:
         shown = SimpleNamespace(
             config=SimpleNamespace(_attn_implementation=name),
-            layer_idx=getattr(module, "layer_idx", None),
-            is_causal=module.is_causal,
+            layer_idx=getattr(module, "layer_idx", None), is_causal=module.is_causal,
             training=module.training,
-        )
+        )  # fmt: skip
         return function(shown, *args, **rest)
 
     return call

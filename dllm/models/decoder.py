@@ -99,10 +99,9 @@ def _forward(
                 )  # fmt: skip
                 if done is not None:
                     return done[None]
-    result: torch.Tensor = type(module).forward(
+    return type(module).forward(
         module, hidden_states, attention_mask, position_embeddings=position_embeddings, **rest
     )
-    return result
 
 
 class Joined:

@@ -63,8 +63,7 @@ class Layer(DiffusionGemmaDecoderTextLayer):  # type: ignore[no-untyped-call]
         _, weights, chosen = self.router(flat)
         sparse = self.experts(self.pre_feedforward_layernorm_2(flat), chosen, weights).view_as(x)
         both = self.post_feedforward_layernorm_1(dense) + self.post_feedforward_layernorm_2(sparse)
-        result: torch.Tensor = (x + self.post_feedforward_layernorm(both)) * scalar
-        return result
+        return (x + self.post_feedforward_layernorm(both)) * scalar
 
 
 class Scalar(nn.Module):
@@ -167,27 +166,19 @@ def diffusion_gemma_config(config: ConfigDict) -> PreTrainedConfig:
     require(config["text_config"], TEXT_FIELDS, "DiffusionGemma")
     demand(config["text_config"], {"attention_bias": False}, "DiffusionGemma")
     known = {k: v for k, v in config.items() if k not in ("dllm", "dtype", "torch_dtype")}
-    result: PreTrainedConfig = DiffusionGemmaConfig.from_dict(known)
-    return result
+    return DiffusionGemmaConfig.from_dict(known)
 
 
 DIFFUSION_GEMMA = Family(
-    name="diffusion_gemma",
-    architectures=("DiffusionGemmaForBlockDiffusion",),
-    model_class=TextDiffusionGemma,
-    to_native=diffusion_gemma_config,
-    mask_kind="causal_prefix",
-    block_field="canvas_length",
-    uniform=True,
-    self_conditioning=True,
-    ignored_keys=(r"^model\.encoder\.(vision_tower|embed_vision)\.",),
-    sampler="entropy_bound",
+    name="diffusion_gemma", architectures=("DiffusionGemmaForBlockDiffusion",),
+    model_class=TextDiffusionGemma, to_native=diffusion_gemma_config, mask_kind="causal_prefix",
+    block_field="canvas_length", uniform=True, self_conditioning=True,
+    ignored_keys=(r"^model\.encoder\.(vision_tower|embed_vision)\.",), sampler="entropy_bound",
     sampler_fields=(
         "entropy_bound", "max_denoising_steps", "t_min", "t_max", "stability_threshold",
         "confidence_threshold",
     ),
-    image_field="image_token_id",
-    checkpoints=(Published("google/diffusiongemma-26B-A4B-it"),),
+    image_field="image_token_id", checkpoints=(Published("google/diffusiongemma-26B-A4B-it"),),
     verified="logits of transformers, 5e-5, small random checkpoints",
     note="Text only: a prompt with images is refused.",
 )  # fmt: skip

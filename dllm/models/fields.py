@@ -77,8 +77,7 @@ CONFIG: Mapping[str, Check] = {
 
 def own_section(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The ``dllm`` section of a ``config.json``, empty where there is none."""
-    section: Mapping[str, Any] = config.get("dllm") or {}
-    return section
+    return config.get("dllm") or {}
 
 
 def check_config(config: Mapping[str, Any]) -> None:

@@ -48,8 +48,7 @@ def _forward(module: Any, x: torch.Tensor) -> torch.Tensor:
         gated = layers.silu_times(gate, up)
     else:
         gated = module.act_fn(gate) * up
-    result: torch.Tensor = module.down_proj(gated)
-    return result
+    return module.down_proj(gated)
 
 
 class Steady(TorchFunctionMode):

@@ -56,21 +56,18 @@ class DiffusionModel:
     @property
     def backbone(self) -> nn.Module:
         """The network without its head: token ids to hidden states (B, L, D)."""
-        backbone: nn.Module = self.hf.base_model
-        return backbone
+        return self.hf.base_model
 
     @property
     def head(self) -> nn.Module:
         """Hidden states (..., D) to logits (..., V)."""
         hf: Any = self.hf
-        head: nn.Module = hf.get_output_embeddings()
-        return head
+        return hf.get_output_embeddings()
 
     @property
     def layers(self) -> int:
         """How many layers have keys and values."""
-        count: int = self.hf.config.get_text_config().num_hidden_layers
-        return count
+        return self.hf.config.get_text_config().num_hidden_layers
 
     @property
     def embedding(self) -> Any:
@@ -83,8 +80,7 @@ class DiffusionModel:
 
     @property
     def dtype(self) -> torch.dtype:
-        dtype: torch.dtype = self.hf.dtype
-        return dtype
+        return self.hf.dtype
 
     def delimiters(self) -> tuple[int, ...]:
         """Ids that end a unit of text: what ``generation_config.json`` lists as ``delimiters``,
@@ -124,11 +120,9 @@ class DiffusionModel:
         )
 
     def save_pretrained(
-        self,
-        folder: str | os.PathLike[str],
-        layout: str = "native",
+        self, folder: str | os.PathLike[str], layout: str = "native",
         max_shard_size: int | str = "5GB",
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Write weights, config and tokenizer to ``folder``; `dllm.load` reads it back exactly.
 
         ``layout`` "native" keeps the names of the transformers class and adds a ``dllm`` section

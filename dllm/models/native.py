@@ -28,8 +28,7 @@ def native(
         fields["head_dim"] = config["head_dim"]
     if made is not LlamaConfig:
         fields |= {"use_sliding_window": False, "sliding_window": None}
-    result: PreTrainedConfig = made(**{key: c[key] for key in (*FIELDS, *extra)}, **fields)
-    return result
+    return made(**{key: c[key] for key in (*FIELDS, *extra)}, **fields)
 
 
 def shared(config: ConfigDict, name: str) -> dict[str, Any]:

@@ -21,11 +21,9 @@ def shorten_norms(hf: PreTrainedModel) -> None:
 def _forward(module: Any, x: torch.Tensor) -> torch.Tensor:
     """``x`` (..., D) normed in float32, rounded, then scaled, as transformers does it."""
     if torch.is_grad_enabled():
-        result: torch.Tensor = type(module).forward(module, x)
-        return result
+        return type(module).forward(module, x)
     if library() and layers.suits(x, module.weight):
         return layers.rms_norm(x, module.weight, module.variance_epsilon)
     wide = x.float() if x.device.type == "cpu" else x  # a GPU's kernel does so by itself
     normed = F.rms_norm(wide, (x.shape[-1],), None, module.variance_epsilon)
-    scaled: torch.Tensor = module.weight * normed.to(x.dtype)
-    return scaled
+    return module.weight * normed.to(x.dtype)

@@ -116,10 +116,9 @@ def _translate(checkpoint: Checkpoint, family: Family, official: bool) -> PreTra
     if family.model_class is None or family.to_native is None:
         if raw.get("model_type") not in transformers.CONFIG_MAPPING:
             raise CheckpointError(_foreign(checkpoint, family))
-        auto: PreTrainedConfig = transformers.AutoConfig.from_pretrained(
+        return transformers.AutoConfig.from_pretrained(
             checkpoint.folder, local_files_only=True, trust_remote_code=False
         )
-        return auto
     if official:
         try:
             translated = family.to_native(raw)
@@ -136,5 +135,4 @@ def _translate(checkpoint: Checkpoint, family: Family, official: bool) -> PreTra
             translated.quantization_config = raw["quantization_config"]
         return translated
     native: Any = family.model_class.config_class
-    config: PreTrainedConfig = native.from_dict(dict(raw))
-    return config
+    return native.from_dict(dict(raw))

@@ -42,8 +42,7 @@ class Segment:
         """The segment for a layer in one call, with its mask `folded`; None where that cannot read
         it.  The same for every layer, and made once."""
         if self._part is not None and self._part[:2] == (heads, dtype):
-            known: Part = self._part[2]
-            return known
+            return self._part[2]
         queries, keys, chosen, mask = self.queries, self.keys, None, self.folded(heads, dtype)
         if isinstance(keys, Tensor):
             if keys.dtype != torch.int64 or not keys.is_contiguous():

@@ -1,7 +1,5 @@
 """Reading weights into a transformers class, completely or not at all."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from collections.abc import Iterable, Iterator
@@ -70,17 +68,11 @@ def load_weights(
     try:
         with _bar(folder):
             hf, report = cls.from_pretrained(
-                folder,
-                config=config,
-                dtype=dtype,
-                device_map=device_map,
-                key_mapping=dict(family.key_map) if official else None,
-                use_safetensors=True,
+                folder, config=config, dtype=dtype, device_map=device_map,
+                key_mapping=dict(family.key_map) if official else None, use_safetensors=True,
                 ignore_mismatched_sizes=True,  # so that they are reported; `_check` refuses them
-                output_loading_info=True,
-                local_files_only=True,
-                **options,
-            )
+                output_loading_info=True, local_files_only=True, **options,
+            )  # fmt: skip
     except (SafetensorError, OSError, EOFError) as error:
         raise CheckpointError(
             f"the weights in {folder} cannot be read ({one_line(error)}); download them again"
@@ -95,8 +87,7 @@ def load_weights(
             "these files"
         ) from error
     _check(folder, family, report, official)
-    loaded: PreTrainedModel = hf.to(device) if moved else hf
-    return loaded
+    return hf.to(device) if moved else hf
 
 
 def _check(folder: Path, family: Family, report: dict[str, Any], official: bool) -> None:

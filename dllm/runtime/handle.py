@@ -151,8 +151,7 @@ class Handle:
     def _outcome(self) -> Result:
         self._raise()
         assert self._request.result is not None
-        result: Result = self._request.result
-        return result
+        return self._request.result
 
     def _raise(self) -> None:
         if self._request.error is not None:

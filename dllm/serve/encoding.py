@@ -118,8 +118,7 @@ class Encoder:
         """The model with a tokenizer of this thread."""
         if not hasattr(self._own, "model"):
             self._own.model = with_own_tokenizer(self.model)
-        model: DiffusionModel = self._own.model
-        return model
+        return self._own.model
 
     async def run(
         self, work: Callable[[DiffusionModel, Callable[[], None]], T], texts: Sequence[Any],

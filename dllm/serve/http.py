@@ -212,8 +212,7 @@ class Streaming(Response):
             await self.rest.aclose()  # type: ignore[attr-defined]
 
     async def _write(self, send: Send) -> None:
-        start: Message = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-        await send(start)
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         await self._send(send, self.first)
         async for chunk in self._told():
             await self._send(send, chunk)

@@ -32,12 +32,9 @@ BLOCK = 64  # requests that a worker of a batch gets at a time, per row of its e
 
 
 def app(
-    model: str = "nano",
-    replicas: int = 1,
-    settings: Settings | Mapping[str, Any] | None = None,
-    loading: Mapping[str, Any] | None = None,
-    **options: Any,
-) -> Any:
+    model: str = "nano", replicas: int = 1, settings: Settings | Mapping[str, Any] | None = None,
+    loading: Mapping[str, Any] | None = None, **options: Any,
+) -> Any:  # fmt: skip
     """The application for ``serve.run``: ``replicas`` copies of `create_app` of ``model``.
 
     ``settings``: see `Settings`; ``loading``: arguments of `dllm.load` such as ``dtype``.

@@ -427,8 +427,7 @@ def penalties(wanted: Mapping[str, float], prompt: int) -> dict[str, Any]:
 
     def process(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         counts = torch.bincount(ids[0, prompt:], minlength=scores.shape[1])
-        less: torch.Tensor = frequency * counts + presence * (counts > 0)
-        return scores - less
+        return scores - (frequency * counts + presence * (counts > 0))
 
     return given | ({"logits_processor": [process]} if frequency or presence else {})
 

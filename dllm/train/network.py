@@ -174,14 +174,12 @@ def visible(facts: Facts, ids: torch.Tensor, positions: torch.Tensor) -> torch.T
         return None
     if facts.mask_kind == "block_causal":
         own = positions // (facts.block_length or 1)
-        earlier: torch.Tensor = own[:, None] >= own
-        return earlier[None, None]
+        return (own[:, None] >= own)[None, None]
     if facts.mask_kind == "decided_first":
         masks: Any = ids == facts.mask_token_id
         first = masks[:, :, None] & ~masks[:, None, :]  # a mask sees every decided token
         same: Any = masks[:, :, None] == masks[:, None, :]
-        seen: torch.Tensor = (first | (same & causal))[:, None]
-        return seen
+        return (first | (same & causal))[:, None]
     return causal[None, None]
 
 

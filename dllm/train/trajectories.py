@@ -2,8 +2,7 @@
 
 ``*.jsonl``, one answer a line: {"ids": the whole text, "answer": where the answer starts, "order":
 the step that decided each token of the answer, -1 where none did because an end of text made it
-needless}; optionally "text", the answer in words, and
-"right", whether a bundled task accepts it.
+needless}; optionally "text", the answer in words, and "right", whether a bundled task accepts it.
 """
 
 import json

@@ -69,15 +69,13 @@ def gumbel(*name: npt.ArrayLike) -> FloatArray:
     # small w, where float32 is fine-grained.  With u itself the tail that decides rare tokens
     # would end at u = 1 - 2**-24 in coarse steps, or at +inf once u rounds to one.
     w = uniform(*name)
-    noise: FloatArray = -np.log(-np.log1p(-w))
-    return noise
+    return -np.log(-np.log1p(-w))
 
 
 def to_uniform(words: UInt32Array) -> FloatArray:
     """32-bit words as float32 in (0, 1)."""
     w = (words.astype(np.float32) + np.float32(0.5)) * np.float32(2**-32)
-    below_one: FloatArray = np.minimum(w, np.float32(BELOW_ONE))
-    return below_one
+    return np.minimum(w, np.float32(BELOW_ONE))
 
 
 def _unsigned(value: npt.ArrayLike) -> UInt64Array:

@@ -12,26 +12,17 @@ import torch as _torch
 from ...core.errors import ConfigError, UnknownNameError
 from ..cpu import layers as _compiled
 from ..cpu import library as _library
-from . import naive as _naive
 from . import torch as _fast
 
 __all__ = ["rotate_scatter"]
 
-_BACKENDS: dict[str, ModuleType] = {"naive": _naive, "torch": _fast, "compiled": _compiled}
+_BACKENDS: dict[str, ModuleType] = {"torch": _fast, "compiled": _compiled}
 
 
 def rotate_scatter(
-    q: _torch.Tensor,
-    k: _torch.Tensor,
-    v: _torch.Tensor,
-    cos: _torch.Tensor,
-    sin: _torch.Tensor,
-    slots: _torch.Tensor,
-    keys: _torch.Tensor,
-    values: _torch.Tensor,
-    *,
-    backend: str = "auto",
-) -> _torch.Tensor:
+    q: _torch.Tensor, k: _torch.Tensor, v: _torch.Tensor, cos: _torch.Tensor, sin: _torch.Tensor,
+    slots: _torch.Tensor, keys: _torch.Tensor, values: _torch.Tensor, *, backend: str = "auto",
+) -> _torch.Tensor:  # fmt: skip
     """Rotate ``q`` (H, Q, dh) and ``k`` (Hkv, Q, dh), write k and ``v`` (Hkv, Q, dh) to ``slots``.
 
     ``cos``, ``sin`` (Q, dh) belong to the positions of the Q new tokens; the first half of a head
@@ -42,8 +33,7 @@ def rotate_scatter(
     place.  Returns the rotated queries (H, Q, dh) in the dtype of ``keys``.
 
     ``backend``: "triton" (a GPU), "torch" (any device), "compiled" (a CPU, `dllm.kernels.cpu`),
-    "naive" (the oracle), "auto".
-    Raises `ConfigError` for shapes that do not fit together.
+    "auto".  Raises `ConfigError` for shapes that do not fit together.
     """
     heads, count, width = k.shape
     if (
@@ -65,5 +55,4 @@ def rotate_scatter(
         module = _BACKENDS[backend]
     else:
         raise UnknownNameError("backend", backend, ("auto", "triton", *_BACKENDS))
-    rotated: _torch.Tensor = module.rotate_scatter(q, k, v, cos, sin, slots, keys, values)
-    return rotated
+    return module.rotate_scatter(q, k, v, cos, sin, slots, keys, values)

@@ -1,12 +1,9 @@
 """From hidden rows and the head to a few numbers per row; logits live one tile at a time.
 
-`token_statistics` starts from hidden rows and a head, which may be split over processes,
-`logits_statistics` from logits.  Both take the same options and return `TokenStatistics`.  Numbers
-are computed in float32 whatever the dtype of the model; the logits themselves have the precision
-the head gives them.
+`token_statistics` starts from hidden rows and a head, `logits_statistics` from logits.  Both take
+the same options and return `TokenStatistics`.  Numbers are computed in float32 whatever the dtype
+of the model; the logits themselves have the precision the head gives them.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable as _Callable
 from collections.abc import Iterable, Sequence
@@ -54,25 +51,15 @@ def _without_gradients(function: _Function) -> _Function:
 
 @_without_gradients
 def token_statistics(
-    hidden: _torch.Tensor,
-    head: Head | None,
-    *,
-    banned: Sequence[int] | _torch.Tensor | None = None,
-    banned_rows: _torch.Tensor | None = None,
-    filters: Filters = PLAIN,
-    tempered: bool = False,
-    noise_keys: _torch.Tensor | None = None,
+    hidden: _torch.Tensor, head: Head | None, *,
+    banned: Sequence[int] | _torch.Tensor | None = None, banned_rows: _torch.Tensor | None = None,
+    filters: Filters = PLAIN, tempered: bool = False, noise_keys: _torch.Tensor | None = None,
     uniforms: _torch.Tensor | None = None,
     embeddings: _Callable[[int, int], _torch.Tensor] | None = None,
-    lowered: tuple[_torch.Tensor, float] | None = None,
-    floor: float = 0.0,
-    top: int = 0,
-    select: _torch.Tensor | None = None,
-    needs: Iterable[str] | None = None,
-    classes: TokenClasses | None = None,
-    vocab_size: int | None = None,
-    backend: str = "auto",
-) -> TokenStatistics:
+    lowered: tuple[_torch.Tensor, float] | None = None, floor: float = 0.0, top: int = 0,
+    select: _torch.Tensor | None = None, needs: Iterable[str] | None = None,
+    classes: TokenClasses | None = None, vocab_size: int | None = None, backend: str = "auto",
+) -> TokenStatistics:  # fmt: skip
     """Statistics of the next-token distributions of ``hidden`` (R, d) under ``head``.
 
     ``head``: a weight (V, d), an ``nn.Linear``, or any callable from (r, d) to (r, V).  With
@@ -120,12 +107,9 @@ def token_statistics(
     module = _backend(backend, hidden.device)
     if (inverse or embeddings is not None or lowered is not None) and module is not _naive:
         module = _fast  # what the fused kernels leave out
-    result: TokenStatistics
     if head is None:
-        result = module.logits_statistics(hidden, options, inputs)
-    else:
-        result = module.token_statistics(hidden, head, options, inputs)
-    return result
+        return module.logits_statistics(hidden, options, inputs)
+    return module.token_statistics(hidden, head, options, inputs)
 
 
 def logits_statistics(logits: _torch.Tensor, **arguments: _Any) -> TokenStatistics:

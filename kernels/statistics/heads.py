@@ -82,8 +82,7 @@ def full_logits(hidden: torch.Tensor, head: Head) -> torch.Tensor:
     linear = plain_linear(head)
     if linear is None:
         assert callable(head)
-        logits: torch.Tensor = head(hidden)
-        return logits
+        return head(hidden)
     weight, bias = linear
     return product_of(hidden.to(weight.dtype), weight, bias, packed_of(head))
 

@@ -199,8 +199,7 @@ def stack(parts: list[Partial]) -> Partial:
     if len(parts) == 1:
         return parts[0]
     columns: dict[str, Any] = {f.name: [getattr(p, f.name) for p in parts] for f in FIELDS}
-    joined: dict[str, Any] = {n: torch.cat(c) for n, c in columns.items() if c[0] is not None}
-    return Partial(**joined)
+    return Partial(**{n: torch.cat(c) for n, c in columns.items() if c[0] is not None})
 
 
 def merge(a: Partial, b: Partial, options: Options) -> Partial:

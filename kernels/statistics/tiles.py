@@ -94,9 +94,8 @@ def partials(
 ):  # fmt: skip
     """Numbers of a tile of rows over one split of the vocabulary.
 
-    Writes best_out (2, S, R) int64 keys, sums_out (6, S, R) float32:
-    rest, second, moment, drawn logit, selected logit, rest at the temperature, and top_out
-    (S, R, TOP) int64 keys.
+    Writes best_out (2, S, R) int64 keys, sums_out (6, S, R) float32: rest, second, moment, drawn
+    logit, selected logit, rest at the temperature, and top_out (S, R, TOP) int64 keys.
     """
     row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     live = row < rows

@@ -18,7 +18,7 @@ import torch
 
 from ..cpu import library
 from ..cpu.products import Weight
-from ..linear import ROWS, Packed, onednn, packed_of
+from ..linear import ROWS, onednn, packed_of
 from ..linear import product as product_with
 from ..quantised import QuantisedLinear
 from .filters import dropped
@@ -146,7 +146,10 @@ class Call:
                 walk.parts.append((low, part))
                 total = part if total is None else merge(total, part, self.options)
             assert total is not None
-            walk.finish(total, make, hidden[first:last], size)
+            if walk.sum.numel():
+                total.soft = walk.sum / walk.mass
+            if self.options.inverse:
+                walk.draw(total, make, hidden[first:last], size)
             done.append(total)
         return stack(done)
 
@@ -200,22 +203,13 @@ class Walk:
         self.best, self.mass = high, self.mass * before + mass * now
         self.sum.mul_(before).addcmul_(_expected(weight.to(rows.dtype), rows).float(), now)
 
-    def finish(
+    def draw(
         self, total: Partial, make: Callable[[torch.Tensor], Product], hidden: torch.Tensor,
         size: int,
     ) -> None:  # fmt: skip
-        """Complete the statistics ``total`` of all tiles of ``hidden`` (r, d)."""
-        if self.sum.numel():
-            total.soft = self.sum / self.mass
-        if self.call.options.inverse:
-            self._draw(total, make, hidden, size)
-
-    def _draw(
-        self, total: Partial, make: Callable[[torch.Tensor], Product], hidden: torch.Tensor,
-        size: int,
-    ) -> None:  # fmt: skip
-        """The first ids whose cumulative weight exceeds a share of all of it: which tile that lies
-        in is known from the walk, and only there logits are computed again."""
+        """Add to the statistics ``total`` of all tiles of ``hidden`` (r, d) the first ids whose
+        cumulative weight exceeds a share of all of it: which tile that lies in is known from the
+        walk, and only there logits are computed again."""
         options, uniforms = self.call.options, self.call.uniforms
         assert uniforms is not None
         weights = []
@@ -276,33 +270,23 @@ def token_statistics(
         hidden = hidden.to(head.scale.dtype)
         return finish(call.run(tiles, hidden, size, options.filtered, True, ROWS), options)
     linear = plain_linear(head)
-    if linear is not None:
-        weight, bias = linear
-        packed = packed_of(head) if vocab_size is None else None
-        bias = None if bias is None else bias[:vocab_size]
-        return finish(linear_partial(call, hidden, weight[:vocab_size], bias, packed), options)
-    size = vocabulary(head, hidden)
-    size = size if vocab_size is None else min(size, vocab_size)
-    return finish(call.run(partial(_called, head=head), hidden, size, True, False), options)
-
-
-def linear_partial(
-    call: Call, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
-    packed: Packed | None = None,
-) -> Partial:  # fmt: skip
-    """What a weight (V, d) says."""
-    rows, size, options = hidden.shape[0], weight.shape[0], call.options
-    carries = options.inverse or call.embeddings is not None or call.lowered is not None
-    hidden = hidden.to(weight.dtype)
-    parts = None if packed is None else packed.parts(weight)
-    if parts is not None:
+    if linear is None:
+        size = vocabulary(head, hidden)
+        size = size if vocab_size is None else min(size, vocab_size)
+        return finish(call.run(partial(_called, head=head), hidden, size, True, False), options)
+    packed = packed_of(head) if vocab_size is None else None
+    weight, bias = linear[0][:vocab_size], None if linear[1] is None else linear[1][:vocab_size]
+    size, hidden = len(weight), hidden.to(weight.dtype)
+    if packed is not None and (parts := packed.parts(weight)) is not None:
         make = partial(_packed, parts=parts, bias=bias)
-        return call.run(make, hidden, size, options.filtered, True, ROWS)
-    if rows * size <= PIECE and not carries:
+        return finish(call.run(make, hidden, size, options.filtered, True, ROWS), options)
+    carries = options.inverse or call.embeddings is not None or call.lowered is not None
+    if len(hidden) * size <= PIECE and not carries:
         logits = torch.nn.functional.linear(hidden, weight, bias).float()
-        return call.piece(logits if call.shape is None else call.shape(logits), 0, 0)
+        logits = logits if call.shape is None else call.shape(logits)
+        return finish(call.piece(logits, 0, 0), options)
     make = partial(_tiled, weight=weight, bias=bias)
-    return call.run(make, hidden, size, options.filtered, True)
+    return finish(call.run(make, hidden, size, options.filtered, True), options)
 
 
 def _called(hidden: torch.Tensor, head: Head) -> Product:

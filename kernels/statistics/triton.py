@@ -154,12 +154,7 @@ class Pass:
 
     def run(self) -> tuple[TokenStatistics, torch.Tensor | None]:
         """Statistics, and (R,) bool of the rows they are wrong for; None if there cannot be any."""
-        return self.finished(*self.partials())
-
-    def finished(
-        self, best: torch.Tensor, sums: torch.Tensor, top: torch.Tensor
-    ) -> tuple[TokenStatistics, torch.Tensor | None]:
-        """`run` from the results of `partials`."""
+        best, sums, top = self.partials()
         result, most, warm = self.merged(best, sums, top)
         if not self.options.filtered:
             return result, None

@@ -166,8 +166,7 @@ class Rows:
         else:
             best = rows.argmax(-1)
         alive = rows.gather(1, best[:, None])[:, 0].isfinite()
-        result: list[int] = best.where(alive, -1).tolist()
-        return result
+        return best.where(alive, -1).tolist()
 
     def may_follow(self, node: int, token: int) -> bool:
         """Whether ``token`` has any probability after ``node``: no ban and no filter took it."""
@@ -209,9 +208,7 @@ class Rows:
         return self.coins.uniform(ACCEPT, position, self.round, node + 1)
 
     def draw(self, distribution: Array, node: int) -> int:
-        """A token drawn from ``distribution`` (V,), not necessarily normalised, to follow
-        ``node``.
-        """
+        """A token drawn from ``distribution`` (V,), which need not be normalised, for ``node``."""
         position = int(self.positions[node + 1])
         total = distribution.cumsum()
         if not total[-1] > 0:

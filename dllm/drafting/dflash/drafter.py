@@ -1,6 +1,5 @@
 """A block drafter at work: it reads what the verifier's layers say of the text and fills in a
-block of masks behind it, in one small forward.
-"""
+block of masks behind it, in one small forward."""
 
 from __future__ import annotations
 

@@ -88,8 +88,7 @@ class ConfidenceHead:
 
 
 def _host(values: torch.Tensor) -> Floats:
-    result: Floats = values.detach().float().cpu().numpy()
-    return result
+    return values.detach().float().cpu().numpy()
 
 
 def head_of(

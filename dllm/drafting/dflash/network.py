@@ -1,6 +1,5 @@
 """The drafter's network while it drafts: it reads the verifier's hidden states once and keeps their
-keys and values; a block's own are gone when the block is drafted.
-"""
+keys and values; a block's own are gone when the block is drafted."""
 
 from __future__ import annotations
 

@@ -55,8 +55,7 @@ class Walk:
         if self.noise is not None:
             x = x + self.noise[depth]
         x = x - x.max()
-        result: Floats = x - np.log(np.exp(x).sum())
-        return result
+        return x - np.log(np.exp(x).sum())
 
     def grow(
         self, length: int, nodes: int, text: Text | None = None, branches: bool = True,

@@ -77,16 +77,14 @@ class DiffusionDrafter(Drafter):
 
     ``model``: what `dllm.load` takes.  ``search``: how marginals become a draft (default "cps" at
     temperature 0, "coupled" above).  ``proxy``: the n-gram model that helps the search, learning
-    from the prompt and from what the verifier accepts.  ``window``: masks the
-    model sees, a hyperparameter of its own that changes every marginal, independent of how many
-    tokens are sent to the verifier (default 32, more where a longer draft is asked for).
-    ``cache``: "reuse" keeps keys and values of the committed text across
-    rounds and recomputes them every ``refresh_rounds`` rounds (never for WeDLM's models, for which
-    they stay right, nor with None); "none" recomputes everything.
-    ``end_marker``: id that stood behind the masks in training ("do not end here"), by default what
-    the checkpoint says.
-    ``banned`` ids are never drafted; ``known_as`` gives the drafter's id of every verifier id where
-    they differ (-1: none).
+    from the prompt and from what the verifier accepts.  ``window``: masks the model sees, a
+    hyperparameter of its own that changes every marginal, independent of how many tokens are sent
+    to the verifier (default 32, more where a longer draft is asked for).  ``cache``: "reuse" keeps
+    keys and values of the committed text across rounds and recomputes them every ``refresh_rounds``
+    rounds (never for WeDLM's models, for which they stay right, nor with None); "none" recomputes
+    everything.  ``end_marker``: id that stood behind the masks in training ("do not end here"), by
+    default what the checkpoint says.  ``banned`` ids are never drafted; ``known_as`` gives the
+    drafter's id of every verifier id where they differ (-1: none).
     """
 
     model: Any = "nano"
@@ -133,10 +131,7 @@ class DiffusionDrafter(Drafter):
         return self._search(0.0).trees
 
     def _search(self, temperature: float) -> Search:
-        if self.search is not None:
-            result: Search = self.search
-            return result
-        return SEARCHES["coupled" if temperature > 0 else "cps"]()
+        return self.search or SEARCHES["coupled" if temperature > 0 else "cps"]()
 
     def open(self, request: DraftRequest) -> Drafting:
         return DiffusionDrafting(self, request)

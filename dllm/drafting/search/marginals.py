@@ -1,6 +1,5 @@
 """What a forward of a diffusion drafter gives: a distribution per masked position, and their
-lattice.
-"""
+lattice."""
 
 from __future__ import annotations
 
@@ -57,8 +56,7 @@ class Marginals:
         temperature: float = 0.0, stop_ids: tuple[int, ...] = (),
     ) -> Marginals:  # fmt: skip
         """Ban ids, then normalise: the banned distribution *is* the drafter's distribution.
-        Columns beyond
-        ``vocab_size`` are cut off, missing ones impossible."""
+        Columns beyond ``vocab_size`` are cut off, missing ones impossible."""
         x = logits[:, :vocab_size].float()
         if x.shape[1] < vocab_size:
             x = torch.nn.functional.pad(x, (0, vocab_size - x.shape[1]), value=-torch.inf)

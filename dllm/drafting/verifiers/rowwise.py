@@ -72,8 +72,7 @@ class RowVerifier(Verifier):
                 self._restore(text)
             text.begun = True
             text.scored = draft, self._score(text, draft)
-        scored: Scored = text.scored[1]
-        return scored
+        return text.scored[1]
 
     def _restore(self, text: Any) -> None:
         """Have the cache hold the cached tokens again, after a forward that failed."""

@@ -76,8 +76,7 @@ def _best(hidden: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
 
 
 def matches(answer: Answer, drafts: torch.Tensor) -> torch.Tensor:
-    """(places, K): 1 where a draft (N, K) is the answer's token, 0 where not, -1
-    beyond its end."""
+    """(places, K): 1 where a draft (N, K) is the answer's token, 0 where not, -1 beyond its end."""
     ids = torch.tensor(answer.ids)
     anchors = torch.arange(answer.start, len(ids) - 1)
     at = anchors[:, None] + torch.arange(1, drafts.shape[1] + 1)

@@ -1,6 +1,5 @@
 """The verifier's own questions and answers (Magpie, arXiv 2406.08464), written by this library's
-engine: a chat model that is shown the head of a user's turn continues with a question.
-"""
+engine: a chat model that is shown the head of a user's turn continues with a question."""
 
 import json
 import os

@@ -95,8 +95,7 @@ def new_drafter(config: MuseGlimmerAssistantConfig) -> MuseGlimmerAssistantModel
     """A drafter with random weights, ready for training."""
     model: Any = MuseGlimmerAssistantModel(config)
     model.set_attn_implementation(ATTENTION)
-    result: MuseGlimmerAssistantModel = model.float()
-    return result
+    return model.float()
 
 
 @torch.no_grad()
@@ -165,5 +164,4 @@ class BlockDrafter(nn.Module):
             position_ids=torch.cat([text.expand(batch, -1), places.flatten(1)], 1),
             attention_mask={"full_attention": seen, "sliding_attention": near}, use_cache=False,
         )  # fmt: skip
-        hidden: torch.Tensor = out.last_hidden_state
-        return hidden.view(batch, count, size, -1)[:, :, 1:]
+        return out.last_hidden_state.view(batch, count, size, -1)[:, :, 1:]

@@ -34,9 +34,7 @@ class ParallelSettings:
     temperature; ``reference``: whether the teacher sees the answer.  ``entropy``: weight of the
     entropy, at temperature ``entropy_tau``; ``complement``: learn the other half, too, by entropy
     only in state "random".  ``ratio``: share of the block that is masked, from the first to the
-    second over the run.
-    ``scale`` multiplies the sum.
-    """
+    second over the run.  ``scale`` multiplies the sum."""
 
     state: str = "trajectory"
     delta: int = 8

@@ -9,7 +9,7 @@ def rotate_scatter(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor,
     slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor,
 ) -> torch.Tensor:  # fmt: skip
-    """As `dllm.kernels.rotation.rotate_scatter`."""
+    """What `dllm.kernels.rotation.rotate_scatter` computes."""
     out = torch.empty_like(q, dtype=keys.dtype)
     for i, slot in enumerate(slots.tolist()):
         for head in range(len(q)):
