@@ -26,17 +26,16 @@ def train_attention(
     module: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None,
     scaling: float | None = None, dropout: float = 0.0, **_: Any,
 ) -> tuple[torch.Tensor, None]:  # fmt: skip
-    """SDPA under a boolean mask; on a CPU in float32, because its bfloat16 backward is an order of
-    magnitude slower there.  Without a mask everybody sees everybody."""
-    dtype = q.dtype
-    if q.device.type == "cpu":
-        q, k, v = q.float(), k.float(), v.float()
+    """SDPA in the dtype of ``v``, beside which some families rotate in float32; on a CPU in
+    float32, because its bfloat16 backward is an order of magnitude slower there.  Under a boolean
+    mask; without one everybody sees everybody."""
+    dtype = torch.float32 if v.device.type == "cpu" else v.dtype
     with torch.autocast(q.device.type, enabled=False):
         out = F.scaled_dot_product_attention(
-            q, k.to(q.dtype), v.to(q.dtype), attn_mask=mask, scale=scaling,
+            q.to(dtype), k.to(dtype), v.to(dtype), attn_mask=mask, scale=scaling,
             enable_gqa=k.shape[1] != q.shape[1],
         )  # fmt: skip
-    return out.transpose(1, 2).contiguous().to(dtype), None
+    return out.transpose(1, 2).contiguous().to(v.dtype), None
 
 
 AttentionInterface.register(ATTENTION, train_attention)

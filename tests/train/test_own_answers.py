@@ -210,6 +210,20 @@ def test_a_model_with_an_adapter_is_not_trained(rank: int, tmp_path: Path) -> No
         train(model, Distillation(PRESETS["tad"], rank=rank), tmp_path, lambda number: [])
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_an_adapter_is_trained_beside_weights_of_16_bits(dtype: str) -> None:
+    """Without autocast, in a family that rotates in float32."""
+    model = dllm.load("nano", dtype=dtype)
+    hf: Any = model.hf
+    ids = torch.randint(5, 500, (2, 12), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = hf(input_ids=ids).logits.float()
+    logits = Network(model, 2).logits(ids)
+    torch.testing.assert_close(logits, expected, atol=0.2, rtol=0.0)  # bfloat16 has 8 bits
+    logits.sum().backward()
+    assert any(p.grad is not None for p in hf.parameters())
+
+
 def test_a_diffusion_model_has_no_blocks_to_learn() -> None:
     with pytest.raises(ConfigError, match="autoregressive Llama, Qwen2 or Qwen3"):
         in_blocks(dllm.load("nano"), 4, None)
