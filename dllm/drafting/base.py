@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..core.canvas import IntArray
-from ..core.errors import ConfigError
+from ..core.errors import ConfigError, short
 from ..core.registry import Registry
 from ..core.spec import parse_one
 
@@ -109,6 +109,26 @@ class Draft:
         """The distribution (V,) from which the children of ``node`` were drawn."""
         assert self.log_q is not None
         return np.exp(self.log_q[self.depth(node) + 1].astype(np.float64))
+
+    def checked(self, vocab_size: int) -> Draft:
+        """The draft, its ids and parents as arrays.  Raises `ConfigError` for one that cannot be
+        scored, which could end all texts of a GPU, or not be judged as its distribution says."""
+        ids, at = np.asarray(self.tokens), np.arange(len(self.tokens))
+        above = at - 1 if self.parents is None else np.asarray(self.parents)
+        if len(ids) and not (ids.dtype.kind in "iu" and ((ids >= 0) & (ids < vocab_size)).all()):
+            raise ConfigError(f"a draft has token ids below {vocab_size}, not {short(ids)}")
+        if above.shape != ids.shape or not ((above >= ROOT) & (above < at)).all():
+            raise ConfigError(
+                f"each token of a draft has a parent, {ROOT} or one before it: {short(above)}"
+            )
+        if self.distribution is Distribution.MARGINALS and self.is_chain:
+            q = np.zeros((0, 0)) if self.log_q is None else self.log_q
+            if q.shape != (max(len(q), len(ids)), vocab_size) or not np.isfinite(q[at, ids]).all():
+                raise ConfigError(
+                    "a sampled draft has finite log_q of its tokens, in a row of "
+                    f"{vocab_size} per token"
+                )
+        return replace(self, tokens=ids, parents=None if self.is_chain else above)
 
     def cut(self, length: int) -> Draft:
         """A chain shortened to ``length`` tokens."""

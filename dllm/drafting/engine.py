@@ -138,10 +138,10 @@ class SpeculativeEngine(Work[DraftedRow, Step]):
 
         def propose(part: Sequence[tuple[DraftedRow, Budget]]) -> list[Draft]:
             drafts = drafter.propose_all(
-                [(row.drafting, row.prefix, budget) for row, budget in part if row.drafting]
+                [(row.drafting, row.prefix.copy(), budget) for row, budget in part if row.drafting]
             )
             if len(drafts) != len(part) or not all(isinstance(draft, Draft) for draft in drafts):
-                raise ConfigError(f"{drafter.name} does not return a draft for each text")
+                raise ConfigError(f"{drafter!r:.60} does not return a draft for each text")
             return drafts
 
         if len(work) > 1 and type(drafter).propose_all is not Drafter.propose_all:

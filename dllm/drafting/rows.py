@@ -83,8 +83,8 @@ class DraftedRow(Row):
 
     def _request(self, prompt: IntArray, limit: int) -> DraftRequest:
         model, recipe = self.verifier.model, self.recipe
-        return DraftRequest(
-            prompt=prompt, vocab_size=model.facts.vocab_size, limit=limit,
+        return DraftRequest(  # of copies: what a drafter does to them is its own affair
+            prompt=prompt.copy(), vocab_size=model.facts.vocab_size, limit=limit,
             stop_ids=model.facts.stop_token_ids, temperature=recipe.config.temperature,
             noise_key=self.noise.emission, draft_key=self.noise.drafting,
             trees=self.verifier.trees and recipe.rule.trees, verifier=model,
@@ -121,8 +121,8 @@ class DraftedRow(Row):
     def plan(self, draft: Draft) -> None:
         """Have ``draft`` verified in the next round."""
         if len(draft):
+            draft = draft.checked(self.verifier.model.facts.vocab_size).cut(self._room)
             self.recipe.rule.check(draft.distribution, not draft.is_chain)
-            draft = draft.cut(self._room)
         self.draft = draft if len(draft) else EMPTY
 
     def settle(self, scored: Scored, fed: int, forward: Forward) -> Step:

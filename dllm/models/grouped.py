@@ -23,7 +23,7 @@ def grouped_rows(
     q: Tensor, k: Tensor, v: Tensor, segments: Sequence[Segment], scale: float, exact: bool
 ) -> Tensor:
     """(1, Q, H, dh): every segment of ``q`` (1, H, Q, dh) over its keys in ``k``, ``v``
-    (1, Hkv, S, dh).  Queries that no segment covers come out as zero."""
+    (1, Hkv, S, dh).  Queries that no segment covers come out as zero; JetMoE wants views of it."""
     heads, kv = q.shape[1], k.shape[1]
     out = v.new_zeros(1, q.shape[2], heads, v.shape[-1])
     for segment in segments:
@@ -39,7 +39,7 @@ def grouped_rows(
             attended = grouped(folded, segment.rows_of(k), segment.rows_of(v), scale, mask, exact)
         unfolded = attended.view(rows, kv, heads // kv, n, -1).permute(0, 3, 1, 2, 4)
         if last - first == q.shape[2]:
-            return unfolded.reshape(1, rows * n, heads, -1)
+            return unfolded.reshape(1, rows * n, heads, -1).contiguous()
         out[0, first:last] = unfolded.reshape(rows * n, heads, -1)
     return out
 

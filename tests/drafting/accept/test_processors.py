@@ -177,6 +177,22 @@ def test_what_cannot_be_honoured_is_refused(name: str, value: Any) -> None:
         dllm.speculate(model, None, [5, 6, 7], max_new_tokens=4)
 
 
+@pytest.mark.parametrize("drafter", [None, Scripted(None)])
+def test_a_processor_may_write_to_the_scores_it_gets(drafter: Any) -> None:
+    def ban(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        scores[:, 100:] = -torch.inf
+        return scores
+
+    def how(processor: Any) -> dict[str, Any]:
+        return {"logits_processor": [processor], "max_new_tokens": 6, "controller": "full"}
+
+    model, (prompt,) = make_verifier("full"), prompts(1)
+    found = dllm.speculate(model, drafter, prompt, **how(ban))
+    expected = dllm.speculate(model, None, prompt, **how(lambda ids, x: ban(ids, x.clone())))
+    assert found.tokens == expected.tokens and max(found.tokens) < 100
+    assert np.allclose(found.logprobs, expected.logprobs, atol=1e-4)  # of what was not banned
+
+
 def test_a_form_uses_its_last_token() -> None:
     result = dllm.speculate("nano-ar", None, "2 + 3", regex="[0-9]{3}", max_new_tokens=3)
     assert result.text.isdigit() and len(result.text) == len(result.tokens) == 3

@@ -20,6 +20,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "gptj": {**OLD, "rotary_dim": 8},
     "bloom": {"hidden_size": 32, "n_layer": 2, "n_head": 4},
     "gemma2": {**GROUPED, "head_dim": 8, "sliding_window": 6},  # no sdpa
+    "jetmoe": {**GROUPED, "kv_channels": 8, "num_local_experts": 2},
     "lfm2": {**GROUPED, "layer_types": ["conv", "full_attention"]},
     "mamba": {"hidden_size": 32, "state_size": 8, "num_hidden_layers": 2},
     "rwkv": {"hidden_size": 32, "num_hidden_layers": 2, "attention_hidden_size": 32},
@@ -43,7 +44,7 @@ def greedy(hf: Any, count: int = 10) -> list[int]:
     return tokens[len(PROMPT) :]
 
 
-@pytest.mark.parametrize("kind", ["falcon", "gptj", "bloom", "gemma2", "lfm2"])
+@pytest.mark.parametrize("kind", ["falcon", "gptj", "bloom", "gemma2", "jetmoe", "lfm2"])
 def test_the_text_is_the_networks_own(kind: str) -> None:
     hf = network(kind)
     expected = greedy(hf)
@@ -51,6 +52,12 @@ def test_the_text_is_the_networks_own(kind: str) -> None:
         out = dllm.speculate(hf, drafter, PROMPT, controller=controller, max_new_tokens=10)
         assert out.tokens == expected
     assert greedy(hf) == expected, "the caller's model is left as it was"
+
+
+def test_packed_attention_can_be_viewed() -> None:
+    """JetMoE's layers take views of it; exact attention sums head by head."""
+    hf = network("jetmoe").bfloat16()
+    assert len(dllm.speculate(hf, None, PROMPT, max_new_tokens=3).tokens) == 3
 
 
 @pytest.mark.parametrize("kind", ["mamba", "rwkv"])
