@@ -238,6 +238,8 @@ REFUSED: list[tuple[Any, str]] = [
     ({"type": "string", "not": {"pattern": "[^\\w]"}}, "a set that may not hold"),
     ({"not": {}}, "allows no value"), ({"not": {"maxProperties": 1}}, "maxProperties from holding"),
     ({"not": {"const": {"a": 1, "b": 2}}}, "an object from holding"),
+    ({"type": "array", "not": {"items": {"enum": [*range(7)]}, "uniqueItems": True}},
+     "uniqueItems from holding"),
     ({"type": "object", "not": {"additionalProperties": {"const": 1}}}, "values of names"),
     ({"$ref": "other.json"}, "keep it in one file"),
     ({"$ref": "#/$defs/x"}, "which is not there"),
@@ -366,6 +368,9 @@ def test_extra_keys_stand_in_any_order() -> None:
          ["[]", "[5]", '[6, "a"]'], ["[4]", '["a"]', "[5, 4]"]),
         ({"allOf": [{"items": [{"enum": [1, 2]}], "additionalItems": False},
                     {"items": [{"enum": [2, 3]}, {}]}]}, ["[]", "[2]"], ["[1]", "[3]", "[2, 2]"]),
+        # Of many constants that differ, each is written before those behind it.
+        ({"items": {"enum": [*"abcdefgh"]}, "uniqueItems": True, "minItems": 2, "maxItems": 3},
+         ['["a", "c"]', '["a","b","h"]'], ['["a"]', '["a","a"]', '["a","b","c","d"]']),
         # A part with an $id is the root of references within it.
         ({"$ref": "#/$defs/a", "$defs": {"c": {"const": 1}, "a": {
             "$id": "http://x/a", "items": {"$ref": "#/$defs/c"}, "$defs": {"c": {"const": 2}}}}},
