@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..core.errors import ConfigError
+from ..core.errors import ConfigError, one_line
 from .byte_automaton import (
     MOST_STEPS,
     Budget,
@@ -362,10 +362,11 @@ def compiled(text: str, key: str, seconds: float) -> Tables | Refused | None:
     source = json.loads(text)
     try:
         return compile_tokens(source, *_TREES[key])
-    except Unfit as error:
-        return refused(f"{named(source)} {error}", source)
     except ConfigError as error:
         return refused(str(error), source)
+    except ValueError as error:
+        has = "" if isinstance(error, Unfit) else "is not well formed: "
+        return refused(f"{named(source)} {has}{one_line(error)}", source)
     except MemoryError:
         return Refused(f"{named(source)} takes more than {MEMORY >> 30} GB to compile: allow less")
 

@@ -59,6 +59,10 @@ BEGINS, ENDS = ("AT_BEGINNING", "AT_BEGINNING_STRING"), ("AT_END", "AT_END_STRIN
 # A line break before the end of a text, which Python's ``$`` passes over.
 LINE_END = ("MAX_REPEAT", (0, 1, [("LITERAL", 0x0A)]))
 PROPERTY = re.compile(r"\\(?:[pP]\{\^?(\w+)\}|[pP](\w)|.)", re.DOTALL)
+LONG_NAMES = {
+    "Letter": "L", "Lowercase_Letter": "Ll", "Uppercase_Letter": "Lu", "Mark": "M", "Number": "N",
+    "Decimal_Number": "Nd", "digit": "Nd", "Punctuation": "P", "Symbol": "S", "Separator": "Z",
+}  # fmt: skip
 FIRST_PROPERTY = 0x10F000  # characters for private use that stand for properties
 
 
@@ -127,10 +131,11 @@ class Expression:
         self.possessive: dict[str, Part] = {}  # what does not follow a mark, in their order
         if not isinstance(pattern, str):
             raise ConfigError(f"{what} is no text")
+        pattern = PROPERTY.sub(self._property, pattern)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of signs that may change their meaning
-                self.tree = PARSER.parse(PROPERTY.sub(self._property, pattern), int(re.ASCII))
+                self.tree = PARSER.parse(pattern, int(re.ASCII))
         except (re.error, OverflowError, RecursionError, ValueError) as error:
             raise ConfigError(f"{what} is not well formed: {one_line(error)}") from None
         self.flags = re.RegexFlag(self.tree.state.flags)
@@ -145,7 +150,7 @@ class Expression:
         name = match[1] or match[2]
         if name is None:
             return match[0]
-        ranges = general_category(name)
+        ranges = general_category(LONG_NAMES.get(name, name))
         if not ranges:
             raise ConfigError(
                 f"{self.what} has {match[0]}: a property is a general category, such as L or Nd"

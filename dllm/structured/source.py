@@ -58,7 +58,7 @@ def structural_tag(wanted: Mapping[str, Any]) -> Source:
                 f"structures[{i}] of structural_tag begins with {short(each['begin'])}, and with "
                 "none of the triggers"
             )
-        inner = json_schema(each.get("schema") or {})
+        inner = json_schema({} if each.get("schema") is None else each["schema"])
         tags.append({"row": [choice([each["begin"]]), inner, choice([each["end"]])]})
     free: Source = {"free": list(triggers)}
     return {"row": [free, {"repeat": [{"row": [{"either": tags}, free]}, 0, None]}]}
@@ -84,7 +84,7 @@ def schema_of(source: Any) -> Mapping[str, Any]:
 def encoded(source: Source) -> str:
     """A source as JSON; raises `ConfigError` for what JSON has no words for."""
     try:
-        text = json.dumps(source, allow_nan=False)
+        text = json.dumps(source)  # also a default that is infinite
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(f"{named(source)} is not well formed: {one_line(error)}") from None
     if len(text) > LONGEST:

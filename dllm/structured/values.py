@@ -42,7 +42,7 @@ from .parts import (
 
 DEPTH = 3  # of recursive schemas, and of values of any kind
 LONGEST = 160  # characters of a format that has a maxLength: longer ones are not written
-MOST_UNIQUE = 6  # values that may stand in any order in an array without equal items
+MOST_UNIQUE = 6  # values that stand in any order in an array without equal items: more keep theirs
 COMMA, COLON = Row((Bytes(b","), maybe(Bytes(b" ")))), Row((Bytes(b":"), maybe(Bytes(b" "))))
 QUOTE = Bytes(b'"')
 
@@ -238,22 +238,27 @@ def array(reader: Base, schema: Schema, path: str) -> Part:
 
 
 def _unique(reader: Base, items: Any, least: int, most: int | None, path: str) -> Part:
-    """Items that differ: of a few constants, in any order."""
+    """Items that differ: constants, a few in any order, more in their own."""
     values = None if items is None else constants_of(reader.target(items, path))
     if isinstance(items, Mapping) and kinds_of(reader.target(items, path)) == {"boolean"}:
         values = values or [True, False]
     values = values and [*{same(value): value for value in values}.values()]
-    if values is None or len(values) > MOST_UNIQUE:
+    if values is None:
         raise ConfigError(
-            f"{path} of the schema has 'uniqueItems', which is supported for items of at most "
-            f"{MOST_UNIQUE} constants"
+            f"{path} of the schema has 'uniqueItems', which is supported for items that are "
+            "constants: name them in an enum, or drop it"
         )
-    texts = [constant(reader, value) for value in values]
+    if reader.testing and len(values) > MOST_UNIQUE:
+        reader.refuse("uniqueItems", path)
+    texts = tuple((constant(reader, value), False) for value in values)
     most = len(texts) if most is None else min(most, len(texts))
     if least > most:
         raise Nothing(path)
-    once = Mixed(tuple((text, False) for text in texts), COMMA, least, most, once=len(texts))
-    return Row((Bytes(b"["), once, Bytes(b"]")))
+    if len(texts) <= MOST_UNIQUE:
+        items: Part = Mixed(texts, COMMA, least, most, once=len(texts))
+    else:
+        items = Members(texts, COMMA, least, None if most == len(texts) else most)
+    return Row((Bytes(b"["), items, Bytes(b"]")))
 
 
 def pattern_of(reader: Base, pattern: str, path: str, wide: bool = False) -> Part:

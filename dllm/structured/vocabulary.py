@@ -2,8 +2,10 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -56,20 +58,18 @@ def _read(tokenizer: Any, name: str) -> Vocabulary:
             f"the tokenizer of {name} takes blanks away when it decodes, so that a text may lose "
             "its form: set its clean_up_tokenization_spaces to False"
         )
-    as_bytes = _byte_level if "ByteLevel" in kinds else _sentence_piece
+    sentence_piece = partial(_sentence_piece, falls_back="ByteFallback" in kinds)
+    as_bytes = _byte_level if "ByteLevel" in kinds else sentence_piece
     added = backend.get_added_tokens_decoder()
     known = tokenizer.get_vocab()  # whose ids may have gaps
+    # Where a text begins, this decoder takes all blanks out of its first token.
+    takes = any(d["type"] == "Metaspace" and d.get("prepend_scheme") != "never" for d in decoders)
     pieces: list[bytes | None] = [None] * (1 + max(known.values()))
     for token, i in known.items():
-        if i not in added:
-            pieces[i] = as_bytes(token)
-        elif not added[i].special:
-            pieces[i] = added[i].content.encode()
-    strips = any(
-        (d["type"] == "Strip" and d["start"] > 0)
-        or (d["type"] == "Metaspace" and d.get("prepend_scheme") != "never")
-        for d in decoders
-    )
+        if i not in added or not added[i].special:
+            piece = as_bytes(token)
+            pieces[i] = None if takes and b" " in piece[1:] else piece or None
+    strips = takes or any(d["type"] == "Strip" and d["start"] > 0 for d in decoders)
     digest = hashlib.sha256(repr((pieces, strips)).encode())
     return Vocabulary(tuple(pieces), strips, digest.hexdigest())
 
@@ -95,13 +95,13 @@ def _alphabet() -> dict[str, int]:
 ALPHABET = _alphabet()
 
 
-def _byte_level(token: str) -> bytes | None:
+def _byte_level(token: str) -> bytes:
     if not all(character in ALPHABET for character in token):
-        return None
-    return bytes(ALPHABET[character] for character in token) or None
+        return token.encode()
+    return bytes(ALPHABET[character] for character in token)
 
 
-def _sentence_piece(token: str) -> bytes | None:
-    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+def _sentence_piece(token: str, falls_back: bool) -> bytes:
+    if falls_back and re.fullmatch("<0x[0-9A-Fa-f]{2}>", token):
         return bytes([int(token[3:5], 16)])
-    return token.replace(BLANK, " ").encode() or None
+    return token.replace(BLANK, " ").encode()

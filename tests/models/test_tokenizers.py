@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import dllm
@@ -46,6 +46,33 @@ def test_ids_may_have_gaps(tiny: dllm.DiffusionModel) -> None:
     model = replace(tiny, tokenizer=tokenizer, facts=facts, generation_defaults={})
     assert model.delimiters() == (2 * alphabet.index("\u010a"),)
     assert mask_id(model) == Alignment().marker_for(model) == 511
+
+
+BLANKS = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+
+
+@pytest.mark.parametrize(
+    ("decoder", "odd"),
+    [(decoders.ByteLevel(), ["né"]), (decoders.Sequence(BLANKS), ["▁x▁", "▁▁", "<0x41>"]),
+     (decoders.Sequence([*BLANKS, decoders.Strip(" ", 1, 0)]), ["▁▁a"]),
+     (decoders.Metaspace(prepend_scheme="never"), ["▁▁", "<0x41>"]),
+     (decoders.Metaspace(prepend_scheme="always"), ["▁▁", "<0x41>", "a▁b"])],
+)  # fmt: skip
+def test_a_token_stands_for_the_bytes_that_it_is_decoded_to(decoder: Any, odd: list[str]) -> None:
+    """Or for none."""
+    alphabet = sorted({*pre_tokenizers.ByteLevel.alphabet(), "▁", *odd[1:]})
+    core = Tokenizer(models.BPE({token: i for i, token in enumerate(alphabet)}, []))
+    core.decoder = decoder
+    core.add_tokens([AddedToken(odd[0], special=False, normalized=False)])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core)
+    known = vocabulary_of(tokenizer)
+    for token in (*odd, "▁", "a"):
+        i = tokenizer.convert_tokens_to_ids(token)
+        piece = known.pieces[i]
+        if piece is not None:
+            text = piece.decode(errors="replace")
+            assert tokenizer.decode([i]) == (text[text[:1] == " " :] if known.strips else text)
+    assert known.pieces[tokenizer.convert_tokens_to_ids("a")] == b"a"
 
 
 def test_llada_mask_token_is_declared(copy: Copy) -> None:

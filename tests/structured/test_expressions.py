@@ -18,7 +18,8 @@ from dllm.structured.compiling import byte_automaton
         ("".join(f"{c}*+" for c in "abcdefghi"), "more than 8 kinds"),
         ("a^b", "in its middle"),
         ("(a$)*", "in its middle"), ("a$b|c", "in its middle"), ("(?u:a)", "the flag u"),
-        ("(?u)a", "incompatible"), ("(", "missing"), (r"\p{Nope}", "general category"),
+        ("(?u)a", "incompatible"), ("(", "missing"),
+        (r"\p{Nope}", r"^regex '\\\\p\{Nope\}' has \\p\{Nope\}: a property is a general category"),
         ("(" * 5000 + ")" * 5000, "nested too deeply|not well"),
     ],
 )  # fmt: skip
@@ -32,6 +33,7 @@ def test_properties_of_unicode() -> None:
     automaton, _ = byte_automaton({"regex": r"\p{Lu}\p{Ll}+[\p{Nd}_]\P{L}"})
     assert automaton.accepts("Éa٣!".encode()) and automaton.accepts(b"Aa_1")
     assert not automaton.accepts(b"aa_1") and not automaton.accepts(b"Aa_b")
+    assert byte_automaton({"regex": r"\p{Uppercase_Letter}\P{digit}"})[0].accepts("Éa".encode())
 
 
 def test_counts_of_nothing_are_counted() -> None:

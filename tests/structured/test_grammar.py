@@ -161,6 +161,9 @@ def test_structures_within_free_text() -> None:
         assert automaton.accepts(text.encode())
     for text in ("<tool", "a <tool=add>{}</tool>", '<tool=now>{"x": 3}</tool>', "<tool=nope>"):
         assert not automaton.accepts(text.encode())
+    with pytest.raises(ConfigError, match="a JSON schema is an object, not False"):
+        tag = {"begin": "<a", "schema": False, "end": "b"}
+        source.structural_tag({"triggers": ["<"], "structures": [tag]})
     for structures in ([], [1], [{"begin": "a", "end": "b"}], "x"):
         broken = {"triggers": ["<"], "structures": structures}
         with pytest.raises(ConfigError, match="structural_tag"):

@@ -217,7 +217,8 @@ REFUSED: list[tuple[Any, str]] = [
     ({"type": "string", "pattern": 3}, "is no text"),
     ({"type": "string", "minLength": 3, "maxLength": 2}, "allows no value"),
     ({"type": "string", "minLength": -1}, "no count"),
-    ({"type": "string", "maxLength": 1e999}, "not well formed"),
+    ({"type": "string", "maxLength": 1e999}, "has minLength or maxLength that is no count"),
+    ({"enum": [1e999]}, "not well formed"), ({"maximum": 1e999}, "a bound that is no number"),
     ({"type": "strnig"}, "the type 'strnig'"),
     ({"type": "integer", "minimum": 5, "maximum": 4}, "allows no value"),
     ({"type": "integer", "minimum": "5"}, "no number"),
@@ -237,6 +238,8 @@ REFUSED: list[tuple[Any, str]] = [
     ({"type": "string", "not": {"pattern": "[^\\w]"}}, "a set that may not hold"),
     ({"not": {}}, "allows no value"), ({"not": {"maxProperties": 1}}, "maxProperties from holding"),
     ({"not": {"const": {"a": 1, "b": 2}}}, "an object from holding"),
+    ({"type": "array", "not": {"items": {"enum": [*range(7)]}, "uniqueItems": True}},
+     "uniqueItems from holding"),
     ({"type": "object", "not": {"additionalProperties": {"const": 1}}}, "values of names"),
     ({"$ref": "other.json"}, "keep it in one file"),
     ({"$ref": "#/$defs/x"}, "which is not there"),
@@ -365,6 +368,9 @@ def test_extra_keys_stand_in_any_order() -> None:
          ["[]", "[5]", '[6, "a"]'], ["[4]", '["a"]', "[5, 4]"]),
         ({"allOf": [{"items": [{"enum": [1, 2]}], "additionalItems": False},
                     {"items": [{"enum": [2, 3]}, {}]}]}, ["[]", "[2]"], ["[1]", "[3]", "[2, 2]"]),
+        # Of many constants that differ, each is written before those behind it.
+        ({"items": {"enum": [*"abcdefgh"]}, "uniqueItems": True, "minItems": 2, "maxItems": 3},
+         ['["a", "c"]', '["a","b","h"]'], ['["a"]', '["a","a"]', '["a","b","c","d"]']),
         # A part with an $id is the root of references within it.
         ({"$ref": "#/$defs/a", "$defs": {"c": {"const": 1}, "a": {
             "$id": "http://x/a", "items": {"$ref": "#/$defs/c"}, "$defs": {"c": {"const": 2}}}}},
@@ -402,6 +408,8 @@ def test_unknown_keywords_are_ignored_and_told() -> None:
 
 def test_where_schemas_come_from(tmp_path: Path) -> None:
     schema_of = source.schema_of
+    without_end = {"type": "number", "default": 1e999}  # what pydantic writes
+    assert byte_automaton(json.loads(source.encoded(source.json_schema(without_end))))
     assert schema_of(Inner) == Inner.model_json_schema()
     file = tmp_path / "schema.json"
     file.write_text('{"type": "null"}', encoding="utf-8-sig")  # as programs on Windows do

@@ -91,6 +91,10 @@ def test_limits_and_errors_leave_the_process_alone() -> None:
             compiled(worker, "(a|b)*a(a|b){14}")
         with pytest.raises(ConfigError, match="is not well formed"):
             compiled(worker, "a(")
+        with pytest.raises(ConfigError, match=r"the structure is not well formed: .* surrogates"):
+            tag = {"begin": "<\ud800", "end": "</a>"}
+            both = {"triggers": ["<"], "structures": [tag]}
+            worker.compile(source.structural_tag(both), VOCABULARY)
         compiled(worker, "b")
         assert worker._child._process is first, "one process for all of them"
     finally:
