@@ -78,7 +78,8 @@ class Slots:
         arguments when it is first asked for."""
         if kind not in self.states:
             self.states[kind] = kind()
-        return self.states[kind]
+        state: S = self.states[kind]
+        return state
 
     def final(self, canvas: Canvas) -> int:
         """How many of the first positions hold keys and values that nothing can change any more,

@@ -64,7 +64,8 @@ class DPadCache(Refreshing):
         if self.dropout == "uniform":
             return np.sort(near[np.argsort(noise, kind="stable")[: self.number]])
         far = self.sigma * (near - canvas.window[1]) / max(self.window - 1, 1)
-        return near[noise < self.scale * np.exp(-(far**2) / 2) / np.sqrt(2 * np.pi)]
+        kept: IntArray = near[noise < self.scale * np.exp(-(far**2) / 2) / np.sqrt(2 * np.pi)]
+        return kept
 
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
         suffix, (low, high) = slots.state(Suffix), canvas.window

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any, Literal, Unpack, overload
 
 from .cache.base import CacheLike, compose
@@ -96,7 +95,7 @@ def generate(
     Returns a `Result`, or a list of them for a list of prompts; with ``n`` > 1 a list of ``n`` in
     place of each.  Raises `dllm.DllmError` with one sentence that says what to do.
     """
-    with nullcontext() if streamer is None else feeding(streamer) as take:
+    with feeding(streamer) as take:
         batch = is_batch(prompt)
         prompts = list(prompt) if batch else [prompt]
         loaded = remembered(model)
@@ -152,7 +151,8 @@ def infill(
     loaded = remembered(model)
     recipe = recipe_for(loaded, sampler, config, given, holes=True)
     request = filling(loaded, recipe, text, prompt, trace)
-    return _scheduler(loaded, cache, [request]).completed()[0]
+    result: Result = _scheduler(loaded, cache, [request]).completed()[0]
+    return result
 
 
 def _answering(

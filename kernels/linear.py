@@ -12,6 +12,8 @@ in float32.  The copy holds the numbers of the weight, so it costs memory, nothi
 even that where the weight is mapped from a file, whose pages can go (`release`).
 """
 
+from __future__ import annotations
+
 import platform
 from bisect import bisect_left
 from functools import cache, partial
@@ -172,7 +174,8 @@ def packed_of(module: Any) -> Packed | None:
     """What `pack` gave to a layer."""
     forward = getattr(module, "__dict__", {}).get("forward")
     if isinstance(forward, partial) and forward.func is _forward:
-        return forward.args[1]
+        packed: Packed = forward.args[1]
+        return packed
     return None
 
 
@@ -260,4 +263,5 @@ def _multiply(x: torch.Tensor, part: Any, bias: torch.Tensor | None) -> torch.Te
     if not isinstance(part, torch.Tensor):
         own: torch.Tensor = part.multiply(x)
         return own if bias is None else own + bias
-    return torch.ops.mkldnn._linear_pointwise.default(x, part, bias, "none", [], "")
+    result: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(x, part, bias, "none", [], "")
+    return result

@@ -106,10 +106,11 @@ class Int8:
 
     def multiply(self, x: torch.Tensor) -> torch.Tensor:
         """Rows ``x`` (m, d) of bytes, 128 for zero: (m, n) float32, without the scales of rows."""
-        return torch.ops.onednn.qlinear_pointwise(
+        result: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
             x, 1.0, 128, self.numbers, self.scale, self.zeros, None, 1.0, 0, torch.float32,
             "none", [], "",
         )  # fmt: skip
+        return result
 
     def multiply_rounded(self, x: Rounded, dtype: torch.dtype) -> torch.Tensor:
         """(m, n) in ``dtype``."""
@@ -195,7 +196,8 @@ class Int4:
 
 
 def _pack4(numbers: torch.Tensor) -> torch.Tensor:
-    return torch.ops.aten._convert_weight_to_int4pack_for_cpu(numbers, 1)
+    packed: torch.Tensor = torch.ops.aten._convert_weight_to_int4pack_for_cpu(numbers, 1)
+    return packed
 
 
 class QuantisedLinear(nn.Module):
@@ -324,7 +326,8 @@ class QuantisedLinear(nn.Module):
         """``x`` (..., inputs) as layers of the same `rounding` multiply it."""
         parts = self.parts()
         assert parts is not None
-        return parts[0].rounded(x)
+        result: Rounded = parts[0].rounded(x)
+        return result
 
     def of_rounded(self, rounded: Rounded, x: torch.Tensor) -> torch.Tensor:
         """``self(x)`` where ``x`` was `rounded`."""

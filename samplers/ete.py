@@ -52,7 +52,8 @@ class ETE(Explorer):
     def _candidates(self, view: View, chosen: BoolArray) -> BoolArray:
         end = view.canvas.state(FirstBlock).end
         edge = view.canvas.window[1] if end is None else end
-        return ~chosen & (view.positions < edge)
+        result: BoolArray = ~chosen & (view.positions < edge)
+        return result
 
     def decide(self, turn: Turn) -> None:
         if turn.feed.branches:

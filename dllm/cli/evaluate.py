@@ -114,7 +114,8 @@ def known_tasks(given: str, manager: Any) -> list[str]:
     for name in names:
         if not manager.match_tasks([name]):
             raise UnknownNameError("task", name, manager.all_tasks)
-    return manager.match_tasks(names)
+    matched: list[str] = manager.match_tasks(names)
+    return matched
 
 
 def cost(used: Usage) -> str:

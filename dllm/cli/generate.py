@@ -76,7 +76,10 @@ def settled(options: Answers) -> dict[str, Any]:
     """The given arguments that change an answer, as JSON has them."""
     given = {**options.how, **({"raw": True} if options.raw else {})}
     engine = (*GenerationConfig.fields(MACHINE), "seed", "top_candidates")
-    return json.loads(json.dumps({k: v for k, v in given.items() if k not in engine}, default=str))
+    result: dict[str, Any] = json.loads(
+        json.dumps({k: v for k, v in given.items() if k not in engine}, default=str)
+    )
+    return result
 
 
 # -- the model drafts, an autoregressive one verifies: --verifier ---------------------------------
@@ -111,9 +114,10 @@ def _run(prompts: list[Any], options: Answers) -> list[SpeculativeResult]:
     if options.search and not any(isinstance(d, searching) for d in drafters):
         raise ConfigError("--search is for diffusion drafters: leave it out, or name one")
     drafter = drafters[0] if len(drafters) == 1 else drafters or None
-    return drafting.speculate(
+    results: list[SpeculativeResult] = drafting.speculate(
         verifier, drafter, prompts, chat=False if options.raw else None, **parts, **options.how
     )
+    return results
 
 
 def _load(name: str, options: Answers) -> Any:

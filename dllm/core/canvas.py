@@ -197,7 +197,8 @@ class Canvas:
         arguments when it is first asked for.  Forks get a copy."""
         if kind not in self.states:
             self.states[kind] = kind()
-        return self.states[kind]
+        state: S = self.states[kind]
+        return state
 
     def uniform(self, purpose: int, positions: IntArray) -> FloatArray:
         """Uniform noise in (0, 1) for ``positions``, keyed by row, purpose, step and position."""

@@ -68,7 +68,7 @@ class Child:
                 raise ChildProcessError(f"the process of {function.__name__} ended") from error
         if not done:
             raise result
-        return result
+        return result  # type: ignore[no-any-return]
 
     def close(self) -> None:
         """End the process; a call that runs raises."""

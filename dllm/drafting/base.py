@@ -108,7 +108,8 @@ class Draft:
     def q(self, node: int) -> Array:
         """The distribution (V,) from which the children of ``node`` were drawn."""
         assert self.log_q is not None
-        return np.exp(self.log_q[self.depth(node) + 1].astype(np.float64))
+        distribution: Array = np.exp(self.log_q[self.depth(node) + 1].astype(np.float64))
+        return distribution
 
     def checked(self, vocab_size: int) -> Draft:
         """The draft, its ids and parents as arrays.  Raises `ConfigError` for one that cannot be

@@ -211,10 +211,11 @@ class Static:
         return step
 
     def _run(self, step: Step) -> torch.Tensor:
-        return self.backbone(
+        hidden: torch.Tensor = self.backbone(
             input_ids=step.ids, position_ids=step.positions, attention_mask=self._no_mask,
             use_cache=False, segments=step.borders, **{CACHE: step.buffer},
         ).last_hidden_state[0]  # fmt: skip
+        return hidden
 
     def _capture(self, step: Step) -> None:
         """Run beside the main stream, so that everything lazy has happened, then record."""

@@ -250,4 +250,5 @@ class View:
 
 
 def _numpy(x: Tensor) -> FloatArray:
-    return x.float().cpu().numpy()
+    result: FloatArray = x.float().cpu().numpy()
+    return result

@@ -348,7 +348,8 @@ class _Run:
 def _count(piece: Piece) -> int:
     """How many keys it attends to."""
     keys = piece.keys
-    return keys.stop - keys.start if isinstance(keys, slice) else len(keys)
+    count: int = keys.stop - keys.start if isinstance(keys, slice) else len(keys)
+    return count
 
 
 def _alone(pieces: Sequence[Piece]) -> list[Segment] | None:

@@ -82,4 +82,5 @@ def mixture(mixed: Mixture, model: DiffusionModel) -> torch.Tensor:
     each = model.embedding(ids).float()
     mean = (weights[..., None] * each).sum(1)
     length = (weights * each.norm(dim=-1)).sum(1, keepdim=True)
-    return mean * (length / (mean.norm(dim=-1, keepdim=True) + 1e-6))
+    result: torch.Tensor = mean * (length / (mean.norm(dim=-1, keepdim=True) + 1e-6))
+    return result

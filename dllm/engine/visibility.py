@@ -115,7 +115,8 @@ class Visibility:
         """(n, m) bool: which of the positions ``keys`` the positions ``queries`` do not see."""
         self = self.bound(canvas)
         ranks = self.rank(keys, canvas.masked[keys])
-        return ranks > self.rank(queries, canvas.masked[queries])[:, None]
+        hidden: BoolArray = ranks > self.rank(queries, canvas.masked[queries])[:, None]
+        return hidden
 
     def pieces(
         self, compute: IntArray, read: IntArray | None, at: int, base: int, length: int,
@@ -163,7 +164,8 @@ class Visibility:
         """(n,) the first position that each of them sees in layers with a window."""
         assert self.window is not None and self.block_length is not None
         low = (positions - self.origin) // self.block_length * self.block_length + self.origin
-        return np.where(positions < self.open, positions, low) - self.window + 1
+        result: IntArray = np.where(positions < self.open, positions, low) - self.window + 1
+        return result
 
     def _runs(self, ranks: IntArray) -> Iterator[tuple[int, int]]:
         """Queries that are attended in one call: those of a block, or some that share a mask."""

@@ -302,7 +302,8 @@ def _autoregressive(model: DiffusionModel, request: ScoreRequest, how: Scoring) 
 def own_logits(model: DiffusionModel, ids: IntArray) -> torch.Tensor:
     """Logits (n, V) of an autoregressive network, which may scale or cap what its head says."""
     packed = torch.from_numpy(ids)[None].to(model.device)
-    return model.hf(input_ids=packed, use_cache=False).logits[0]
+    logits: torch.Tensor = model.hf(input_ids=packed, use_cache=False).logits[0]
+    return logits
 
 
 def _greedy(model: DiffusionModel, requests: Sequence[ScoreRequest], how: Scoring) -> list[bool]:

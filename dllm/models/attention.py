@@ -7,6 +7,8 @@ that queries and keys are cast to the dtype of the values first: families that r
 hand them over in float32.
 """
 
+from __future__ import annotations
+
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -111,7 +113,10 @@ def _packed(
 def _base(name: str, module: nn.Module) -> Callable[..., Attended]:
     if name == "eager":  # each transformers file has its own, e.g. with soft-capped logits
         file = sys.modules[type(module).__module__]
-        return getattr(file, "eager_attention_forward", modeling_llama.eager_attention_forward)
+        eager: Callable[..., Attended] = getattr(
+            file, "eager_attention_forward", modeling_llama.eager_attention_forward
+        )
+        return eager
     function: Callable[..., Attended] = FUNCTIONS[name]
     if name == "flex_attention":
         return _flex(function)
@@ -123,7 +128,8 @@ def _flex(function: Callable[..., Attended]) -> Callable[..., Attended]:
 
     def call(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, **rest: Any) -> Attended:
         chosen = FUNCTIONS["sdpa"] if isinstance(mask, Tensor) else function
-        return chosen(module, q, k, v, mask, **rest)
+        result: Attended = chosen(module, q, k, v, mask, **rest)
+        return result
 
     return call
 

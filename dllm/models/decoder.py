@@ -99,9 +99,10 @@ def _forward(
                 )  # fmt: skip
                 if done is not None:
                     return done[None]
-    return type(module).forward(
+    result: torch.Tensor = type(module).forward(
         module, hidden_states, attention_mask, position_embeddings=position_embeddings, **rest
     )
+    return result
 
 
 class Joined:

@@ -63,7 +63,8 @@ class Layer(DiffusionGemmaDecoderTextLayer):  # type: ignore[no-untyped-call]
         _, weights, chosen = self.router(flat)
         sparse = self.experts(self.pre_feedforward_layernorm_2(flat), chosen, weights).view_as(x)
         both = self.post_feedforward_layernorm_1(dense) + self.post_feedforward_layernorm_2(sparse)
-        return (x + self.post_feedforward_layernorm(both)) * scalar
+        result: torch.Tensor = (x + self.post_feedforward_layernorm(both)) * scalar
+        return result
 
 
 class Scalar(nn.Module):
@@ -166,7 +167,8 @@ def diffusion_gemma_config(config: ConfigDict) -> PreTrainedConfig:
     require(config["text_config"], TEXT_FIELDS, "DiffusionGemma")
     demand(config["text_config"], {"attention_bias": False}, "DiffusionGemma")
     known = {k: v for k, v in config.items() if k not in ("dllm", "dtype", "torch_dtype")}
-    return DiffusionGemmaConfig.from_dict(known)
+    result: PreTrainedConfig = DiffusionGemmaConfig.from_dict(known)
+    return result
 
 
 DIFFUSION_GEMMA = Family(

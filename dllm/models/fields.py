@@ -77,7 +77,8 @@ CONFIG: Mapping[str, Check] = {
 
 def own_section(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The ``dllm`` section of a ``config.json``, empty where there is none."""
-    return config.get("dllm") or {}
+    section: Mapping[str, Any] = config.get("dllm") or {}
+    return section
 
 
 def check_config(config: Mapping[str, Any]) -> None:

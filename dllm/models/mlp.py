@@ -48,7 +48,8 @@ def _forward(module: Any, x: torch.Tensor) -> torch.Tensor:
         gated = layers.silu_times(gate, up)
     else:
         gated = module.act_fn(gate) * up
-    return module.down_proj(gated)
+    result: torch.Tensor = module.down_proj(gated)
+    return result
 
 
 class Steady(TorchFunctionMode):

@@ -56,18 +56,21 @@ class DiffusionModel:
     @property
     def backbone(self) -> nn.Module:
         """The network without its head: token ids to hidden states (B, L, D)."""
-        return self.hf.base_model
+        backbone: nn.Module = self.hf.base_model
+        return backbone
 
     @property
     def head(self) -> nn.Module:
         """Hidden states (..., D) to logits (..., V)."""
         hf: Any = self.hf
-        return hf.get_output_embeddings()
+        head: nn.Module = hf.get_output_embeddings()
+        return head
 
     @property
     def layers(self) -> int:
         """How many layers have keys and values."""
-        return self.hf.config.get_text_config().num_hidden_layers
+        count: int = self.hf.config.get_text_config().num_hidden_layers
+        return count
 
     @property
     def embedding(self) -> Any:
@@ -80,7 +83,8 @@ class DiffusionModel:
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.hf.dtype
+        dtype: torch.dtype = self.hf.dtype
+        return dtype
 
     def delimiters(self) -> tuple[int, ...]:
         """Ids that end a unit of text: what ``generation_config.json`` lists as ``delimiters``,

@@ -28,7 +28,8 @@ def native(
         fields["head_dim"] = config["head_dim"]
     if made is not LlamaConfig:
         fields |= {"use_sliding_window": False, "sliding_window": None}
-    return made(**{key: c[key] for key in (*FIELDS, *extra)}, **fields)
+    result: PreTrainedConfig = made(**{key: c[key] for key in (*FIELDS, *extra)}, **fields)
+    return result
 
 
 def shared(config: ConfigDict, name: str) -> dict[str, Any]:

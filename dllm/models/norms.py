@@ -21,9 +21,11 @@ def shorten_norms(hf: PreTrainedModel) -> None:
 def _forward(module: Any, x: torch.Tensor) -> torch.Tensor:
     """``x`` (..., D) normed in float32, rounded, then scaled, as transformers does it."""
     if torch.is_grad_enabled():
-        return type(module).forward(module, x)
+        result: torch.Tensor = type(module).forward(module, x)
+        return result
     if library() and layers.suits(x, module.weight):
         return layers.rms_norm(x, module.weight, module.variance_epsilon)
     wide = x.float() if x.device.type == "cpu" else x  # a GPU's kernel does so by itself
     normed = F.rms_norm(wide, (x.shape[-1],), None, module.variance_epsilon)
-    return module.weight * normed.to(x.dtype)
+    scaled: torch.Tensor = module.weight * normed.to(x.dtype)
+    return scaled

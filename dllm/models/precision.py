@@ -47,4 +47,5 @@ def auto_dtype(name: str, stored: str, parameters: int) -> str | torch.dtype:
 
 def free_memory() -> int:
     """Bytes that a process can still have, files that may be forgotten included."""
-    return psutil.virtual_memory().available
+    available: int = psutil.virtual_memory().available
+    return available

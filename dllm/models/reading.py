@@ -116,9 +116,10 @@ def _translate(checkpoint: Checkpoint, family: Family, official: bool) -> PreTra
     if family.model_class is None or family.to_native is None:
         if raw.get("model_type") not in transformers.CONFIG_MAPPING:
             raise CheckpointError(_foreign(checkpoint, family))
-        return transformers.AutoConfig.from_pretrained(
+        auto: PreTrainedConfig = transformers.AutoConfig.from_pretrained(
             checkpoint.folder, local_files_only=True, trust_remote_code=False
         )
+        return auto
     if official:
         try:
             translated = family.to_native(raw)
@@ -135,4 +136,5 @@ def _translate(checkpoint: Checkpoint, family: Family, official: bool) -> PreTra
             translated.quantization_config = raw["quantization_config"]
         return translated
     native: Any = family.model_class.config_class
-    return native.from_dict(dict(raw))
+    config: PreTrainedConfig = native.from_dict(dict(raw))
+    return config

@@ -29,9 +29,10 @@ def _forward(
     """The forward of such a layer: ``hidden_states`` (B, Q, D) to the same shape."""
     cache = rest.pop(CACHE, None)
     if not hasattr(cache, "rotate_scatter"):
-        return type(module).forward(
+        result: tuple[torch.Tensor, torch.Tensor | None] = type(module).forward(
             module, hidden_states, position_embeddings, attention_mask, cache, **rest
         )
+        return result
     shape = (*hidden_states.shape[:-1], -1, module.head_dim)
     q_proj, k_proj, v_proj = module.q_proj, module.k_proj, module.v_proj
     if isinstance(q_proj, QuantisedLinear):

@@ -42,7 +42,8 @@ class Segment:
         """The segment for a layer in one call, with its mask `folded`; None where that cannot read
         it.  The same for every layer, and made once."""
         if self._part is not None and self._part[:2] == (heads, dtype):
-            return self._part[2]
+            known: Part = self._part[2]
+            return known
         queries, keys, chosen, mask = self.queries, self.keys, None, self.folded(heads, dtype)
         if isinstance(keys, Tensor):
             if keys.dtype != torch.int64 or not keys.is_contiguous():

@@ -116,10 +116,11 @@ def in_pytorch(
     (S, Hkv, dh).
     """
     if q.is_cuda:
-        return torch.ops.aten._flash_attention_forward(
+        out: Tensor = torch.ops.aten._flash_attention_forward(
             q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, 0.0, causal, False,
             scale=softmax_scale, seqused_k=seqused_k,
         )[0]  # fmt: skip
+        return out
     out, ends = torch.zeros_like(q), cu_seqlens_q.tolist()
     used = cu_seqlens_k.diff() if seqused_k is None else seqused_k
     for row, (start, count) in enumerate(zip(cu_seqlens_k.tolist(), used.tolist(), strict=False)):

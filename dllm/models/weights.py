@@ -1,5 +1,7 @@
 """Reading weights into a transformers class, completely or not at all."""
 
+from __future__ import annotations
+
 import importlib.util
 import re
 from collections.abc import Iterable, Iterator
@@ -87,7 +89,8 @@ def load_weights(
             "these files"
         ) from error
     _check(folder, family, report, official)
-    return hf.to(device) if moved else hf
+    loaded: PreTrainedModel = hf.to(device) if moved else hf
+    return loaded
 
 
 def _check(folder: Path, family: Family, report: dict[str, Any], official: bool) -> None:

@@ -151,7 +151,8 @@ class Handle:
     def _outcome(self) -> Result:
         self._raise()
         assert self._request.result is not None
-        return self._request.result
+        result: Result = self._request.result
+        return result
 
     def _raise(self) -> None:
         if self._request.error is not None:

@@ -118,7 +118,8 @@ class Encoder:
         """The model with a tokenizer of this thread."""
         if not hasattr(self._own, "model"):
             self._own.model = with_own_tokenizer(self.model)
-        return self._own.model
+        model: DiffusionModel = self._own.model
+        return model
 
     async def run(
         self, work: Callable[[DiffusionModel, Callable[[], None]], T], texts: Sequence[Any],

@@ -241,7 +241,8 @@ class Moves:
 
     def sign(self, state: IntArray, target: IntArray) -> HashArray:
         """A number (n,) for each state and where it is left to."""
-        return self._source[state] * self._target[target]
+        signs: HashArray = self._source[state] * self._target[target]
+        return signs
 
     def _behind(self, rows: Rows, row: IntArray, more: IntArray) -> tuple[IntArray, Rows]:
         """What ``more`` bytes (n, k) do behind each ``row`` (n,): the place (n,) of each among the

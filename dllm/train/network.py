@@ -178,7 +178,8 @@ def visible(facts: Facts, ids: torch.Tensor, positions: torch.Tensor) -> torch.T
         masks: Any = ids == facts.mask_token_id
         first = masks[:, :, None] & ~masks[:, None, :]  # a mask sees every decided token
         same: Any = masks[:, :, None] == masks[:, None, :]
-        return (first | (same & causal))[:, None]
+        seen: torch.Tensor = (first | (same & causal))[:, None]
+        return seen
     return causal[None, None]
 
 

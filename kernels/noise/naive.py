@@ -69,13 +69,15 @@ def gumbel(*name: npt.ArrayLike) -> FloatArray:
     # small w, where float32 is fine-grained.  With u itself the tail that decides rare tokens
     # would end at u = 1 - 2**-24 in coarse steps, or at +inf once u rounds to one.
     w = uniform(*name)
-    return -np.log(-np.log1p(-w))
+    noise: FloatArray = -np.log(-np.log1p(-w))
+    return noise
 
 
 def to_uniform(words: UInt32Array) -> FloatArray:
     """32-bit words as float32 in (0, 1)."""
     w = (words.astype(np.float32) + np.float32(0.5)) * np.float32(2**-32)
-    return np.minimum(w, np.float32(BELOW_ONE))
+    below_one: FloatArray = np.minimum(w, np.float32(BELOW_ONE))
+    return below_one
 
 
 def _unsigned(value: npt.ArrayLike) -> UInt64Array:

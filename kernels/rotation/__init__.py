@@ -55,4 +55,5 @@ def rotate_scatter(
         module = _BACKENDS[backend]
     else:
         raise UnknownNameError("backend", backend, ("auto", "triton", *_BACKENDS))
-    return module.rotate_scatter(q, k, v, cos, sin, slots, keys, values)
+    rotated: _torch.Tensor = module.rotate_scatter(q, k, v, cos, sin, slots, keys, values)
+    return rotated

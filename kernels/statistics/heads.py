@@ -82,7 +82,8 @@ def full_logits(hidden: torch.Tensor, head: Head) -> torch.Tensor:
     linear = plain_linear(head)
     if linear is None:
         assert callable(head)
-        return head(hidden)
+        logits: torch.Tensor = head(hidden)
+        return logits
     weight, bias = linear
     return product_of(hidden.to(weight.dtype), weight, bias, packed_of(head))
 

@@ -167,7 +167,8 @@ class Rows:
         else:
             best = rows.argmax(-1)
         alive = rows.gather(1, best[:, None])[:, 0].isfinite()
-        return best.where(alive, -1).tolist()
+        result: list[int] = best.where(alive, -1).tolist()
+        return result
 
     def may_follow(self, node: int, token: int) -> bool:
         """Whether ``token`` has any probability after ``node``: no ban and no filter took it."""

@@ -88,7 +88,8 @@ class ConfidenceHead:
 
 
 def _host(values: torch.Tensor) -> Floats:
-    return values.detach().float().cpu().numpy()
+    result: Floats = values.detach().float().cpu().numpy()
+    return result
 
 
 def head_of(

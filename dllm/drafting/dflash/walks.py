@@ -55,7 +55,8 @@ class Walk:
         if self.noise is not None:
             x = x + self.noise[depth]
         x = x - x.max()
-        return x - np.log(np.exp(x).sum())
+        result: Floats = x - np.log(np.exp(x).sum())
+        return result
 
     def grow(
         self, length: int, nodes: int, text: Text | None = None, branches: bool = True,

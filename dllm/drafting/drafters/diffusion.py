@@ -131,7 +131,10 @@ class DiffusionDrafter(Drafter):
         return self._search(0.0).trees
 
     def _search(self, temperature: float) -> Search:
-        return self.search or SEARCHES["coupled" if temperature > 0 else "cps"]()
+        if self.search is not None:
+            result: Search = self.search
+            return result
+        return SEARCHES["coupled" if temperature > 0 else "cps"]()
 
     def open(self, request: DraftRequest) -> Drafting:
         return DiffusionDrafting(self, request)

@@ -72,7 +72,8 @@ class RowVerifier(Verifier):
                 self._restore(text)
             text.begun = True
             text.scored = draft, self._score(text, draft)
-        return text.scored[1]
+        scored: Scored = text.scored[1]
+        return scored
 
     def _restore(self, text: Any) -> None:
         """Have the cache hold the cached tokens again, after a forward that failed."""

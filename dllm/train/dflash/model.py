@@ -95,7 +95,8 @@ def new_drafter(config: MuseGlimmerAssistantConfig) -> MuseGlimmerAssistantModel
     """A drafter with random weights, ready for training."""
     model: Any = MuseGlimmerAssistantModel(config)
     model.set_attn_implementation(ATTENTION)
-    return model.float()
+    result: MuseGlimmerAssistantModel = model.float()
+    return result
 
 
 @torch.no_grad()
