@@ -75,9 +75,12 @@ class Session:
     """
 
     def __init__(
-        self, model: Any, *, observe: Callable[[StepReport], None] | None = None,
+        self,
+        model: Any,
+        *,
+        observe: Callable[[StepReport], None] | None = None,
         **how: Unpack[SessionArguments],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.model, config = load(model), SessionConfig(**how)
         self.max_waiting, self.observe = config.max_waiting, observe
         engine, self._make = _opened(self.model, config)

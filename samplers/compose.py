@@ -82,10 +82,14 @@ def _offering(need: Capability) -> list[str]:
 
 
 def compose(
-    sampler: SamplerLike, *, length: str | Part | None = None,
-    options: Mapping[str, Any] | None = None, stop_ids: Sequence[int] = (), family: str = "llada",
+    sampler: SamplerLike,
+    *,
+    length: str | Part | None = None,
+    options: Mapping[str, Any] | None = None,
+    stop_ids: Sequence[int] = (),
+    family: str = "llada",
     facts: Mapping[str, Any] | None = None,
-) -> Sampler:  # fmt: skip
+) -> Sampler:
     """Build a complete sampler.
 
     ``sampler`` is a string, a part, parts, or a finished `Sampler`; ``length`` adds a part that

@@ -133,9 +133,12 @@ def _print_version(wanted: bool) -> None:
 
 
 app = typer.Typer(
-    cls=Commands, name="dllm", no_args_is_help=True, pretty_exceptions_enable=False,
+    cls=Commands,
+    name="dllm",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-)  # fmt: skip
+)
 
 
 @app.callback()

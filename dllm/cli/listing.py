@@ -15,12 +15,17 @@ from ..core.errors import ConfigError, UnknownNameError
 from ..core.spec import Info
 
 DECIDES = {
-    "selector": "which now", "course": "which now, in several steps of its own",
-    "scorer": "how confident", "window": "where", "stop": "when to stop",
-    "eos": "what an end token does", "transform": "what becomes of predictions",
-    "reviser": "what to remask or replace", "explorer": "what to try first",
+    "selector": "which now",
+    "course": "which now, in several steps of its own",
+    "scorer": "how confident",
+    "window": "where",
+    "stop": "when to stop",
+    "eos": "what an end token does",
+    "transform": "what becomes of predictions",
+    "reviser": "what to remask or replace",
+    "explorer": "what to try first",
     "length": "how long the canvas is",
-}  # fmt: skip
+}
 
 Name = Annotated[str | None, typer.Argument(help="One of them, with all it takes.")]
 SAMPLER_EXAMPLE = "dllm generate PROMPT --sampler 'threshold(tau=0.8)+whole'"

@@ -26,9 +26,13 @@ def speculate(
 
 
 def speculate(
-    verifier: VerifierLike, drafter: DrafterLike, prompt: Any, *, streamer: Streamer | None = None,
+    verifier: VerifierLike,
+    drafter: DrafterLike,
+    prompt: Any,
+    *,
+    streamer: Streamer | None = None,
     **options: Any,
-) -> Any:  # fmt: skip
+) -> Any:
     """Write with ``verifier``, several tokens per forward, without changing what it writes.
 
     ``verifier``: an autoregressive model: hub id, folder, transformers model or what `dllm.load`

@@ -14,19 +14,30 @@ from .family import Family, Published
 from .native import native
 
 A2D_LLAMA = Family(
-    name="a2d_llama", architectures=("A2DLlamaLMHeadModel",), model_class=LlamaForCausalLM,
-    to_native=partial(native, kind=LlamaForCausalLM, name="A2D Llama"), any_blocks=True,
+    name="a2d_llama",
+    architectures=("A2DLlamaLMHeadModel",),
+    model_class=LlamaForCausalLM,
+    to_native=partial(native, kind=LlamaForCausalLM, name="A2D Llama"),
+    any_blocks=True,
     end_of_turn="<|eot_id|>",
-)  # fmt: skip
+)
 A2D_QWEN2 = Family(
-    name="a2d_qwen2", architectures=("A2DQwen2LMHeadModel",), model_class=Qwen2ForCausalLM,
-    to_native=partial(native, kind=Qwen2ForCausalLM, name="A2D Qwen2"), any_blocks=True,
-    mask_token="<|mask|>", end_of_turn="<|im_end|>", tokenizer_class="Qwen2Tokenizer",
-)  # fmt: skip
+    name="a2d_qwen2",
+    architectures=("A2DQwen2LMHeadModel",),
+    model_class=Qwen2ForCausalLM,
+    to_native=partial(native, kind=Qwen2ForCausalLM, name="A2D Qwen2"),
+    any_blocks=True,
+    mask_token="<|mask|>",
+    end_of_turn="<|im_end|>",
+    tokenizer_class="Qwen2Tokenizer",
+)
 A2D_QWEN3 = replace(
-    A2D_QWEN2, name="a2d_qwen3", architectures=("A2DQwen3LMHeadModel",),
+    A2D_QWEN2,
+    name="a2d_qwen3",
+    architectures=("A2DQwen3LMHeadModel",),
     model_class=Qwen3ForCausalLM,
-    to_native=partial(native, kind=Qwen3ForCausalLM, name="A2D Qwen3"), thinking=False,
+    to_native=partial(native, kind=Qwen3ForCausalLM, name="A2D Qwen3"),
+    thinking=False,
     checkpoints=(
         Published("dllm-hub/Qwen3-0.6B-diffusion-mdlm-v0.1", "Apache-2.0"),
         Published("dllm-hub/Qwen3-0.6B-diffusion-bd3lm-v0.1", "Apache-2.0", block_length=32),
@@ -37,4 +48,4 @@ A2D_QWEN3 = replace(
     ),
     verified="logits of official code, equal, whole text and blocks, small random checkpoint",
     note="A copy in a folder of another name needs `block_length=` where the table has one.",
-)  # fmt: skip
+)

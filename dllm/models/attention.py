@@ -140,9 +140,10 @@ def _flash(name: str, function: Callable[..., Attended]) -> Callable[..., Attend
     def call(module: Any, *args: Any, **rest: Any) -> Attended:
         shown = SimpleNamespace(
             config=SimpleNamespace(_attn_implementation=name),
-            layer_idx=getattr(module, "layer_idx", None), is_causal=module.is_causal,
+            layer_idx=getattr(module, "layer_idx", None),
+            is_causal=module.is_causal,
             training=module.training,
-        )  # fmt: skip
+        )
         return function(shown, *args, **rest)
 
     return call

@@ -21,12 +21,18 @@ def fast_dllm_v2_config(config: ConfigDict) -> PreTrainedConfig:
 
 
 SDAR = Family(
-    name="sdar", architectures=("SDARForCausalLM",), model_class=Qwen3ForCausalLM,
+    name="sdar",
+    architectures=("SDARForCausalLM",),
+    model_class=Qwen3ForCausalLM,
     to_native=partial(
         native, kind=Qwen3ForCausalLM, name="SDAR", required=("eos_token_id", "block_size")
     ),
-    score_source="tempered", k_first=True, mask_kind="block_causal", block_field="block_size",
-    end_of_turn="<|im_end|>", tokenizer_class="Qwen2Tokenizer",
+    score_source="tempered",
+    k_first=True,
+    mask_kind="block_causal",
+    block_field="block_size",
+    end_of_turn="<|im_end|>",
+    tokenizer_class="Qwen2Tokenizer",
     releases={151936: Release(facts={"mask_token_id": 151669})},
     checkpoints=(
         *(Published(f"JetLM/SDAR-{size}-Chat") for size in ("1.7B", "4B", "8B")),
@@ -35,14 +41,22 @@ SDAR = Family(
         Published("Gen-Verse/TraDo-8B-Thinking", "MIT"),
     ),
     verified="logits of official code, equal, small random checkpoint",
-)  # fmt: skip
+)
 FAST_DLLM_V2 = Family(
-    name="fast_dllm_v2", architectures=("Fast_dLLM_QwenForCausalLM",), model_class=Qwen2ForCausalLM,
-    to_native=fast_dllm_v2_config, logit_shift=1, score_source="tempered", mask_kind="block_causal",
-    block_field="bd_size", mask_token="|<MASK>|", end_of_turn="<|im_end|>",
-    tokenizer_class="Qwen2Tokenizer", releases={151936: Release(facts={"mask_token_id": 151665})},
+    name="fast_dllm_v2",
+    architectures=("Fast_dLLM_QwenForCausalLM",),
+    model_class=Qwen2ForCausalLM,
+    to_native=fast_dllm_v2_config,
+    logit_shift=1,
+    score_source="tempered",
+    mask_kind="block_causal",
+    block_field="bd_size",
+    mask_token="|<MASK>|",
+    end_of_turn="<|im_end|>",
+    tokenizer_class="Qwen2Tokenizer",
+    releases={151936: Release(facts={"mask_token_id": 151665})},
     checkpoints=(
         Published("Efficient-Large-Model/Fast_dLLM_v2_1.5B", "Apache-2.0"),
         Published("Efficient-Large-Model/Fast_dLLM_v2_7B", "Apache-2.0"),
     ),
-)  # fmt: skip
+)

@@ -172,15 +172,22 @@ def diffusion_gemma_config(config: ConfigDict) -> PreTrainedConfig:
 
 
 DIFFUSION_GEMMA = Family(
-    name="diffusion_gemma", architectures=("DiffusionGemmaForBlockDiffusion",),
-    model_class=TextDiffusionGemma, to_native=diffusion_gemma_config, mask_kind="causal_prefix",
-    block_field="canvas_length", uniform=True, self_conditioning=True,
-    ignored_keys=(r"^model\.encoder\.(vision_tower|embed_vision)\.",), sampler="entropy_bound",
+    name="diffusion_gemma",
+    architectures=("DiffusionGemmaForBlockDiffusion",),
+    model_class=TextDiffusionGemma,
+    to_native=diffusion_gemma_config,
+    mask_kind="causal_prefix",
+    block_field="canvas_length",
+    uniform=True,
+    self_conditioning=True,
+    ignored_keys=(r"^model\.encoder\.(vision_tower|embed_vision)\.",),
+    sampler="entropy_bound",
     sampler_fields=(
         "entropy_bound", "max_denoising_steps", "t_min", "t_max", "stability_threshold",
         "confidence_threshold",
     ),
-    image_field="image_token_id", checkpoints=(Published("google/diffusiongemma-26B-A4B-it"),),
+    image_field="image_token_id",
+    checkpoints=(Published("google/diffusiongemma-26B-A4B-it"),),
     verified="logits of transformers, 5e-5, small random checkpoints",
     note="Text only: a prompt with images is refused.",
 )  # fmt: skip

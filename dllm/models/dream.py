@@ -39,12 +39,19 @@ def to_official(config: PreTrainedConfig) -> dict[str, Any]:
 
 
 DREAM = Family(
-    name="dream", architectures=("DreamModel",), model_class=Qwen2ForCausalLM,
+    name="dream",
+    architectures=("DreamModel",),
+    model_class=Qwen2ForCausalLM,
     to_native=partial(
         native, kind=Qwen2ForCausalLM, name="Dream", required=("eos_token_id", "mask_token_id")
     ),
-    to_official=to_official, logit_shift=1, score_source="tempered", mask_token="<|mask|>",
-    expand_token="<|expand|>", end_of_turn="<|im_end|>", tokenizer_class="Qwen2Tokenizer",
+    to_official=to_official,
+    logit_shift=1,
+    score_source="tempered",
+    mask_token="<|mask|>",
+    expand_token="<|expand|>",
+    end_of_turn="<|im_end|>",
+    tokenizer_class="Qwen2Tokenizer",
     chat_template=CHAT_TEMPLATE,
     releases={
         152064: Release(
@@ -71,10 +78,12 @@ DREAM = Family(
 )  # fmt: skip
 
 DREAMON = replace(
-    DREAM, name="dreamon", architectures=("DreamOnModel", "DreamModel"),
+    DREAM,
+    name="dreamon",
+    architectures=("DreamOnModel", "DreamModel"),
     where={"expand_token_id": None},
     checkpoints=(Published("Dream-org/DreamOn-v0-7B", "Apache-2.0"),),
     verified="the rules of official code, small random checkpoints",
     note='Read where `config.json` has an `expand_token_id`, or with `family="dreamon"`; '
     'decoded as published with `sampler="dreamon"`.',
-)  # fmt: skip
+)

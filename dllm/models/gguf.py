@@ -135,9 +135,12 @@ def _config(kind: str, fields: dict[str, Any], tensors: dict[str, Any]) -> Any:
     if there != {*map(str, range(len(there)))} or blocks != len(there):
         raise ValueError(f"{len(there)} layers are there, {blocks} stated")
     return network.config_class(
-        vocab_size=embedding[1], hidden_size=width,
-        intermediate_size=int(stated("feed_forward_length")), num_hidden_layers=blocks,
-        num_attention_heads=heads, num_key_value_heads=groups,
+        vocab_size=embedding[1],
+        hidden_size=width,
+        intermediate_size=int(stated("feed_forward_length")),
+        num_hidden_layers=blocks,
+        num_attention_heads=heads,
+        num_key_value_heads=groups,
         max_position_embeddings=int(stated("context_length")),
         rms_norm_eps=stated("attention.layer_norm_rms_epsilon"),
         rope_parameters={

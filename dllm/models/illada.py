@@ -23,23 +23,29 @@ def illada_config(config: ConfigDict) -> PreTrainedConfig:
 
 
 ILLADA = Family(
-    name="illada", architectures=("ILLaDAForCausalLM",), model_class=LlamaForCausalLM,
-    to_native=illada_config, releases=RELEASES,
+    name="illada",
+    architectures=("ILLaDAForCausalLM",),
+    model_class=LlamaForCausalLM,
+    to_native=illada_config,
+    releases=RELEASES,
     checkpoints=(
         Published("GSAI-ML/iLLaDA-8B-Base", "Apache-2.0"),
         Published("GSAI-ML/iLLaDA-8B-Instruct", "Apache-2.0"),
     ),
     verified="by configuration; official code read",
     note="Its sampler appends blocks of 32 until an end token; here `length=` may add blocks.",
-)  # fmt: skip
+)
 STABLE_DIFFCODER = Family(
-    name="stable_diffcoder", architectures=("StableDiffcoderForCausalLM",),
+    name="stable_diffcoder",
+    architectures=("StableDiffcoderForCausalLM",),
     model_class=LlamaForCausalLM,
     to_native=partial(native, kind=LlamaForCausalLM, name="Stable-DiffCoder"),
-    mask_kind="block_causal", block_length=4, releases=RELEASES,
+    mask_kind="block_causal",
+    block_length=4,
+    releases=RELEASES,
     checkpoints=(
         Published("ByteDance-Seed/Stable-DiffCoder-8B-Base", "MIT"),
         Published("ByteDance-Seed/Stable-DiffCoder-8B-Instruct", "MIT"),
     ),
     verified="by configuration; official code read: transformers' own Llama under a mask",
-)  # fmt: skip
+)

@@ -60,9 +60,11 @@ def to_native(config: ConfigDict) -> PreTrainedConfig:
         **{new: c[old] for old, new in FIELDS.items()},
         num_key_value_heads=kv_heads or c["n_heads"],
         rope_parameters={"rope_type": "default", "rope_theta": float(c["rope_theta"])},
-        initializer_range=config.get("init_std", 0.02), bos_token_id=config.get("bos_token_id"),
-        eos_token_id=c["eos_token_id"], pad_token_id=config.get("pad_token_id"),
-    )  # fmt: skip
+        initializer_range=config.get("init_std", 0.02),
+        bos_token_id=config.get("bos_token_id"),
+        eos_token_id=c["eos_token_id"],
+        pad_token_id=config.get("pad_token_id"),
+    )
 
 
 def to_official(config: PreTrainedConfig) -> dict[str, Any]:
@@ -80,9 +82,16 @@ def to_official(config: PreTrainedConfig) -> dict[str, Any]:
 
 
 LLADA = Family(
-    name="llada", architectures=("LLaDAModelLM",), model_class=LlamaForCausalLM,
-    to_native=to_native, to_official=to_official, key_map=KEY_MAP, float32_rotation=True,
-    mask_token="<|mdm_mask|>", end_of_turn="<|eot_id|>", chat_template=CHAT_TEMPLATE,
+    name="llada",
+    architectures=("LLaDAModelLM",),
+    model_class=LlamaForCausalLM,
+    to_native=to_native,
+    to_official=to_official,
+    key_map=KEY_MAP,
+    float32_rotation=True,
+    mask_token="<|mdm_mask|>",
+    end_of_turn="<|eot_id|>",
+    chat_template=CHAT_TEMPLATE,
     replace_chat_template=True,
     releases={
         126464: Release(

@@ -72,22 +72,32 @@ def llada2_config(config: ConfigDict) -> PreTrainedConfig:
     c = require(config, (*SAME, *RENAMED, *OTHERS), "LLaDA2")
     demand(config, ONLY, "LLaDA2")
     return Glm4MoeConfig(
-        **{name: c[name] for name in SAME}, **{new: c[old] for old, new in RENAMED.items()},
+        **{name: c[name] for name in SAME},
+        **{new: c[old] for old, new in RENAMED.items()},
         num_key_value_heads=c["num_key_value_heads"] or c["num_attention_heads"],
         rope_parameters={
             "rope_type": "default", "rope_theta": float(c["rope_theta"]),
             "partial_rotary_factor": c["partial_rotary_factor"],
         },
-        use_qk_norm=True, attention_bias=False, num_mtp_layers=0,
+        use_qk_norm=True,
+        attention_bias=False,
+        num_mtp_layers=0,
         initializer_range=config.get("initializer_range", 0.02),
-        eos_token_id=config.get("eos_token_id"), pad_token_id=config.get("pad_token_id"),
+        eos_token_id=config.get("eos_token_id"),
+        pad_token_id=config.get("pad_token_id"),
     )  # fmt: skip
 
 
 LLADA2 = Family(
-    name="llada2", architectures=("LLaDA2MoeModelLM",), model_class=LLaDA2ForMaskedDiffusion,
-    to_native=llada2_config, score_source="tempered", k_first=True, mask_kind="block_causal",
-    block_length=32, end_of_turn="<|role_end|>",
+    name="llada2",
+    architectures=("LLaDA2MoeModelLM",),
+    model_class=LLaDA2ForMaskedDiffusion,
+    to_native=llada2_config,
+    score_source="tempered",
+    k_first=True,
+    mask_kind="block_causal",
+    block_length=32,
+    end_of_turn="<|role_end|>",
     releases={157184: Release(facts={"mask_token_id": 156895, "eos_token_id": 156892})},
     checkpoints=(
         Published("inclusionAI/LLaDA2.0-mini", "Apache-2.0"),
@@ -97,4 +107,4 @@ LLADA2 = Family(
     ),
     verified="logits of official code, equal, small random checkpoint",
     note='LLaDA2.1 edits what it has decided: `sampler="edit"`.',
-)  # fmt: skip
+)

@@ -61,22 +61,31 @@ def sdar_moe_config(config: ConfigDict) -> PreTrainedConfig:
     demand(config, SDAR_ONLY, "SDAR")
     return Qwen3MoeConfig(
         **{name: c[name] for name in SDAR_FIELDS},
-        mlp_only_layers=config.get("mlp_only_layers") or [], **WHOLE, **shared(config, "SDAR"),
-    )  # fmt: skip
+        mlp_only_layers=config.get("mlp_only_layers") or [],
+        **WHOLE,
+        **shared(config, "SDAR"),
+    )
 
 
 LLADA_MOE = Family(
-    name="llada_moe", architectures=("LLaDAMoEModelLM", "LLaDAMoEModel"),
-    model_class=Qwen3MoeForCausalLM, to_native=llada_moe_config, end_of_turn="<|role_end|>",
+    name="llada_moe",
+    architectures=("LLaDAMoEModelLM", "LLaDAMoEModel"),
+    model_class=Qwen3MoeForCausalLM,
+    to_native=llada_moe_config,
+    end_of_turn="<|role_end|>",
     releases={157184: Release(facts={"mask_token_id": 156895, "eos_token_id": 156892})},
     checkpoints=(
         Published("inclusionAI/LLaDA-MoE-7B-A1B-Base", "Apache-2.0"),
         Published("inclusionAI/LLaDA-MoE-7B-A1B-Instruct", "Apache-2.0"),
     ),
     verified="logits of official code, within 4e-6, small random checkpoint",
-)  # fmt: skip
+)
 SDAR_MOE = replace(
-    SDAR, name="sdar_moe", architectures=("SDARMoeForCausalLM",), model_class=Qwen3MoeForCausalLM,
-    to_native=sdar_moe_config, checkpoints=(Published("JetLM/SDAR-30B-A3B-Chat"),),
+    SDAR,
+    name="sdar_moe",
+    architectures=("SDARMoeForCausalLM",),
+    model_class=Qwen3MoeForCausalLM,
+    to_native=sdar_moe_config,
+    checkpoints=(Published("JetLM/SDAR-30B-A3B-Chat"),),
     verified="by configuration",
-)  # fmt: skip
+)

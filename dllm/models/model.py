@@ -124,9 +124,11 @@ class DiffusionModel:
         )
 
     def save_pretrained(
-        self, folder: str | os.PathLike[str], layout: str = "native",
+        self,
+        folder: str | os.PathLike[str],
+        layout: str = "native",
         max_shard_size: int | str = "5GB",
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Write weights, config and tokenizer to ``folder``; `dllm.load` reads it back exactly.
 
         ``layout`` "native" keeps the names of the transformers class and adds a ``dllm`` section

@@ -33,12 +33,21 @@ def nemotron_config(config: ConfigDict) -> PreTrainedConfig:
 
 
 NEMOTRON_CAUSAL = Family(
-    name="nemotron_causal", architectures=ARCHITECTURES, model_class=Ministral3ForCausalLM,
-    to_native=nemotron_config, logit_shift=1, mask_kind="causal", key_map=KEY_MAP,
-)  # fmt: skip
+    name="nemotron_causal",
+    architectures=ARCHITECTURES,
+    model_class=Ministral3ForCausalLM,
+    to_native=nemotron_config,
+    logit_shift=1,
+    mask_kind="causal",
+    key_map=KEY_MAP,
+)
 NEMOTRON = replace(
-    NEMOTRON_CAUSAL, name="nemotron", logit_shift=0, mask_kind="causal_prefix",
-    prefix_predicts=True, block_field="block_size",
+    NEMOTRON_CAUSAL,
+    name="nemotron",
+    logit_shift=0,
+    mask_kind="causal_prefix",
+    prefix_predicts=True,
+    block_field="block_size",
     releases={131072: Release(facts={"mask_token_id": 100})},
     checkpoints=tuple(
         Published(f"nvidia/Nemotron-Labs-Diffusion-{size}{kind}")
@@ -46,4 +55,4 @@ NEMOTRON = replace(
         for kind in ("", "-Base")
     ),
     note="A pass over what is finished gives the first token of every block.",
-)  # fmt: skip
+)

@@ -34,16 +34,23 @@ def qwen2_config(config: ConfigDict) -> PreTrainedConfig:
 
 
 WEDLM_QWEN2 = Family(
-    name="wedlm_qwen2", architectures=("WeDLMForCausalLM",), model_class=Qwen2ForCausalLM,
-    to_native=qwen2_config, mask_kind="decided_first", end_of_turn="<|im_end|>",
+    name="wedlm_qwen2",
+    architectures=("WeDLMForCausalLM",),
+    model_class=Qwen2ForCausalLM,
+    to_native=qwen2_config,
+    mask_kind="decided_first",
+    end_of_turn="<|im_end|>",
     tokenizer_class="Qwen2Tokenizer",
     checkpoints=(Published("tencent/WeDLM-7B-Base"), Published("tencent/WeDLM-7B-Instruct")),
     verified="logits of official code, equal, reordered text, small random checkpoint",
-)  # fmt: skip
+)
 WEDLM = replace(
-    WEDLM_QWEN2, name="wedlm", where={"qk_norm": True}, model_class=Qwen3ForCausalLM,
+    WEDLM_QWEN2,
+    name="wedlm",
+    where={"qk_norm": True},
+    model_class=Qwen3ForCausalLM,
     to_native=qwen3_config,
     checkpoints=(Published("tencent/WeDLM-8B-Base"), Published("tencent/WeDLM-8B-Instruct")),
     note="Decode with `sampler='wedlm', cache='wedlm'`.  Where a checkpoint states no mask "
     "token, Tencent's engine takes id 151665: pass `mask_token_id=151665`.",
-)  # fmt: skip
+)

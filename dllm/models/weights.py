@@ -70,11 +70,17 @@ def load_weights(
     try:
         with _bar(folder):
             hf, report = cls.from_pretrained(
-                folder, config=config, dtype=dtype, device_map=device_map,
-                key_mapping=dict(family.key_map) if official else None, use_safetensors=True,
+                folder,
+                config=config,
+                dtype=dtype,
+                device_map=device_map,
+                key_mapping=dict(family.key_map) if official else None,
+                use_safetensors=True,
                 ignore_mismatched_sizes=True,  # so that they are reported; `_check` refuses them
-                output_loading_info=True, local_files_only=True, **options,
-            )  # fmt: skip
+                output_loading_info=True,
+                local_files_only=True,
+                **options,
+            )
     except (SafetensorError, OSError, EOFError) as error:
         raise CheckpointError(
             f"the weights in {folder} cannot be read ({one_line(error)}); download them again"

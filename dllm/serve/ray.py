@@ -32,9 +32,12 @@ BLOCK = 64  # requests that a worker of a batch gets at a time, per row of its e
 
 
 def app(
-    model: str = "nano", replicas: int = 1, settings: Settings | Mapping[str, Any] | None = None,
-    loading: Mapping[str, Any] | None = None, **options: Any,
-) -> Any:  # fmt: skip
+    model: str = "nano",
+    replicas: int = 1,
+    settings: Settings | Mapping[str, Any] | None = None,
+    loading: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Any:
     """The application for ``serve.run``: ``replicas`` copies of `create_app` of ``model``.
 
     ``settings``: see `Settings`; ``loading``: arguments of `dllm.load` such as ``dtype``.

@@ -200,13 +200,16 @@ def figures(results: Sequence[Result]) -> dict[str, Any]:
     """What decoding took, all answers together."""
     forwards, written = sum(r.nfe for r in results), sum(r.decided for r in results)
     return {
-        "forwards": forwards, "probes": sum(r.probes for r in results),
+        "forwards": forwards,
+        "probes": sum(r.probes for r in results),
         "computed": sum(r.computed for r in results),
         "tokens_per_forward": round(written / max(1, forwards), 3),
         "queue_seconds": round(max(r.queue_seconds for r in results), 6),
-        "seconds": round(max(r.seconds for r in results), 6), "sampler": results[0].sampler,
-        "cache": results[0].cache, "seed": results[0].seed,
-    }  # fmt: skip
+        "seconds": round(max(r.seconds for r in results), 6),
+        "sampler": results[0].sampler,
+        "cache": results[0].cache,
+        "seed": results[0].seed,
+    }
 
 
 class Entry(NamedTuple):

@@ -44,15 +44,21 @@ HOURS = "(?:[0-9]+S|[0-9]+M(?:[0-9]+S)?|[0-9]+H(?:[0-9]+M(?:[0-9]+S)?)?)"
 POINTER = "(?:/(?:[ !#-.0-\\[\\]-}]|~[01])*)*"
 NAME = r"\w+(?:\.\w+)*(?:\*|:[1-9][0-9]{0,2})?"
 FORMATS = {
-    "date": DATE, "time": TIME, "date-time": f"{DATE}T{TIME}",
+    "date": DATE,
+    "time": TIME,
+    "date-time": f"{DATE}T{TIME}",
     "duration": f"P(?:{DAYS}(?:T{HOURS})?|T{HOURS}|[0-9]+W)",
     "uuid": f"{H}{{8}}-({H}{{4}}-){{3}}{H}{{12}}",
-    "email": rf"{ATOM}(?:\.{ATOM})*@(?:{SHORT}\.)+[A-Za-z]{{2,22}}", "ipv4": IPV4, "ipv6": IPV6,
-    "hostname": rf"{LABEL}(?:\.{LABEL})*", "uri": URI, "uri-reference": f"(?:{URI}|{REFERENCE})",
+    "email": rf"{ATOM}(?:\.{ATOM})*@(?:{SHORT}\.)+[A-Za-z]{{2,22}}",
+    "ipv4": IPV4,
+    "ipv6": IPV6,
+    "hostname": rf"{LABEL}(?:\.{LABEL})*",
+    "uri": URI,
+    "uri-reference": f"(?:{URI}|{REFERENCE})",
     "json-pointer": POINTER,
     "relative-json-pointer": f"(?:0|[1-9]+0?)(?:#|{POINTER})",
     "uri-template": rf"(?:{PCHAR}|[/?#]|\{{[+#./;?&]?{NAME}(?:,{NAME})*\}})*",
-}  # fmt: skip
+}
 # As pydantic names them.
 FORMATS |= {f"uuid{n}": f"{H}{{8}}-{H}{{4}}-{n}{H}{{3}}-[89abAB]{H}{{3}}-{H}{{12}}"
             for n in range(1, 9)}  # fmt: skip

@@ -19,10 +19,14 @@ from .rows import LogitsProcessor
 
 # They do not act on one row of logits given its history, so that drafting cannot honour them.
 REFUSED: dict[str, tuple[Any, ...]] = {
-    "num_beams": (None, 1), "guidance_scale": (None, 1, 1.0), "watermarking_config": (None,),
-    "penalty_alpha": (None, 0, 0.0), "dola_layers": (None,), "constraints": (None,),
+    "num_beams": (None, 1),
+    "guidance_scale": (None, 1, 1.0),
+    "watermarking_config": (None,),
+    "penalty_alpha": (None, 0, 0.0),
+    "dola_layers": (None,),
+    "constraints": (None,),
     "force_words_ids": (None,),
-}  # fmt: skip
+}
 
 
 def own_processors(
