@@ -1,6 +1,8 @@
 """What a loaded model is and does."""
 
 import json
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +128,28 @@ def test_a_model_from_a_config_alone(tmp_path: Path, name: str, tie: bool) -> No
         again = load(tmp_path / layout)
         assert again.facts == model.facts and again.family is model.family
         assert torch.equal(logits(again, ids), expected)
+
+
+def test_threads_load_at_the_same_time(checkpoints: Path) -> None:
+    """transformers loads with a default dtype and patches that are the whole process's."""
+    kinds, found, before = ("float32", "bfloat16", "float16"), [], sys.getswitchinterval()
+
+    def each(dtype: str) -> None:
+        for _ in range(4):
+            hf = load(checkpoints / "llada-tiny", dtype=dtype).hf
+            found.append((dtype, {str(x.dtype)[6:] for x in hf.parameters()}))
+
+    threads = [threading.Thread(target=each, args=(kind,)) for kind in kinds]
+    sys.setswitchinterval(1e-5)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert sorted(found, key=str) == sorted(((k, {k}) for k in 4 * kinds), key=str)
+    assert torch.get_default_dtype() == torch.float32
 
 
 def test_a_loaded_network_is_accepted(dream: DiffusionModel) -> None:
