@@ -82,6 +82,8 @@ def read_facts(
     )  # fmt: skip
     _check_range(facts, family)
     _check_release(facts, family, given)
+    if family.diffusion:
+        _check_company(facts, text)
     return facts
 
 
@@ -130,6 +132,24 @@ def _check_blocks(family: Family, blocks: Any, given: ConfigDict) -> None:
         f"block_length is {blocks} for a model of family {family.name!r}, whose attention is "
         f"{ATTENTION[family.mask_kind]}; {what}"
     )
+
+
+def _check_company(facts: Facts, text: Any) -> None:
+    """Packed rows are rotated alike, whatever the longest is, and see one another as a whole."""
+    kind = (getattr(text, "rope_parameters", None) or {}).get("rope_type")
+    most = getattr(text, "max_position_embeddings", None) or UNBOUNDED
+    if kind == "longrope" or (kind == "dynamic" and facts.context_length > most):
+        raise ConfigError(
+            f"rope_type {kind!r} rotates a text as the longest of its batch wants it, which is no "
+            "rotation of packed rows: use a checkpoint with another rope_scaling"
+        )
+    window = getattr(text, "sliding_window", None) or UNBOUNDED
+    slides = "sliding_attention" in (getattr(text, "layer_types", None) or ["sliding_attention"])
+    if slides and facts.sliding_window is None and window < facts.context_length:
+        raise CheckpointError(
+            f"config.json has layers that see {window} positions only, where whole texts are "
+            f"attended to: pass load(..., context_length={window}), or use another checkpoint"
+        )
 
 
 def _check_range(facts: Facts, family: Family) -> None:

@@ -111,6 +111,24 @@ def test_a_rotation_that_depends_on_company_is_refused(copy: Any) -> None:
     long = {"rope_type": "longrope", "original_max_position_embeddings": 32, **factors}
     with pytest.raises(ConfigError, match="'longrope' rotates a text as the longest"):
         load(copy("dream-tiny", rope_scaling=long))
+    folder = copy("llada-tiny")
+    load(folder).save_pretrained(folder)
+    fields = json.loads((folder / "config.json").read_text())
+    fields["rope_parameters"] |= {"rope_type": "dynamic", "factor": 2.0}
+    (folder / "config.json").write_text(json.dumps(fields))
+    assert load(folder).facts.context_length == 512  # up to there nothing is scaled
+    with pytest.raises(ConfigError, match="'dynamic' rotates a text as the longest"):
+        load(folder, context_length=1024)
+
+
+def test_windows_that_no_packed_row_has_are_refused(tmp_path: Path) -> None:
+    window = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
+    Qwen2ForCausalLM(Qwen2Config(**TINY, **window)).save_pretrained(tmp_path)
+    given: dict[str, Any] = {"family": "a2d_qwen2", "mask_token_id": 63}
+    with pytest.raises(CheckpointError, match="see 8 positions only"):
+        load(tmp_path, **given)
+    assert load(tmp_path, **given, context_length=8).facts.context_length == 8
+    assert load(tmp_path).family.name == "autoregressive"
 
 
 @pytest.mark.parametrize("tie", [True, False])
