@@ -42,7 +42,8 @@ def read_facts(
     if tokenizer is not None:
         names = ("mask_token_id", "eos_token_id", "pad_token_id", "bos_token_id")
         sources.append({name: getattr(tokenizer, name) for name in names})
-        sources.append({"expand_token_id": vocabulary.get(family.expand_token)})
+        named = {"mask_token_id": family.mask_token, "expand_token_id": family.expand_token}
+        sources.append({name: vocabulary.get(token) for name, token in named.items()})
     release = family.releases.get(config.get_text_config().vocab_size)
     if release is not None:
         sources.append(release.facts)
