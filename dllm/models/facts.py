@@ -57,6 +57,8 @@ def read_facts(
     if stops is None:
         turn_end = vocabulary.get(family.end_of_turn)
         stops = (*_ids(generation.get("eos_token_id")), *_ids(turn_end))
+        if family.diffusion and tokenizer is not None:
+            stops += _filler(tokenizer)
     text: Any = config.get_text_config()
     positions = getattr(text, "max_position_embeddings", None) or UNBOUNDED
     known = published.block_length if published else None
@@ -99,6 +101,12 @@ def generation_defaults(
     names = (*GENERATION, *family.sampler_fields)
     known |= {name: stated[name] for name in names if stated.get(name) is not None}
     return known | dict(own_section(raw).get("generation") or {})
+
+
+def _filler(tokenizer: Any) -> tuple[int, ...]:
+    """What fills the place behind a text: DiffuCoder has a token that only its tokenizer names."""
+    pad = tokenizer.pad_token_id
+    return () if pad in (None, tokenizer.unk_token_id, tokenizer.mask_token_id) else (pad,)
 
 
 def _own(given: ConfigDict, section: ConfigDict, name: str, default: Any) -> Any:
