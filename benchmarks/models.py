@@ -56,7 +56,7 @@ def page() -> str:
 
 def _row(family: Family) -> str:
     network = family.model_class.__name__ if family.model_class else ""
-    facts = [release.facts for release in family.releases.values()]
+    facts = [*{id(release): release.facts for release in family.releases.values()}.values()]
     mask = (
         "uniform noise"
         if family.uniform

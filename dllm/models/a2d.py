@@ -20,6 +20,7 @@ A2D_LLAMA = Family(
     to_native=partial(native, kind=LlamaForCausalLM, name="A2D Llama"),
     any_blocks=True,
     end_of_turn="<|eot_id|>",
+    verified="logits of official code, within 5e-6",
 )
 A2D_QWEN2 = Family(
     name="a2d_qwen2",
@@ -46,6 +47,6 @@ A2D_QWEN3 = replace(
             for size in ("0.6B", "1.7B", "4B", "8B")
         ),
     ),
-    verified="logits of official code, equal, whole text and blocks, small random checkpoint",
+    verified="logits of official code, equal, whole text and blocks",
     note="A copy in a folder of another name needs `block_length=` where the table has one.",
 )

@@ -89,12 +89,6 @@ def prepare(hf: PreTrainedModel, family: Family, block_length: int | None, wante
         if wanted.attention is not None:
             use_attention(hf, wanted.attention)
         return
-    rope = getattr(hf.config.get_text_config(), "rope_parameters", None) or {}
-    if rope.get("rope_type") == "longrope":
-        raise ConfigError(
-            "rope_type 'longrope' rotates a text as the longest of its batch wants it, which is no "
-            "rotation of packed rows: use a checkpoint with another rope_scaling"
-        )
     if family.mask_kind == "decided_first" and "flash" in (wanted.attention or ""):
         raise ConfigError(
             f"{family.name} models attend under masks, which {wanted.attention} does not take; "

@@ -3,7 +3,7 @@
 SDAR (arXiv 2510.06303; TraDo shares the class) is a Qwen3 network that predicts in place;
 Fast-dLLM v2 (arXiv 2509.26328) is a Qwen2 network with the shifted head of its ancestor.  Blocks
 are counted from position 0, so that the end of a prompt shares its block with the beginning of
-the answer.  No released checkpoint was loaded yet; docs/reference/models.md says what was compared.
+the answer.
 """
 
 from functools import partial
@@ -24,9 +24,7 @@ SDAR = Family(
     name="sdar",
     architectures=("SDARForCausalLM",),
     model_class=Qwen3ForCausalLM,
-    to_native=partial(
-        native, kind=Qwen3ForCausalLM, name="SDAR", required=("eos_token_id", "block_size")
-    ),
+    to_native=partial(native, kind=Qwen3ForCausalLM, name="SDAR", required=("eos_token_id",)),
     score_source="tempered",
     k_first=True,
     mask_kind="block_causal",
@@ -35,12 +33,12 @@ SDAR = Family(
     tokenizer_class="Qwen2Tokenizer",
     releases={151936: Release(facts={"mask_token_id": 151669})},
     checkpoints=(
-        *(Published(f"JetLM/SDAR-{size}-Chat") for size in ("1.7B", "4B", "8B")),
-        Published("Gen-Verse/TraDo-4B-Instruct", "MIT"),
-        Published("Gen-Verse/TraDo-8B-Instruct", "MIT"),
-        Published("Gen-Verse/TraDo-8B-Thinking", "MIT"),
+        *(Published(f"JetLM/SDAR-{size}-Chat", block_length=4) for size in ("1.7B", "4B", "8B")),
+        Published("Gen-Verse/TraDo-4B-Instruct", "MIT", 4),
+        Published("Gen-Verse/TraDo-8B-Instruct", "MIT", 4),
+        Published("Gen-Verse/TraDo-8B-Thinking", "MIT", 4),
     ),
-    verified="logits of official code, equal, small random checkpoint",
+    verified="logits of official code, equal",
 )
 FAST_DLLM_V2 = Family(
     name="fast_dllm_v2",
@@ -54,9 +52,10 @@ FAST_DLLM_V2 = Family(
     mask_token="|<MASK>|",
     end_of_turn="<|im_end|>",
     tokenizer_class="Qwen2Tokenizer",
-    releases={151936: Release(facts={"mask_token_id": 151665})},
+    releases=dict.fromkeys((151936, 152064), Release(facts={"mask_token_id": 151665})),
     checkpoints=(
         Published("Efficient-Large-Model/Fast_dLLM_v2_1.5B", "Apache-2.0"),
         Published("Efficient-Large-Model/Fast_dLLM_v2_7B", "Apache-2.0"),
     ),
+    verified="logits of official code, within 5e-6",
 )

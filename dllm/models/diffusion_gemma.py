@@ -188,6 +188,6 @@ DIFFUSION_GEMMA = Family(
     ),
     image_field="image_token_id",
     checkpoints=(Published("google/diffusiongemma-26B-A4B-it"),),
-    verified="logits of transformers, 5e-5, small random checkpoints",
+    verified="logits of transformers, 5e-5",
     note="Text only: a prompt with images is refused.",
 )  # fmt: skip

@@ -74,7 +74,7 @@ DREAM = Family(
         Published("d3LLM/d3LLM_Dream"),
         Published("d3LLM/d3LLM_Dream_Coder"),
     ),
-    verified="logits and decoding traces of official code, small random checkpoints",
+    verified="logits and decoding traces of official code",
 )  # fmt: skip
 
 DREAMON = replace(
@@ -83,7 +83,7 @@ DREAMON = replace(
     architectures=("DreamOnModel", "DreamModel"),
     where={"expand_token_id": None},
     checkpoints=(Published("Dream-org/DreamOn-v0-7B", "Apache-2.0"),),
-    verified="the rules of official code, small random checkpoints",
+    verified="the rules of official code",
     note='Read where `config.json` has an `expand_token_id`, or with `family="dreamon"`; '
     'decoded as published with `sampler="dreamon"`.',
 )

@@ -42,7 +42,8 @@ def read_facts(
     if tokenizer is not None:
         names = ("mask_token_id", "eos_token_id", "pad_token_id", "bos_token_id")
         sources.append({name: getattr(tokenizer, name) for name in names})
-        sources.append({"expand_token_id": vocabulary.get(family.expand_token)})
+        named = {"mask_token_id": family.mask_token, "expand_token_id": family.expand_token}
+        sources.append({name: vocabulary.get(token) for name, token in named.items()})
     release = family.releases.get(config.get_text_config().vocab_size)
     if release is not None:
         sources.append(release.facts)
@@ -56,6 +57,8 @@ def read_facts(
     if stops is None:
         turn_end = vocabulary.get(family.end_of_turn)
         stops = (*_ids(generation.get("eos_token_id")), *_ids(turn_end))
+        if family.diffusion and tokenizer is not None:
+            stops += _filler(tokenizer)
     text: Any = config.get_text_config()
     positions = getattr(text, "max_position_embeddings", None) or UNBOUNDED
     known = published.block_length if published else None
@@ -82,6 +85,8 @@ def read_facts(
     )  # fmt: skip
     _check_range(facts, family)
     _check_release(facts, family, given)
+    if family.diffusion:
+        _check_company(facts, text)
     return facts
 
 
@@ -96,6 +101,12 @@ def generation_defaults(
     names = (*GENERATION, *family.sampler_fields)
     known |= {name: stated[name] for name in names if stated.get(name) is not None}
     return known | dict(own_section(raw).get("generation") or {})
+
+
+def _filler(tokenizer: Any) -> tuple[int, ...]:
+    """What fills the place behind a text: DiffuCoder has a token that only its tokenizer names."""
+    pad = tokenizer.pad_token_id
+    return () if pad in (None, tokenizer.unk_token_id, tokenizer.mask_token_id) else (pad,)
 
 
 def _own(given: ConfigDict, section: ConfigDict, name: str, default: Any) -> Any:
@@ -130,6 +141,24 @@ def _check_blocks(family: Family, blocks: Any, given: ConfigDict) -> None:
         f"block_length is {blocks} for a model of family {family.name!r}, whose attention is "
         f"{ATTENTION[family.mask_kind]}; {what}"
     )
+
+
+def _check_company(facts: Facts, text: Any) -> None:
+    """Packed rows are rotated alike, whatever the longest is, and see one another as a whole."""
+    kind = (getattr(text, "rope_parameters", None) or {}).get("rope_type")
+    most = getattr(text, "max_position_embeddings", None) or UNBOUNDED
+    if kind == "longrope" or (kind == "dynamic" and facts.context_length > most):
+        raise ConfigError(
+            f"rope_type {kind!r} rotates a text as the longest of its batch wants it, which is no "
+            "rotation of packed rows: use a checkpoint with another rope_scaling"
+        )
+    window = getattr(text, "sliding_window", None) or UNBOUNDED
+    slides = "sliding_attention" in (getattr(text, "layer_types", None) or ["sliding_attention"])
+    if slides and facts.sliding_window is None and window < facts.context_length:
+        raise CheckpointError(
+            f"config.json has layers that see {window} positions only, where whole texts are "
+            f"attended to: pass load(..., context_length={window}), or use another checkpoint"
+        )
 
 
 def _check_range(facts: Facts, family: Family) -> None:

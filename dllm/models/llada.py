@@ -107,5 +107,5 @@ LLADA = Family(
         Published("GSAI-ML/LLaDA-1.5", "MIT"), Published("Zigeng/dParallel-LLaDA-8B-instruct"),
         Published("d3LLM/d3LLM_LLaDA"),
     ),
-    verified="logits and decoding traces of official code, small random checkpoints",
+    verified="logits and decoding traces of official code",
 )  # fmt: skip

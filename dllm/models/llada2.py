@@ -105,6 +105,6 @@ LLADA2 = Family(
         Published("inclusionAI/LLaDA2.1-mini", "Apache-2.0"),
         Published("inclusionAI/LLaDA2.1-flash", "Apache-2.0"),
     ),
-    verified="logits of official code, equal, small random checkpoint",
+    verified="logits of official code, equal",
     note='LLaDA2.1 edits what it has decided: `sampler="edit"`.',
 )

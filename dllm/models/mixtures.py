@@ -57,7 +57,7 @@ def llada_moe_config(config: ConfigDict) -> PreTrainedConfig:
 
 def sdar_moe_config(config: ConfigDict) -> PreTrainedConfig:
     """The Qwen3-MoE config of an official ``config.json``."""
-    c = require(config, (*SDAR_FIELDS, "block_size"), "SDAR")
+    c = require(config, SDAR_FIELDS, "SDAR")
     demand(config, SDAR_ONLY, "SDAR")
     return Qwen3MoeConfig(
         **{name: c[name] for name in SDAR_FIELDS},
@@ -78,7 +78,7 @@ LLADA_MOE = Family(
         Published("inclusionAI/LLaDA-MoE-7B-A1B-Base", "Apache-2.0"),
         Published("inclusionAI/LLaDA-MoE-7B-A1B-Instruct", "Apache-2.0"),
     ),
-    verified="logits of official code, within 4e-6, small random checkpoint",
+    verified="logits of official code, within 4e-6",
 )
 SDAR_MOE = replace(
     SDAR,
@@ -86,6 +86,6 @@ SDAR_MOE = replace(
     architectures=("SDARMoeForCausalLM",),
     model_class=Qwen3MoeForCausalLM,
     to_native=sdar_moe_config,
-    checkpoints=(Published("JetLM/SDAR-30B-A3B-Chat"),),
+    checkpoints=(Published("JetLM/SDAR-30B-A3B-Chat", block_length=4),),
     verified="by configuration",
 )

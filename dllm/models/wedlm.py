@@ -42,7 +42,7 @@ WEDLM_QWEN2 = Family(
     end_of_turn="<|im_end|>",
     tokenizer_class="Qwen2Tokenizer",
     checkpoints=(Published("tencent/WeDLM-7B-Base"), Published("tencent/WeDLM-7B-Instruct")),
-    verified="logits of official code, equal, reordered text, small random checkpoint",
+    verified="logits of official code, equal, reordered text",
 )
 WEDLM = replace(
     WEDLM_QWEN2,

@@ -224,6 +224,33 @@ def test_published_checkpoints_bring_what_their_files_leave_out(tmp_path: Path) 
     assert dllm.load(tmp_path / name, mask_token_id=MASK, block_length=8).facts.block_length == 8
 
 
+def test_sdar_checkpoints_may_leave_out_their_blocks(tmp_path: Path) -> None:
+    case = next(case for case in CASES if case.family == "sdar")
+    case = replace(case, official={k: v for k, v in case.official.items() if k != "block_size"})
+    for name in ("SDAR-8B-Chat", "mine"):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name, case)
+    assert dllm.load(tmp_path / "SDAR-8B-Chat", mask_token_id=MASK).facts.block_length == 4
+    with pytest.raises(dllm.CheckpointError, match=r"block_length is None .*block_length=\.\.\."):
+        dllm.load(tmp_path / "mine", mask_token_id=MASK)
+    assert dllm.load(tmp_path / "mine", mask_token_id=MASK, block_length=8).facts.block_length == 8
+
+
+def test_a_vocabulary_names_the_mask_and_what_fills_the_rest(tmp_path: Path) -> None:
+    """Of Fast-dLLM v2 no file declares the mask; DiffuCoder's tokenizer has a filler of its own."""
+    case = next(case for case in CASES if case.family == "fast_dllm_v2")
+    write(tmp_path, case)
+    named = {"<|im_end|>": EOS, "|<MASK>|": MASK, "<|pad|>": 7}
+    words = {f"w{i}": i for i in range(VOCAB) if i not in named.values()}
+    tokenizer = Tokenizer(models.WordLevel(named | words, unk_token="w0"))
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<|pad|>")
+    facts = dllm.load(tmp_path, tokenizer=fast).facts
+    assert (facts.mask_token_id, facts.stop_token_ids) == (MASK, (EOS, 7))
+    assert fast.mask_token == "|<MASK>|"
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="w0", pad_token="w0")
+    assert dllm.load(tmp_path, tokenizer=fast).facts.stop_token_ids == (EOS,)
+
+
 def test_seed_models_know_their_mask_by_their_vocabulary(tmp_path: Path) -> None:
     case = CASES[4]
     assert case.family == "illada"

@@ -1,6 +1,8 @@
 """What a loaded model is and does."""
 
 import json
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +111,24 @@ def test_a_rotation_that_depends_on_company_is_refused(copy: Any) -> None:
     long = {"rope_type": "longrope", "original_max_position_embeddings": 32, **factors}
     with pytest.raises(ConfigError, match="'longrope' rotates a text as the longest"):
         load(copy("dream-tiny", rope_scaling=long))
+    folder = copy("llada-tiny")
+    load(folder).save_pretrained(folder)
+    fields = json.loads((folder / "config.json").read_text())
+    fields["rope_parameters"] |= {"rope_type": "dynamic", "factor": 2.0}
+    (folder / "config.json").write_text(json.dumps(fields))
+    assert load(folder).facts.context_length == 512  # up to there nothing is scaled
+    with pytest.raises(ConfigError, match="'dynamic' rotates a text as the longest"):
+        load(folder, context_length=1024)
+
+
+def test_windows_that_no_packed_row_has_are_refused(tmp_path: Path) -> None:
+    window = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
+    Qwen2ForCausalLM(Qwen2Config(**TINY, **window)).save_pretrained(tmp_path)
+    given: dict[str, Any] = {"family": "a2d_qwen2", "mask_token_id": 63}
+    with pytest.raises(CheckpointError, match="see 8 positions only"):
+        load(tmp_path, **given)
+    assert load(tmp_path, **given, context_length=8).facts.context_length == 8
+    assert load(tmp_path).family.name == "autoregressive"
 
 
 @pytest.mark.parametrize("tie", [True, False])
@@ -126,6 +146,28 @@ def test_a_model_from_a_config_alone(tmp_path: Path, name: str, tie: bool) -> No
         again = load(tmp_path / layout)
         assert again.facts == model.facts and again.family is model.family
         assert torch.equal(logits(again, ids), expected)
+
+
+def test_threads_load_at_the_same_time(checkpoints: Path) -> None:
+    """transformers loads with a default dtype and patches that are the whole process's."""
+    kinds, found, before = ("float32", "bfloat16", "float16"), [], sys.getswitchinterval()
+
+    def each(dtype: str) -> None:
+        for _ in range(4):
+            hf = load(checkpoints / "llada-tiny", dtype=dtype).hf
+            found.append((dtype, {str(x.dtype)[6:] for x in hf.parameters()}))
+
+    threads = [threading.Thread(target=each, args=(kind,)) for kind in kinds]
+    sys.setswitchinterval(1e-5)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert sorted(found, key=str) == sorted(((k, {k}) for k in 4 * kinds), key=str)
+    assert torch.get_default_dtype() == torch.float32
 
 
 def test_a_loaded_network_is_accepted(dream: DiffusionModel) -> None:
