@@ -75,11 +75,8 @@ def evaluate(
         raise ConfigError(f"there is no folder {folder} for --include-path")
     manager = TaskManager(include_path=None if folder is None else str(folder))
     names = known_tasks(tasks, manager)
-    with waiting(f"loading {options.model}"):
-        lm = DLLM(
-            options.model, dtype=options.dtype, device=options.device, **options.parts(),
-            **{name: getattr(options, name) for name in HARNESS}, **options.how,
-        )  # fmt: skip
+    given = {name: getattr(options, name) for name in HARNESS}
+    lm = DLLM(options.load(), **options.parts(), **given, **options.how)
     try:
         result = lm_eval.simple_evaluate(
             lm, tasks=names, task_manager=manager, num_fewshot=options.num_fewshot,

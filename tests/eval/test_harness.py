@@ -303,6 +303,21 @@ def test_command_line(cli: Run, tasks: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--adapter", "no/adapter"),
+        ("--tokenizer", "no/tokenizer"),
+        ("--quantization", "int99"),
+    ],
+)
+def test_loading_options_are_heard(cli: Run, tasks: Path, option: str, value: str) -> None:
+    folder = ("--include-path", str(tasks))
+    result = cli("eval", "--tasks", "my_reverse", *folder, option, value)
+    assert result.exit_code == 2 and value in result.stderr
+
+
+@pytest.mark.usefixtures("quick")
 def test_bad_input(cli: Run, tasks: Path, tmp_path: Path) -> None:
     missing = GENERATE.replace("my_reverse", "my_missing").format(file="/no/such/file.jsonl")
     (tmp_path / "missing.yaml").write_text(missing)
