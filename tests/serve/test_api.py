@@ -251,7 +251,7 @@ def test_a_line_of_the_log_per_request(served: Served, caplog: pytest.LogCapture
     assert lines[2].startswith(f"POST {CHAT} 400: n must be")
 
 
-@pytest.mark.parametrize("prompt", ["one two", "a character of several tokens: 😀"])
+@pytest.mark.parametrize("prompt", ["one two", "a character of several tokens: 😀", "", "\n    "])
 def test_only_the_middle_is_told_of_before_a_suffix(served: Served, prompt: str) -> None:
     body = {"prompt": prompt, "suffix": " three", "max_tokens": 4, "return_token_ids": True}
     plain = served.post("/tokenize", {"prompt": prompt}).json()
