@@ -18,6 +18,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from .. import __version__
+from ..core.errors import one_line
 from .http import Path, as_json, client_of, named, origins, refusal
 from .openapi import document
 from .page import page
@@ -88,7 +89,8 @@ def guarded(
             problem = serving.failed(error)
             response = refusal(problem)
             path = quote(request.scope["path"])[:80]  # on one line, whatever a client writes
-            ACCESS.info("%s %s %d: %s", request.method, path, problem.status, problem.message[:200])
+            said = one_line(problem, 200).partition(", not ")[0]  # what was sent may be private
+            ACCESS.info("%s %s %d: %s", request.method, path, problem.status, said)
         return named(request, response)
 
     return handle

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..core.canvas import IntArray
 from ..models import DiffusionModel
-from ..request.prompts import encode, encode_chat, encode_markup, tokenizer_of
+from ..request.prompts import encode, encode_chat, encode_markup, encode_text, tokenizer_of
 from ..runtime.spelling import Spelling
 from .requests import GenerateRequest
 from .tools import THINK, Forced, Parser, Syntax, shows_tools, syntax_of, thinks
@@ -43,6 +43,8 @@ class Chats:
             template["tools"] = shown
         if ask.continued or not ask.ready:
             ids = encode_chat(model, prompt, ask.continued, ask.ready, template)
+        elif ask.suffix and isinstance(prompt, str):  # "": the hole is at the beginning
+            ids = np.asarray(encode_text(tokenizer_of(model), prompt, True), np.int64)
         else:
             ids = encode(model, prompt, ask.chat, template)
         if shown and ask.forced and self.syntax.opening:  # the call has begun

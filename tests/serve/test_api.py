@@ -243,15 +243,21 @@ def test_a_line_of_the_log_per_request(served: Served, caplog: pytest.LogCapture
     names.append(sse(served.post(CHAT, {**body, "stream": True}).text)[0]["id"])
     served.post(CHAT, {"messages": HELLO, "n": 99})
     served.get("/v1/models/a%0Db")
+    parts = [{"type": "text", "text": "a secret"}, {"type": "image_url"}]
+    served.post(CHAT, {"messages": [{"role": "user", "content": parts}]})
+    form = {"name": "x", "schema": {"$ref": "#/a\nforged"}}
+    served.post(CHAT, {"messages": HELLO, "response_format": {"type": "json_schema",
+                                                             "json_schema": form}})  # fmt: skip
     lines = [record.getMessage() for record in caplog.records if record.name == "dllm.access"]
-    assert len(lines) == 4 and "\r" not in "".join(lines)
+    assert len(lines) == 6 and not {*"\r\n"} & {*"".join(lines)}
+    assert lines[4].endswith("text only") and "#/a forged" in lines[5]  # no value that was sent
     for name, line in zip(names, lines, strict=False):
         assert line.startswith(f"{name} 200: 2 answers, ") and "forwards" in line
         assert "queued" in line
     assert lines[2].startswith(f"POST {CHAT} 400: n must be")
 
 
-@pytest.mark.parametrize("prompt", ["one two", "a character of several tokens: 😀"])
+@pytest.mark.parametrize("prompt", ["one two", "a character of several tokens: 😀", "", "\n    "])
 def test_only_the_middle_is_told_of_before_a_suffix(served: Served, prompt: str) -> None:
     body = {"prompt": prompt, "suffix": " three", "max_tokens": 4, "return_token_ids": True}
     plain = served.post("/tokenize", {"prompt": prompt}).json()
