@@ -127,7 +127,8 @@ class Int8:
 
     def unpacked(self) -> torch.Tensor:
         """The numbers (n, d)."""
-        return self.numbers.to_dense().T.contiguous()
+        dense: torch.Tensor = self.numbers.to_dense()
+        return dense.T.contiguous()
 
 
 def together(x: torch.Tensor, layers: Sequence[nn.Module]) -> list[torch.Tensor]:
@@ -176,8 +177,10 @@ class Int4:
 
     def multiply(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` (m, d) float: (m, n) in its dtype, by way of bfloat16 (30 times as fast)."""
-        multiply = torch.ops.aten._weight_int4pack_mm_for_cpu
-        return multiply(x.bfloat16(), self.numbers, self.group, self.scales).to(x.dtype)
+        result: torch.Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(
+            x.bfloat16(), self.numbers, self.group, self.scales
+        )
+        return result.to(x.dtype)
 
     def unpacked(self) -> torch.Tensor:
         """The numbers (n, d / 2), in bytes.

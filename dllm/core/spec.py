@@ -74,7 +74,8 @@ def fill_open(part: T, family: str, facts: Mapping[str, Any] | None = None) -> T
         for name in arguments(part)
         if name in known and getattr(part, name) is None
     }
-    return cast(T, replace(part, **result) if result else part)  # type: ignore[type-var]
+    changed: Any = replace(part, **result) if result else part  # type: ignore[type-var]
+    return cast(T, changed)
 
 
 def parse(spec: Any, registry: Registry[T]) -> tuple[T, ...]:

@@ -213,4 +213,5 @@ class Varlen:
             max_seqlen_q=borders.most_queries, max_seqlen_k=borders.most_keys,
             softmax_scale=scaling, causal=False, **used,
         )  # fmt: skip
-        return (result[0] if isinstance(result, tuple) else result)[None]
+        out: Tensor = result[0] if isinstance(result, tuple) else result
+        return out[None]

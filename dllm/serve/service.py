@@ -427,7 +427,8 @@ def penalties(wanted: Mapping[str, float], prompt: int) -> dict[str, Any]:
 
     def process(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         counts = torch.bincount(ids[0, prompt:], minlength=scores.shape[1])
-        return scores - (frequency * counts + presence * (counts > 0))
+        less: torch.Tensor = frequency * counts + presence * (counts > 0)
+        return scores - less
 
     return given | ({"logits_processor": [process]} if frequency or presence else {})
 

@@ -255,10 +255,10 @@ def _unique(reader: Base, items: Any, least: int, most: int | None, path: str) -
     if least > most:
         raise Nothing(path)
     if len(texts) <= MOST_UNIQUE:
-        items: Part = Mixed(texts, COMMA, least, most, once=len(texts))
+        inner: Part = Mixed(texts, COMMA, least, most, once=len(texts))
     else:
-        items = Members(texts, COMMA, least, None if most == len(texts) else most)
-    return Row((Bytes(b"["), items, Bytes(b"]")))
+        inner = Members(texts, COMMA, least, None if most == len(texts) else most)
+    return Row((Bytes(b"["), inner, Bytes(b"]")))
 
 
 def pattern_of(reader: Base, pattern: str, path: str, wide: bool = False) -> Part:

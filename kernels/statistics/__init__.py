@@ -109,9 +109,12 @@ def token_statistics(
     module = _backend(backend, hidden.device)
     if (inverse or embeddings is not None or lowered is not None) and module is not _naive:
         module = _fast  # what the fused kernels leave out
+    result: TokenStatistics
     if head is None:
-        return module.logits_statistics(hidden, options, inputs)
-    return module.token_statistics(hidden, head, options, inputs)
+        result = module.logits_statistics(hidden, options, inputs)
+    else:
+        result = module.token_statistics(hidden, head, options, inputs)
+    return result
 
 
 def logits_statistics(logits: _torch.Tensor, **arguments: _Any) -> TokenStatistics:

@@ -95,7 +95,7 @@ class Sampling:
             ids, numbers = zip(*self.bias, strict=True)
             x = x.index_add(1, x.new_tensor(ids).long(), x.new_tensor(numbers).expand(len(x), -1))
         if self.needs_history:
-            rows = x.clone().split(1)  # processors may write to what they get
+            rows = x.clone()[:, None]  # processors may write to what they get
             x = torch.cat([self._with_history(*one) for one in zip(rows, histories, strict=True)])
         temperature = self.filters.temperature
         if temperature == 0:

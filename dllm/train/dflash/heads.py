@@ -27,4 +27,5 @@ class MarkovProjection(nn.Module):
     def forward(self, hidden: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
         """Hidden states (..., H) that know the token before, by its embedding (..., H)."""
         known = F.rms_norm(previous.to(hidden.dtype), hidden.shape[-1:], eps=EPS)
-        return hidden + self.project_out(self.project_in(known))
+        out: torch.Tensor = self.project_out(self.project_in(known))
+        return hidden + out

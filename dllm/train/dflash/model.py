@@ -165,4 +165,5 @@ class BlockDrafter(nn.Module):
             position_ids=torch.cat([text.expand(batch, -1), places.flatten(1)], 1),
             attention_mask={"full_attention": seen, "sliding_attention": near}, use_cache=False,
         )  # fmt: skip
-        return out.last_hidden_state.view(batch, count, size, -1)[:, :, 1:]
+        hidden: torch.Tensor = out.last_hidden_state
+        return hidden.view(batch, count, size, -1)[:, :, 1:]
