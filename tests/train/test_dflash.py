@@ -318,12 +318,14 @@ def test_a_head_is_trained_beside_and_drafts_as_it_was_measured(
         got = (values[0] + torch.from_numpy(head.over(hidden[None], at)(17, 0)))[:16]
     # it was saved in bfloat16
     torch.testing.assert_close(got, expected[at[0, :16]], atol=0.05, rtol=0.02)
+    recipe = replace(recipe, schedule=replace(recipe.schedule, accumulate=2))
     result = dllm.speculate(verifier, part, "3+4=", controller="full")
     assert result.tokens == dllm.speculate(verifier, None, "3+4=").tokens
     saved = str(tmp_path / "drafter")
     more, _ = start(verifier, [answers], recipe, tmp_path / "on", bf16=False, weights_from=saved)
     started: Any = more.model
     for now, before in zip(started.parameters(), trainee.parameters(), strict=True):
+    assert "| 2 | 256 |" in (tmp_path / "drafter" / "README.md").read_text()
         assert torch.equal(now, before.bfloat16().float())  # as it was saved, the head too
     few = replace(recipe, draft_vocabulary=3)
     finish(more, verifier, few, split, tmp_path / "few")

@@ -212,7 +212,8 @@ def finish(
         "held-out answers measured": len(split.held), "answers dropped": split.dropped,
         "parameters": sum(t.numel() for t in weights.values()),
     }  # fmt: skip
-    points = curve(run.state.log_history, recipe.schedule.rows * recipe.schedule.anchors)
+    shape = recipe.schedule
+    points = curve(run.state.log_history, shape.rows * shape.anchors * shape.accumulate)
     about = [
         "DFlash (arXiv 2602.06036): a small network reads the verifier's hidden states and fills a",
         "block of masks in one forward; the verifier checks it, so that the text stays the same.",
