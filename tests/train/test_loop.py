@@ -27,6 +27,7 @@ from dllm.train.loop import (
     loop,
     resume,
     same_recipe,
+    same_answers,
 )
 from dllm.train.processes import by_the_first, own_device, shared
 
@@ -218,6 +219,15 @@ def test_the_loss_of_held_out_batches_is_said_while_it_runs(tmp_path: Path) -> N
     expected = sum(first(**Points(3)[i])["loss"].item() for i in range(3)) / 3
     assert run.evaluate()["eval_loss"] == pytest.approx(expected, rel=1e-6)
     resume(run)
+def test_a_run_of_other_answers_is_another_run(tmp_path: Path) -> None:
+    answers = [((5, 6), 1), ((7, 8), 1)]
+    same_answers(tmp_path, answers)
+    same_answers(tmp_path, answers)
+    for other in (answers[::-1], answers[:1], [*answers, ((7, 8), 1)]):
+        with pytest.raises(ConfigError, match="with another answers_checksum"):
+            same_answers(tmp_path, other)
+
+
     lines = (tmp_path / "run" / "log.jsonl").read_text().splitlines()
     entries = [json.loads(line) for line in lines]
     losses = [entry["eval_loss"] for entry in entries if entry["step"] and "eval_loss" in entry]
