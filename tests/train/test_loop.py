@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from dllm.core.errors import ConfigError, DllmError, NumericError, UnknownNameError
+from dllm.core.json_lines import write_whole
 from dllm.train.loop import (
     SILENT,
     Loop,
@@ -26,8 +27,8 @@ from dllm.train.loop import (
     last_checkpoint,
     loop,
     resume,
-    same_recipe,
     same_answers,
+    same_recipe,
 )
 from dllm.train.processes import by_the_first, own_device, shared
 
@@ -185,6 +186,13 @@ def test_a_full_disk_is_told_and_the_run_goes_on(tmp_path: Path, size: int) -> N
     assert same(weights_of(whole), weights_of(again))
 
 
+def test_a_note_that_does_not_fit_leaves_the_old_one_alone(tmp_path: Path) -> None:
+    write_whole(tmp_path / "note", "old")
+    with files_of_at_most(3), pytest.raises(OSError, match="too large"):
+        write_whole(tmp_path / "note", "longer")
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
+
+
 def test_a_step_that_breaks_the_weights_ends_the_run_and_is_not_saved(tmp_path: Path) -> None:
     class Broken(Line):
         calls = 0
@@ -211,14 +219,6 @@ def test_a_run_of_another_model_is_another_run(tmp_path: Path) -> None:
         same_recipe(tmp_path, schedule, "other")
 
 
-def test_the_loss_of_held_out_batches_is_said_while_it_runs(tmp_path: Path) -> None:
-    said: list[str] = []
-    run = run_of(tmp_path / "run", report=Report(said.append, log_every=3),
-                 measure=lambda _: {"accuracy": 0.5})  # fmt: skip
-    first = Line()
-    expected = sum(first(**Points(3)[i])["loss"].item() for i in range(3)) / 3
-    assert run.evaluate()["eval_loss"] == pytest.approx(expected, rel=1e-6)
-    resume(run)
 def test_a_run_of_other_answers_is_another_run(tmp_path: Path) -> None:
     answers = [((5, 6), 1), ((7, 8), 1)]
     same_answers(tmp_path, answers)
@@ -228,6 +228,14 @@ def test_a_run_of_other_answers_is_another_run(tmp_path: Path) -> None:
             same_answers(tmp_path, other)
 
 
+def test_the_loss_of_held_out_batches_is_said_while_it_runs(tmp_path: Path) -> None:
+    said: list[str] = []
+    run = run_of(tmp_path / "run", report=Report(said.append, log_every=3),
+                 measure=lambda _: {"accuracy": 0.5})  # fmt: skip
+    first = Line()
+    expected = sum(first(**Points(3)[i])["loss"].item() for i in range(3)) / 3
+    assert run.evaluate()["eval_loss"] == pytest.approx(expected, rel=1e-6)
+    resume(run)
     lines = (tmp_path / "run" / "log.jsonl").read_text().splitlines()
     entries = [json.loads(line) for line in lines]
     losses = [entry["eval_loss"] for entry in entries if entry["step"] and "eval_loss" in entry]
