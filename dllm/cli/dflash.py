@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import ConfigError
+from ..core.json_lines import hold
 from .options import option, takes
 from .output import note
 
@@ -57,13 +59,21 @@ class Reported:
 
 
 @contextmanager
-def resumable() -> Iterator[None]:
-    """Where the command is interrupted, say how to go on."""
+def resumable(folder: Path) -> Iterator[None]:
+    """One run at a time in its ``folder``; where it is interrupted, say how to go on."""
+    from ..train.processes import is_first
+
+    folder.mkdir(parents=True, exist_ok=True)
+    opened = os.open(folder, os.O_RDONLY)
     try:
+        if is_first():
+            hold(opened, folder)
         yield
     except KeyboardInterrupt:
         note(f"stopped; to go on: {shlex.join(['dllm', *sys.argv[1:]])}")
         raise
+    finally:
+        os.close(opened)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,8 +163,7 @@ def dflash(*, options: DFlash) -> None:
                           accumulate=o.accumulate, seed=o.seed, rows=o.rows, anchors=o.anchors),
     )  # fmt: skip
     model = load_verifier(loaded(o.verifier, o.device))
-    o.output.mkdir(parents=True, exist_ok=True)
-    with resumable():
+    with resumable(o.output):
         _train(model, recipe, options, report)
 
 
@@ -190,10 +199,11 @@ def answer_files(model: DiffusionModel, options: DFlash) -> Iterator[tuple[Path,
 def _train(model: DiffusionModel, recipe: DFlashTraining, options: DFlash, report: Report) -> None:
     from ..train.dflash.generate import STARTERS, write_answers
     from ..train.dflash.recipe import finish, keep_states, mask_id, start
-    from ..train.loop import machine_has_bf16, resume
+    from ..train.loop import machine_has_bf16, resume, same_recipe
     from ..train.processes import by_the_first, is_first
 
     config = recipe.config(model.hf.config, mask_id(model, recipe.mask_token_id))
+    same_recipe(options.output, recipe, model.name)  # before answers of another run are written on
     files = dict(answer_files(model, options)) or {options.output / "answers.jsonl": None}
     for file, prompts in files.items():
         if prompts is None and options.data:

@@ -53,9 +53,10 @@ class Deer(Reported):
 @takes(Deer)
 def deer(*, options: Deer) -> None:
     """Align a diffusion drafter with a verifier, in DEER's two stages."""
+    from ..drafting.naming import load_verifier
     from ..models import load
-    from ..train.recipes.deer import Alignment, align, save_aligned, teacher_answers
-    from ..train.trajectories import task_questions
+    from ..train.recipes.deer import Alignment, align, begin, save_aligned, teacher_answers
+    from ..train.trajectories import Question, task_questions
 
     o = options
     recipe = Alignment(
@@ -64,14 +65,16 @@ def deer(*, options: Deer) -> None:
     )  # fmt: skip
     if o.prompts is not None:
         unused("--prompts", {"--examples": o.examples})
-        asked: list[str] = read_lines(o.prompts)
+        asked = [Question(line) for line in read_lines(o.prompts)]
     else:
-        asked = [question.prompt for question in task_questions(o.examples or 1000, o.seed)]
+        asked = task_questions(o.examples or 1000, o.seed)
     report = o.report()
-    note(f"{len(asked)} answers of {o.verifier}")
-    pairs = teacher_answers(load(o.verifier), asked)
-    with resumable():
-        for number, model in enumerate(align(load(o.drafter), pairs, recipe, o.output, report), 1):
+    verifier, drafter = load_verifier(o.verifier), load(o.drafter)
+    with resumable(o.output):
+        begin(drafter, recipe, o.output, verifier.name)
+        pairs = teacher_answers(verifier, asked, o.output / "answers.jsonl", say=note)
+        stages = align(drafter, pairs, recipe, o.output, report, verifier.name)
+        for number, model in enumerate(stages, 1):
             save_aligned(model, recipe, o.output / f"stage{number}")
     note(f"aligned drafter: {o.output / 'stage2'}")
 
@@ -195,9 +198,8 @@ def _distill(
     elif model.facts.mask_token_id is None:
         raise ConfigError(f"{model.name} is autoregressive: `dllm train convert` comes first")
     questions, held = run.asked()
-    folder.mkdir(parents=True, exist_ok=True)
     recipe = Distillation(settings, run.scheduled(), run.rows, rank, **how)
-    with resumable():
+    with resumable(folder):
         job = train(model, recipe, folder, questions, data=run.data or (), held_out=held,
                     report=report, teacher=teacher,
                     gradient_checkpointing=run.checkpointing)  # fmt: skip

@@ -53,8 +53,24 @@ def noted(path: Path) -> Any:
 def write_whole(path: Path, text: str) -> None:
     """Write a file that holds the old text or the new one, whatever happens meanwhile."""
     new = path.with_name(f"{path.name}.{os.getpid()}")  # other processes may write theirs
-    new.write_text(text, encoding="utf-8")
-    new.replace(path)
+    try:
+        new.write_text(text, encoding="utf-8")
+        new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)  # where the disk is full
+
+
+def hold(opened: Any, path: Path) -> None:
+    """Keep other runs from ``path`` until what is ``opened`` of it (a file, or a descriptor) is
+    closed.  Raises `ConfigError` where one is at work."""
+    from fcntl import LOCK_EX, LOCK_NB, flock  # not on every system
+
+    try:
+        flock(opened, LOCK_EX | LOCK_NB)
+    except BlockingIOError:
+        raise ConfigError(f"another run writes to {path}: wait for it") from None
+    except OSError:
+        return  # a file system without locks
 
 
 def whole_lines(path: Path) -> list[bytes]:

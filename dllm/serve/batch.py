@@ -6,7 +6,6 @@ of other requests are noticed.
 """
 
 import asyncio
-import fcntl
 import hashlib
 import json
 import os
@@ -21,7 +20,7 @@ from typing import IO, Any
 
 from ..core.config import MOST
 from ..core.errors import ConfigError, DllmError, PromptError, QueueFullError
-from ..core.json_lines import check_same
+from ..core.json_lines import check_same, hold
 from .body import is_unicode
 from .http import Client, dumps
 from .problems import Problem
@@ -141,19 +140,11 @@ class Results(AbstractContextManager["Results"]):
         except OSError as error:
             raise ConfigError(f"cannot write the results to {file}: {error.strerror}") from error
         try:
-            self._lock()
+            hold(self._stream, self.file)
             self._read()
         except BaseException:
             self._stream.close()
             raise
-
-    def _lock(self) -> None:
-        try:
-            fcntl.flock(self._stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(f"another run writes to {self.file}: wait for it") from None
-        except OSError:
-            return  # a file system without locks
 
     def _read(self) -> None:
         """What is done already.  A line that was cut off by a kill is removed."""

@@ -10,7 +10,7 @@ import os
 import random
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -70,10 +70,11 @@ def write_trajectories(
     a ``temperature``) the one of the fewest forwards is kept.
     """
 
-    def decode(piece: Sequence[Question], seed: int) -> Iterator[dict[str, Any]]:
+    def decode(here: slice) -> Iterator[dict[str, Any]]:
+        piece = questions[here]
         results = generate(
             model, [q.prompt for q in piece for _ in range(samples)], sampler=sampler, trace=True,
-            seed=seed, **arguments,
+            seed=here.start, **arguments,
         )  # fmt: skip
         for number, question in enumerate(piece):
             tried = results[number * samples : (number + 1) * samples]
@@ -83,38 +84,50 @@ def write_trajectories(
                 result = min(tried, key=lambda r: r.nfe)
                 yield entry(result) | {"right": question.right(result.text)}
 
-    yield from _write(questions, file, decode)
+    yield from write_pieces([q.prompt for q in questions], file, decode)
 
 
 def write_answers(
-    model: DiffusionModel, questions: Sequence[Question], file: Path, multiple: int
-) -> Iterator[int]:
-    """The greedy answers of an autoregressive model in the same form, ended to a ``multiple`` of
-    tokens."""
-    length = model.generation_defaults.get("max_new_tokens", 256)
-
-    def decode(piece: Sequence[Question], _: int) -> Iterator[dict[str, Any]]:
-        results = speculate(model, None, [q.prompt for q in piece], max_new_tokens=length)
-        for result in results:
-            ids = [*result.sequences[: result.prompt_length].tolist(), *result.tokens]
-            rest = -len(ids) % multiple
-            order = [0] * len(result.tokens) + [-1] * rest
-            ids += [model.facts.eos_token_id or 0] * rest
-            yield {"ids": ids, "answer": result.prompt_length, "order": order}
-
-    yield from _write(questions, file, decode)
-
-
-def _write(
-    questions: Sequence[Question], file: Path,
-    decode: Callable[[Sequence[Question], int], Iterable[dict[str, Any]]],
+    model: DiffusionModel, questions: Sequence[Question], file: Path, multiple: int = 1,
+    length: int | None = None,
 ) -> Iterator[int]:  # fmt: skip
-    """Append what ``decode`` makes of pieces of the questions, and note how many are done, how long
+    """The `greedy` answers of an autoregressive model in the same form, ended to a ``multiple`` of
+    tokens; ``length``: tokens of an answer at most (None: the model's default, or 256)."""
+    length = length or model.generation_defaults.get("max_new_tokens", 256)
+    prompts = [question.prompt for question in questions]
+
+    def decode(here: slice) -> Iterator[dict[str, Any]]:
+        for ids, start in greedy(model, None, prompts[here], length):
+            rest, answered = -len(ids) % multiple, len(ids) - start
+            order = [0] * answered + [-1] * rest
+            ids += [model.facts.eos_token_id or 0] * rest
+            yield {"ids": ids, "answer": start, "order": order}
+
+    yield from write_pieces(prompts, file, decode)
+
+
+def greedy(
+    model: DiffusionModel, drafter: Any, prompts: Sequence[Any], length: int, **how: Any
+) -> Iterator[tuple[list[int], int]]:
+    """Ids of each prompt and its answer by an autoregressive model, and where the answer starts: at
+    most ``length`` tokens, and what the context leaves behind the prompt."""
+    # As its own default it gives way to the context, prompt by prompt.
+    defaults = {**model.generation_defaults, "max_new_tokens": length}
+    model = replace(model, generation_defaults=defaults)
+    for result in speculate(model, drafter, list(prompts), **how):
+        start = result.prompt_length
+        yield [*result.sequences[:start].tolist(), *result.tokens], start
+
+
+def write_pieces(
+    prompts: Sequence[Any], file: Path, decode: Callable[[slice], Iterable[dict[str, Any]]]
+) -> Iterator[int]:
+    """Append what ``decode`` makes of pieces of the prompts, and note how many are done, how long
     the file then is, and what they ask: a piece that a killed run has begun to write is cut off.
-    Raises `ConfigError` for other questions."""
+    Raises `ConfigError` for other prompts."""
 
     def asked() -> int:
-        return zlib.crc32(repr([question.prompt for question in questions[:done]]).encode())
+        return zlib.crc32(repr([*prompts[:done]]).encode())
 
     def note() -> None:
         write_whole(state, f"{done} {file.stat().st_size} {asked()}")
@@ -135,12 +148,12 @@ def _write(
         )
     os.truncate(file, length)
     note()
-    while done < len(questions):
-        piece = questions[done : done + PIECE]
-        lines = [json.dumps(entry) + "\n" for entry in decode(piece, done)]
+    while done < len(prompts):
+        here = slice(done, min(done + PIECE, len(prompts)))
+        lines = [json.dumps(entry) + "\n" for entry in decode(here)]
         with file.open("a", encoding="utf-8") as out:
             out.writelines(lines)
-        done += len(piece)
+        done = here.stop
         note()
         yield done
 

@@ -1,6 +1,8 @@
 """``dllm train``: a command's run leaves what it says it leaves."""
 
+import fcntl
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -104,6 +106,26 @@ def test_a_mask_beyond_the_vocabulary_is_refused_before_answers_are_written(
                  "-o", str(tmp_path))  # fmt: skip
     assert result.exit_code == 2 and "mask_token_id 999 is no id of 528 tokens" in result.stderr
     assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(
+    "command",
+    "deer;dflash --verifier nano-ar;parallel --model nano;convert --model nano-ar".split(";"),
+)
+def test_another_run_in_the_folder_is_left_alone(cli: Run, command: str, tmp_path: Path) -> None:
+    """One of another recipe, and one that is at work."""
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "recipe.json").write_text('{"seed": 7}')
+    result = cli("train", *command.split(), "-o", str(other))
+    assert result.exit_code == 2 and "holds a run of another recipe" in result.stderr
+    assert [file.name for file in other.iterdir()] == ["recipe.json"]
+    opened = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(opened, fcntl.LOCK_EX)
+    result = cli("train", *command.split(), "-o", str(tmp_path))
+    os.close(opened)
+    assert result.exit_code == 2 and f"another run writes to {tmp_path}" in result.stderr
+    assert [file.name for file in tmp_path.iterdir()] == ["other"]
 
 
 def test_prompts_that_are_all_held_out_are_refused(cli: Run, tmp_path: Path) -> None:

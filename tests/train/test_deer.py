@@ -8,10 +8,12 @@ import pytest
 import torch
 
 import dllm
+from dllm.core.errors import ConfigError
 from dllm.train.recipes.deer import (
     Alignment,
     Pair,
     align,
+    begin,
     save_aligned,
     stage1_example,
     stage2_example,
@@ -55,15 +57,31 @@ def test_stage_2_weighs_the_border_most() -> None:
 
 
 @pytest.mark.slow
-def test_the_answers_are_the_verifiers() -> None:
-    verifier = make_verifier("full")
-    prompts = [question.prompt for question in task_questions(5, 0)]
-    pairs = teacher_answers(verifier, prompts, max_new_tokens=10)
+def test_the_answers_are_the_verifiers(tmp_path: Path) -> None:
+    verifier, asked = make_verifier("full"), task_questions(5, 0)
+    pairs = teacher_answers(verifier, asked, tmp_path / "answers.jsonl", max_new_tokens=10)
     result = {tuple(prompt): answer for prompt, answer in pairs}
-    for prompt in prompts:
-        plain = dllm.speculate(verifier, None, prompt, max_new_tokens=10)
+    for question in asked:
+        plain = dllm.speculate(verifier, None, question.prompt, max_new_tokens=10)
         asked = plain.sequences[: plain.prompt_length].tolist()
         assert result[tuple(asked)] == plain.tokens
+
+
+def test_a_folder_knows_its_prompts_and_its_models(
+    tiny: dllm.DiffusionModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verifier, asked, file = make_verifier("full"), task_questions(3, 0), tmp_path / "answers.jsonl"
+    pairs = teacher_answers(verifier, asked, file, 4)
+    monkeypatch.setattr("dllm.train.trajectories.greedy", None)  # they are answered already
+    assert teacher_answers(verifier, asked, file, 4) == pairs
+    with pytest.raises(ConfigError, match="answers other prompts"):
+        teacher_answers(verifier, asked[::-1], file, 4)
+    begin(tiny, Alignment(), tmp_path, "one")
+    with pytest.raises(ConfigError, match="with another base"):
+        begin(tiny, Alignment(), tmp_path, "other")
+    with pytest.raises(ConfigError, match="no mask token"):
+        begin(verifier, Alignment(), tmp_path / "causal")
+    assert not (tmp_path / "causal").exists()
 
 
 @pytest.mark.slow

@@ -241,7 +241,7 @@ def answers(verifier: dllm.DiffusionModel, tmp_path_factory: pytest.TempPathFact
     file = tmp_path_factory.mktemp("data") / "answers.jsonl"
     with file.open("w") as out:
         for prompt, answer in teacher_answers(
-            verifier, [q.prompt for q in task_questions(120, 0)], 32
+            verifier, task_questions(120, 0), file.with_name("own.jsonl"), 32
         ):
             out.write(json.dumps({"ids": [*prompt, *answer], "answer": len(prompt)}) + "\n")
     return file
@@ -256,6 +256,26 @@ def test_answers_fit_the_context(verifier: dllm.DiffusionModel, tmp_path: Path) 
     assert list(write_answers(verifier, file, 3, prompts=more, max_new_tokens=4)) == [3]
     with pytest.raises(ConfigError, match="answers other prompts"):
         next(iter(write_answers(verifier, file, 3, prompts=more[::-1], max_new_tokens=4)))
+
+
+def test_own_prompts_begin_with_every_starter_in_turn(
+    verifier: dllm.DiffusionModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever piece of the work they are of."""
+    begun: list[str] = []
+
+    def prompts(_: Any, count: int, seed: int, starters: list[str]) -> list[list[int]]:
+        begun.extend(starters[i // 2 % len(starters)] for i in range(1, count, 2))
+        return [[seed + 5 + i] for i in range(count)]
+
+    monkeypatch.setattr("dllm.train.trajectories.PIECE", 4)
+    monkeypatch.setattr("dllm.train.dflash.generate.self_prompts", prompts)
+    file, starters = tmp_path / "answers.jsonl", ["A", "B", "C", "D", "E"]
+    how: dict[str, Any] = {"max_new_tokens": 2, "starters": starters}
+    assert [*write_answers(verifier, file, 10, **how)] == [4, 8, 10]
+    assert begun == starters
+    first = [json.loads(line)["ids"][0] for line in file.read_text().splitlines()]
+    assert len({*first}) == 10
 
 
 def small(steps: int, every: int = 5, **head: int) -> DFlashTraining:
@@ -298,12 +318,14 @@ def test_a_head_is_trained_beside_and_drafts_as_it_was_measured(
     verifier: dllm.DiffusionModel, answers: Path, tmp_path: Path
 ) -> None:
     recipe = small(2, 2, markov=8)
+    recipe = replace(recipe, schedule=replace(recipe.schedule, accumulate=2))
     run, split = start(verifier, [answers], recipe, tmp_path, bf16=False)
     before = run.model.walk.project_out.weight.detach().clone()  # type: ignore[union-attr]
     resume(run)
     trainee: Any = run.model
     assert not torch.equal(trainee.walk.project_out.weight, before)
     finish(run, verifier, recipe, split, tmp_path / "drafter")
+    assert "| 2 | 256 |" in (tmp_path / "drafter" / "README.md").read_text()
     part = BlockDrafterAtWork(tmp_path / "drafter")
     hf: Any = verifier.hf
     head = head_of(part.model, hf.device, hf.get_input_embeddings().weight,

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from dllm.core.errors import ConfigError, DllmError, NumericError, UnknownNameError
+from dllm.core.json_lines import write_whole
 from dllm.train.loop import (
     SILENT,
     Loop,
@@ -26,6 +27,7 @@ from dllm.train.loop import (
     last_checkpoint,
     loop,
     resume,
+    same_answers,
     same_recipe,
 )
 from dllm.train.processes import by_the_first, own_device, shared
@@ -184,6 +186,13 @@ def test_a_full_disk_is_told_and_the_run_goes_on(tmp_path: Path, size: int) -> N
     assert same(weights_of(whole), weights_of(again))
 
 
+def test_a_note_that_does_not_fit_leaves_the_old_one_alone(tmp_path: Path) -> None:
+    write_whole(tmp_path / "note", "old")
+    with files_of_at_most(3), pytest.raises(OSError, match="too large"):
+        write_whole(tmp_path / "note", "longer")
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
+
+
 def test_a_step_that_breaks_the_weights_ends_the_run_and_is_not_saved(tmp_path: Path) -> None:
     class Broken(Line):
         calls = 0
@@ -208,6 +217,15 @@ def test_a_run_of_another_model_is_another_run(tmp_path: Path) -> None:
     same_recipe(tmp_path, schedule, "one")
     with pytest.raises(ConfigError, match="with another base"):
         same_recipe(tmp_path, schedule, "other")
+
+
+def test_a_run_of_other_answers_is_another_run(tmp_path: Path) -> None:
+    answers = [((5, 6), 1), ((7, 8), 1)]
+    same_answers(tmp_path, answers)
+    same_answers(tmp_path, answers)
+    for other in (answers[::-1], answers[:1], [*answers, ((7, 8), 1)]):
+        with pytest.raises(ConfigError, match="with another answers_checksum"):
+            same_answers(tmp_path, other)
 
 
 def test_the_loss_of_held_out_batches_is_said_while_it_runs(tmp_path: Path) -> None:

@@ -164,6 +164,14 @@ def test_answers_of_a_causal_model_end_with_a_block(tmp_path: Path) -> None:
         assert ended[-1] == model.facts.eos_token_id
 
 
+def test_answers_of_a_causal_model_end_with_the_context(tmp_path: Path) -> None:
+    """They are shorter behind a prompt that leaves room for fewer."""
+    prompt = "Copy: " + ", ".join(["Tom"] * 45)
+    assert [*write_answers(dllm.load("nano-ar"), [Question(prompt)], tmp_path / "a.jsonl")] == [1]
+    entry = json.loads((tmp_path / "a.jsonl").read_text())
+    assert 0 < len(entry["order"]) < 64 and len(entry["ids"]) <= 128
+
+
 @pytest.mark.slow
 def test_rounds_go_on_where_they_were(tmp_path: Path) -> None:
     model = dllm.load(tiny(), mask_token_id=MASK, family="llada", eos_token_id=1)

@@ -1,10 +1,7 @@
 """The verifier's own questions and answers (Magpie, arXiv 2406.08464), written by this library's
 engine: a chat model that is shown the head of a user's turn continues with a question."""
 
-import json
-import os
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +13,10 @@ from ...drafting.api import speculate
 from ...models import DiffusionModel
 from ...request.prompts import encode
 from ..batches import examples
-from .data import read_answers
+from ..trajectories import greedy, write_pieces
 
 # how half of the self-written prompts begin, so that they cover more than small talk
 STARTERS = (Path(__file__).parent / "starters.txt").read_text(encoding="utf-8").splitlines()
-BATCH = 64  # prompts per call, and per piece of work when a stopped run goes on
 HERE = "\u2063here\u2063"  # stands for the user's words in the template
 
 
@@ -78,34 +74,20 @@ def write_answers(
     that was not finished: what it writes does not depend on where it stopped.  Answers have at most
     ``max_new_tokens``, and what the context leaves behind their prompts.
     """
-    # As its own default it gives way to the context, prompt by prompt.
-    defaults = {**verifier.generation_defaults, "max_new_tokens": max_new_tokens}
-    verifier = replace(verifier, generation_defaults=defaults)
-    done = 0
-    if file.exists():
-        written = file.read_bytes()
-        done = written.count(b"\n")
-        os.truncate(file, written.rfind(b"\n") + 1)  # a killed run may have left part of a line
-        asked = read_answers(file) if done and prompts is not None else ()
-        if any([*a.ids[: a.start]] != [*ids] for a, ids in zip(asked, prompts or (), strict=False)):
-            raise ConfigError(f"{file} answers other prompts: choose another folder")
-    while done < count:
-        piece, skip = divmod(done, BATCH)
+    known = [None] * count if prompts is None else [ids.tolist() for ids in prompts[:count]]
+
+    def decode(here: slice) -> Iterator[dict[str, Any]]:
+        asked: list[Any] = known[here]
         if prompts is None:
-            here = self_prompts(verifier, BATCH, seed * 1_000_003 + piece, starters=starters)
-        else:
-            here = [ids.tolist() for ids in prompts[piece * BATCH : (piece + 1) * BATCH]]
-        here = here[skip : skip + count - done]
-        results = speculate(
-            verifier, "prompt_lookup", [np.asarray(ids, np.int64) for ids in here], chat=False,
-            temperature=0.0, exact=False,  # the faster attention
-        )  # fmt: skip
-        with file.open("a", encoding="utf-8") as out:
-            for ids, result in zip(here, results, strict=True):
-                entry = {"ids": [*ids, *result.tokens], "answer": len(ids)}
-                out.write(json.dumps(entry) + "\n")
-        done += len(here)
-        yield done
+            turn = here.start // 2 % max(1, len(starters))
+            asked = self_prompts(verifier, len(asked), seed * 1_000_003 + here.start,
+                                 starters=[*starters[turn:], *starters[:turn]])  # fmt: skip
+        written = greedy(verifier, "prompt_lookup", [np.asarray(ids, np.int64) for ids in asked],
+                         max_new_tokens, chat=False, exact=False)  # fmt: skip
+        for ids, start in written:
+            yield {"ids": ids, "answer": start}
+
+    yield from write_pieces(known, file, decode)
 
 
 def read_data(verifier: DiffusionModel, file: Path) -> list[IntArray] | None:

@@ -15,7 +15,7 @@ from ...core.errors import ConfigError
 from ...drafting.dflash.checkpoint import BlockCheckpoint, load_checkpoint
 from ...drafting.dflash.config import DFLASH
 from ...models import DiffusionModel
-from ..loop import SILENT, Loop, Report, loop, same_recipe
+from ..loop import SILENT, Loop, Report, loop, same_answers, same_recipe
 from ..loop import Schedule as LoopSchedule
 from .card import card, curve
 from .data import Answer, Batches, HiddenStates, common_tokens, loops, read_answers
@@ -145,6 +145,7 @@ def start(
         recipe.evaluated,
     )  # fmt: skip
     same_recipe(folder, recipe, verifier.name)
+    same_answers(folder / "checkpoints", [(a.ids, a.start) for a in split.train])
     torch.manual_seed(recipe.schedule.seed)
     drafter = new_drafter(config)
     if weights_from is None and recipe.init == "verifier":
@@ -212,7 +213,8 @@ def finish(
         "held-out answers measured": len(split.held), "answers dropped": split.dropped,
         "parameters": sum(t.numel() for t in weights.values()),
     }  # fmt: skip
-    points = curve(run.state.log_history, recipe.schedule.rows * recipe.schedule.anchors)
+    shape = recipe.schedule
+    points = curve(run.state.log_history, shape.rows * shape.anchors * shape.accumulate)
     about = [
         "DFlash (arXiv 2602.06036): a small network reads the verifier's hidden states and fills a",
         "block of masks in one forward; the verifier checks it, so that the text stays the same.",

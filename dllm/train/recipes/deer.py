@@ -12,7 +12,7 @@ reach beyond the end of an answer, as they do when drafting, and nothing is lear
 
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,11 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from ...core.errors import ConfigError
-from ...drafting.api import speculate
 from ...models import DiffusionModel
 from ..batches import padded
-from ..loop import SILENT, Report, Schedule, loop, resume, same_recipe
-from ..network import Network
+from ..loop import SILENT, Report, Schedule, loop, resume, same_answers, same_recipe
+from ..network import Network, check_trainable
+from ..trajectories import Question, read_trajectories, write_answers
 
 Pair = tuple[list[int], list[int]]  # prompt ids, answer ids with the end token
 
@@ -61,13 +61,16 @@ class Alignment:
 
 
 def teacher_answers(
-    verifier: DiffusionModel, prompts: Sequence[Any], max_new_tokens: int = 64
-) -> list[Pair]:
-    """What the verifier answers, greedily."""
+    verifier: DiffusionModel, questions: Sequence[Question], file: Path, max_new_tokens: int = 64,
+    say: Callable[[str], None] | None = None,
+) -> list[Pair]:  # fmt: skip
+    """What the verifier answers, greedily, kept in ``file``, with which a stopped run goes on."""
     if verifier.facts.eos_token_id is None:
         raise ConfigError(f"{verifier.name} has no end token: answers cannot be delimited")
-    results = speculate(verifier, None, list(prompts), max_new_tokens=max_new_tokens)
-    return [(r.sequences[: r.prompt_length].tolist(), r.tokens) for r in results]
+    for done in write_answers(verifier, questions, file, length=max_new_tokens):
+        if say is not None:
+            say(f"{done}/{len(questions)} answers of {verifier.name}")
+    return [([*t.ids[: t.start]], [*t.ids[t.start :]]) for t in read_trajectories(file)]
 
 
 @dataclass(frozen=True)
@@ -120,19 +123,23 @@ def _example(pair: Pair, cut: int, weights: list[float], mask: int, marker: int)
     return Example(ids, result, [*[0.0] * seen, *(w / total for w in weights), 0.0])
 
 
+def begin(drafter: DiffusionModel, recipe: Alignment, folder: Path, verifier: str = "") -> None:
+    """Raise `ConfigError` for what cannot be aligned, or where ``folder`` holds another run, and
+    note there what determines this one; ``verifier``: the name of what wrote the answers."""
+    check_trainable(drafter, 1)
+    same_recipe(folder, recipe, f"{drafter.name} for {verifier}" if verifier else drafter.name)
+
+
 def align(
     drafter: DiffusionModel, pairs: Sequence[Pair], recipe: Alignment, folder: Path,
-    report: Report = SILENT,
+    report: Report = SILENT, verifier: str = "",
 ) -> Iterator[DiffusionModel]:  # fmt: skip
     """Both stages on ``pairs``, in ``folder``, where a stopped run goes on; yields the model after
     each.  ``drafter`` itself is not changed."""
-    mask, marker = drafter.facts.mask_token_id, recipe.marker_for(drafter)
-    if mask is None:
-        raise ConfigError(
-            f"{drafter.name} has no mask token: only a diffusion model can be aligned"
-        )
-    same_recipe(folder, recipe, drafter.name)
+    begin(drafter, recipe, folder, verifier)
+    same_answers(folder / "checkpoints1", pairs)
     network = Network(drafter)
+    mask, marker = network.mask_id, recipe.marker_for(drafter)
     defaults = {**drafter.generation_defaults, "end_marker": marker}
     aligned = replace(network.snapshot(), generation_defaults=defaults)
     stages = ((recipe.stage1_steps, recipe.stage1_lr, stage1_example),

@@ -21,6 +21,7 @@ from ..loop import (
     loop,
     machine_has_bf16,
     resume,
+    same_answers,
     same_recipe,
 )
 from ..network import Network, check_trainable
@@ -114,6 +115,7 @@ def start(
     measure it, as does the loss of the answers in the file ``held``."""
     vocabulary = network.model.facts.vocab_size
     answers = [answer for file in files for answer in read_trajectories(file, vocabulary)]
+    same_answers(folder, answers)
     objective, schedule = recipe.objective, recipe.schedule
     shown = (
         isinstance(objective, parallel.ParallelSettings) and objective.kl and objective.reference
