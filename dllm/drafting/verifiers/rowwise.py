@@ -51,6 +51,7 @@ class RowVerifier(Verifier):
                 "transformers: it cannot verify drafts; use another model"
             )
         self._few_logits = "logits_to_keep" in accepted
+        self._placed = "position_ids" in accepted  # without, Bamba counts from 0
         # networks that dispatch their attention can be told to use the exact one
         backend = getattr(self.hf, "_supports_attention_backend", False)
         self._attention = "eager" if self.exact and backend else None
@@ -95,11 +96,16 @@ class RowVerifier(Verifier):
     def _score(self, text: Any, draft: Draft) -> Scored:
         if not draft.is_chain:
             self.check_drafts(trees=True)  # of a drafter that does not say what it makes
-        return self._feed(text, [*text.fresh, *draft.tokens.tolist()], len(draft) + 1)
+        ids = [*text.fresh, *draft.tokens.tolist()]
+        return self._feed(text, ids, len(draft) + 1, text.cached)
 
-    def _feed(self, text: Any, ids: Sequence[int], wanted: int) -> Scored:
-        """A forward over ``ids`` behind what is cached, with the logits of the last ``wanted``."""
-        fewer = {"logits_to_keep": wanted} if self._few_logits else {}
+    def _feed(self, text: Any, ids: Sequence[int], wanted: int, first: int = 0) -> Scored:
+        """A forward over ``ids`` behind the ``first`` tokens, which are cached, with the logits of
+        the last ``wanted``."""
+        more: dict[str, Any] = {"logits_to_keep": wanted} if self._few_logits else {}
+        if self._placed:
+            at = torch.arange(first, first + len(ids), device=self.model.device)
+            more["position_ids"] = at[None]
         with (
             torch.inference_mode(),
             running(self.hf, self._attention),
@@ -107,7 +113,7 @@ class RowVerifier(Verifier):
         ):
             logits: torch.Tensor = self.hf(
                 input_ids=torch.tensor([ids], device=self.model.device), use_cache=True,
-                **{CACHE: text.cache}, **fewer,
+                **{CACHE: text.cache}, **more,
             ).logits[0, -wanted:]  # fmt: skip
         text.forwards += 1
         text.computed += len(ids)

@@ -18,6 +18,8 @@ GROUPED = {**SIZES, "intermediate_size": 48, "num_key_value_heads": 2}
 SHAPES: dict[str, dict[str, Any]] = {
     "falcon": {**SIZES, "alibi": False},  # these three write their attention by hand
     "gptj": {**OLD, "rotary_dim": 8},
+    "bamba": {**GROUPED, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8,
+              "mamba_chunk_size": 8, "attn_layer_indices": [1]},  # positions have to be given
     "bloom": {"hidden_size": 32, "n_layer": 2, "n_head": 4},
     "gemma2": {**GROUPED, "head_dim": 8, "sliding_window": 6},  # no sdpa
     "jetmoe": {**GROUPED, "kv_channels": 8, "num_local_experts": 2},
@@ -44,7 +46,7 @@ def greedy(hf: Any, count: int = 10) -> list[int]:
     return tokens[len(PROMPT) :]
 
 
-@pytest.mark.parametrize("kind", ["falcon", "gptj", "bloom", "gemma2", "jetmoe", "lfm2"])
+@pytest.mark.parametrize("kind", ["falcon", "gptj", "bamba", "bloom", "gemma2", "jetmoe", "lfm2"])
 def test_the_text_is_the_networks_own(kind: str) -> None:
     hf = network(kind)
     expected = greedy(hf)
