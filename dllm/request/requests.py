@@ -404,10 +404,9 @@ def _check_room(recipe: Recipe, canvas: Canvas) -> None:
     if form is None or form.fits(canvas):
         return
     room, least = int(canvas.masked.sum()), form.least()
-    if room == canvas.end - canvas.start and least > room:
+    if room == canvas.end - canvas.start and least > room and not canvas.holes:
         raise ConfigError(
-            f"a text of this {name} has at least {least} tokens, and {room} are open: raise "
-            "max_new_tokens, or lengthen the hole"
+            f"a text of this {name} has at least {least} tokens, max_new_tokens is {room}: raise it"
         )
     raise ConfigError(
         f"no text of this {name or 'form'} fits the {room} open positions and what stands around "

@@ -285,8 +285,7 @@ class Syntax:
         if instance is not None:
             parts[INSTANCE] = instance
             call = {"anyOf": [{"$ref": f"#/$defs/{INSTANCE}"}, call]}
-        at = {name: ("$defs", name) for name in parts}
-        defs = {name: moved(part, at[name], at[name]) for name, part in parts.items()}
+        defs = {name: moved(part, ("$defs", name)) for name, part in parts.items()}
         return {"$defs": defs} | call
 
 

@@ -3,8 +3,9 @@
 import json
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urljoin
 
 from ..core.errors import ConfigError, short
 from .byte_automaton import Empty
@@ -43,22 +44,52 @@ class TooDeep(Nothing):
     """One that contains itself, beyond the depth that is written."""
 
 
-def moved(schema: Any, keys: tuple[str, ...] = (), base: tuple[str, ...] = ()) -> Any:
-    """A schema, or a part of one, as it stands under ``keys`` of another: references that start at
-    ``base``, or at a part around them that has an ``$id``, which it loses, start at the root."""
+Keys = tuple[str, ...]
+
+
+def moved(schema: Any, keys: Keys = ()) -> Any:
+    """A schema as it stands under ``keys`` of another: what its references name, by a path, an
+    anchor or an ``$id``, which parts lose, they name by its path from the root of the other."""
+    places: dict[str, Keys | None] = {"": keys}
+    _moved(schema, keys, "", places)  # which finds them
+    return _moved(schema, keys, "", places)
+
+
+def _moved(schema: Any, keys: Keys, uri: str, places: dict[str, Keys | None]) -> Any:
     if isinstance(schema, list):
-        return [moved(each, (*keys, str(i)), base) for i, each in enumerate(schema)]
+        return [_moved(each, (*keys, str(i)), uri, places) for i, each in enumerate(schema)]
     if not isinstance(schema, Mapping):
         return schema
-    own, target = schema.get("$id"), schema.get("$ref")
-    if keys and isinstance(own, str) and not own.startswith("#"):
-        base, schema = keys, {key: each for key, each in schema.items() if key != "$id"}
+    own, target = schema.get("$id", schema.get("id")), schema.get("$ref")
+    names = [f"#{schema[key]}" for key in ("$anchor", "$dynamicAnchor") if key in schema]
+    if isinstance(own, str):
+        if keys == places[""] or ("$id" in schema and not own.startswith("#")):
+            uri, own = _joined(uri, own), ""
+        names.append(own)
+    for name in names:
+        whole = _joined(uri, name)
+        if places.setdefault(whole, keys) != keys:
+            places[whole] = None  # it stands for several
     data = () if keys and keys[-1] in NAMED else DATA
-    schema = {k: v if k in data else moved(v, (*keys, k), base) for k, v in schema.items()}
-    if isinstance(target, str) and target.startswith("#"):
-        at = ("/" + quote(key.replace("~", "~0").replace("/", "~1")) for key in base)
-        schema["$ref"] = f"#{''.join(at)}{target[1:]}"
+    schema = {
+        k: v if k in data else _moved(v, (*keys, k), uri, places)
+        for k, v in schema.items() if not (k == "$id" and keys and isinstance(v, str))
+    }  # fmt: skip
+    if isinstance(target, str):
+        name = _joined(uri, target)
+        whole, _, path = name.partition("#")
+        at, path = (places[name], "") if name in places else (places.get(whole), path)
+        if at is not None:
+            here = ("/" + quote(key.replace("~", "~0").replace("/", "~1"), "$") for key in at)
+            schema["$ref"] = f"#{''.join(here)}{path and '/' + path.removeprefix('/')}"
     return schema
+
+
+def _joined(base: str, name: str) -> str:
+    """What a reference or a name means in a part that has a name."""
+    with suppress(ValueError):
+        return (base + name if name.startswith("#") else urljoin(base, name)).rstrip("#")
+    return name
 
 
 def without(schema: Schema, key: str) -> dict[str, Any]:

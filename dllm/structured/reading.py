@@ -160,10 +160,6 @@ class Reader(Base):
 
     def resolve(self, name: Any, path: str) -> Any:
         """What a reference stands for."""
-        if isinstance(name, str) and not name.startswith("#"):
-            own = self.root.get("$id", self.root.get("id"))
-            if isinstance(own, str) and own and name.startswith(own.rstrip("#")):
-                name = "#" + name[len(own.rstrip("#")) :].lstrip("#")
         if not isinstance(name, str) or not name.startswith("#"):
             raise ConfigError(f"{path} of the schema refers to {short(name)}: keep it in one file")
         target: Any = self.root

@@ -102,7 +102,7 @@ def test_a_text_with_holes_as_a_whole(nano: dllm.DiffusionModel) -> None:
     assert re.fullmatch(r"23 \+ 12: 3 \+ 2 =.+, 2 \+ 1 =.+:.*7\.", out.text)
     with pytest.raises(dllm.ConfigError, match="no text of this regex fits"):
         dllm.infill(nano, text, prompt=QUESTION, regex="[0-9+=:,. ]+7")
-    with pytest.raises(dllm.ConfigError, match=r"6 tokens, and 4 are open: .* lengthen the hole"):
+    with pytest.raises(dllm.ConfigError, match="no text of this regex fits the 4 open positions"):
         dllm.infill(nano, "[[4]]", regex="[0-9]{6}")
 
 

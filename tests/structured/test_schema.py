@@ -243,6 +243,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({"type": "object", "not": {"additionalProperties": {"const": 1}}}, "values of names"),
     ({"$ref": "other.json"}, "keep it in one file"),
     ({"$ref": "#/$defs/x"}, "which is not there"),
+    ({"$ref": "x", "$defs": {"a": {"$id": "x", "const": 1}, "b": {"$id": "x"}}}, "in one file"),
     ({"$ref": "#/$defs/x", "$defs": {"x": {"$ref": "#/$defs/x"}}}, "without end"),
     ({"type": "string", "enum": [1]}, "allows no value"),
     ({"enum": []}, "allows no value"),
@@ -376,6 +377,15 @@ def test_extra_keys_stand_in_any_order() -> None:
             "$id": "http://x/a", "items": {"$ref": "#/$defs/c"}, "$defs": {"c": {"const": 2}}}}},
          ["[2]"], ["[1]"]),
         ({"const": {"$id": "x", "a": {"$ref": "#"}}}, ['{"$id": "x", "a": {"$ref": "#"}}'], ["{}"]),
+        # Parts that others name by their $id or an anchor, as TypeBox and bundles of files have.
+        ({"$defs": {"T": {"$id": "T", "properties": {"a": {"type": "array", "maxItems": 1,
+                                                           "items": {"$ref": "T"}}}}}, "$ref": "T"},
+         ['{"a": [{"a": []}]}'], ['{"a": [1]}']),
+        ({"$id": "http://x/a/b.json", "prefixItems": [{"$ref": "c.json#/$defs/d"}, {"$ref": "#e"},
+                                                      {"$ref": "/f#"}],
+          "$defs": {"c": {"$id": "c.json", "$defs": {"d": {"const": 1}}},
+                    "e": {"$anchor": "e", "const": 2}, "f": {"$id": "../f", "const": 3}}},
+         ["[1, 2, 3]"], ["[1, 1]", "[2]", "[1, 2, 2]"]),
         # What pydantic writes for a Decimal, and zod for an address.
         ({"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d{0,3}\.?\d{0,2}0*$"},
          ['"12.50"', '"+007."'], ['""', '"-."', '"123456"', '"1.234"']),
