@@ -252,7 +252,7 @@ def _tokens(checkpoint: Checkpoint, family: Family, config: PreTrainedConfig) ->
 
     try:
         if not checkpoint.bundled:
-            probe(checkpoint.folder, loader_of(family))
+            probe(checkpoint.folder, loader_of(family, checkpoint.folder))
         tokenizer = load_tokenizer(checkpoint.folder, family)
         facts = read_facts(
             family, config, tokenizer, raw=checkpoint.config, generation=checkpoint.generation,

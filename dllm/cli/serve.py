@@ -94,7 +94,8 @@ def try_tokenizer(model: str, given: str | None) -> None:
     source, native = given or model, not model.endswith(SUFFIX)
     if source not in BUNDLED and not source.endswith(SUFFIX):
         family = family_of(open_checkpoint(model)) if native else None
-        probe(find(source)[0], loader_of(family) if family else "AutoTokenizer")
+        folder = find(source)[0]
+        probe(folder, loader_of(family, folder) if family else "AutoTokenizer")
 
 
 def check_parts(settings: Settings) -> None:

@@ -17,7 +17,7 @@ import transformers
 
 from ..core.child import command
 from ..core.errors import CheckpointError
-from .tokenizer import FILES
+from .tokenizer import FILES, HERE
 
 SECONDS = 60  # of processor time
 MEMORY = 4 << 30  # bytes
@@ -77,7 +77,7 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
     print(READS, flush=True)
     try:
-        tokenizer = kind.from_pretrained(Path(folder), local_files_only=True)
+        tokenizer = kind.from_pretrained(Path(folder), **HERE)
     except MemoryError:
         raise
     except Exception:

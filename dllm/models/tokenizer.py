@@ -14,12 +14,17 @@ from .family import UNIFORM, Family
 
 TokenizerSource = str | os.PathLike[str] | PreTrainedTokenizerBase | None
 THINKING = "enable_thinking"  # a switch in the templates of Qwen3
-FILES = ("tokenizer.json", "vocab.json", "tokenizer.model")
+HERE = {"local_files_only": True, "trust_remote_code": False}  # unsaid, it asks the terminal
+WHOLE = "tokenizer.json"
+FILES = (WHOLE, "vocab.json", "tokenizer.model")
 
 
-def loader_of(family: Family) -> str:
-    """The class of transformers that reads its tokenizers."""
-    return "AutoTokenizer" if family.model_class is None else family.tokenizer_class
+def loader_of(family: Family, folder: Path) -> str:
+    """The class of transformers that reads its tokenizer in ``folder``.  A whole one is read as it
+    is: classes of networks put their own splitting in place of the file's."""
+    if family.model_class is None:
+        return "AutoTokenizer"
+    return "PreTrainedTokenizerFast" if (folder / WHOLE).exists() else family.tokenizer_class
 
 
 def load_tokenizer(folder: Path, family: Family) -> PreTrainedTokenizerBase | None:
@@ -30,9 +35,9 @@ def load_tokenizer(folder: Path, family: Family) -> PreTrainedTokenizerBase | No
     """
     if not any((folder / name).exists() for name in FILES):
         return None
-    loader: Any = getattr(transformers, loader_of(family))
+    loader: Any = getattr(transformers, loader_of(family, folder))
     try:
-        tokenizer: PreTrainedTokenizerBase = loader.from_pretrained(folder, local_files_only=True)
+        tokenizer: PreTrainedTokenizerBase = loader.from_pretrained(folder, **HERE)
     except Exception as error:  # the backends raise many types, all of them about the files
         raise CheckpointError(
             f"the tokenizer files in {folder} cannot be read ({one_line(error)}); download them "

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import dllm
 from dllm.core.errors import CheckpointError
 from dllm.models import families, load
-from dllm.models.tokenizer import complete_tokenizer
+from dllm.models.tokenizer import complete_tokenizer, load_tokenizer
 from dllm.structured.vocabulary import vocabulary_of
 from dllm.train.dflash.recipe import mask_id
 from dllm.train.recipes.deer import Alignment
@@ -132,6 +132,33 @@ def test_tokenizers_of_another_model(copy: Copy) -> None:
     (folder / "tokenizer.json").write_text("{}")
     with pytest.raises(CheckpointError, match="cannot be read"):
         load(folder)
+
+
+def test_a_whole_tokenizer_is_read_as_it_is(copy: Copy) -> None:
+    """Qwen2Tokenizer, which reads Dream's vocab.json, splits by the rules of Qwen2."""
+    folder = copy("dream-tiny")
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())[:200]
+    core = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
+    core.normalizer = normalizers.Lowercase()
+    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    core.decoder = decoders.ByteLevel()
+    given = PreTrainedTokenizerFast(tokenizer_object=core)
+    load(folder, tokenizer=given).save_pretrained(folder)
+    again: Any = load(folder).tokenizer
+    assert again("A b").input_ids == [letters.index("a"), letters.index("b")]
+
+
+def test_nobody_is_asked_whether_code_may_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words(9).save_pretrained(tmp_path)
+    config = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None]}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    asked: list[str] = []
+    monkeypatch.setattr("builtins.input", lambda *said: asked.extend(said) or "y")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        load_tokenizer(tmp_path, families()["autoregressive"])
+    assert not asked
 
 
 def test_dream_tokenizer_without_remote_code(copy: Copy, tmp_path: Path) -> None:
