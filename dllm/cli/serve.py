@@ -70,9 +70,10 @@ def serve(
             options.ray_host, options.log_level,
         )  # fmt: skip
     else:
-        from ..serve.run import run
+        from ..serve.run import listen, run
         from ..serve.service import Service
 
+        listen(options.host, options.port, 1).close()  # fails before the model is loaded
         service = Service(options.load_model(model), settings)
 
         def ready(url: str) -> None:

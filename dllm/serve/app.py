@@ -105,7 +105,8 @@ class Operation:
     @cached_property
     def document(self) -> dict[str, Any]:
         """What is answered, made when it is first asked for."""
-        return document([*self.others, *self.paths()], self.serving.name)
+        keyed = self.serving.settings.api_key is not None
+        return document([*self.others, *self.paths()], self.serving.name, keyed)
 
     def paths(self) -> list[Path]:
         paths = [

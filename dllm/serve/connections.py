@@ -79,6 +79,8 @@ class Connection(H11Protocol):
     def on_response_complete(self) -> None:
         self._idle = True
         self._wait()
+        if {b"content-length", b"transfer-encoding"} <= dict(self.headers).keys():
+            self.transport.close()  # a proxy may take what follows for this request's body
         super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -24,8 +24,8 @@ ENVELOPE = {
 }  # fmt: skip
 
 
-def document(paths: Sequence[Path], title: str) -> dict[str, Any]:
-    """The OpenAPI document of ``paths``."""
+def document(paths: Sequence[Path], title: str, keyed: bool) -> dict[str, Any]:
+    """The OpenAPI document of ``paths``, which need a key where ``keyed``."""
     bodies = {path.body for path in paths if path.body is not None}
     _, schemas = models_json_schema(
         [(body, "validation") for body in sorted(bodies, key=lambda body: body.__name__)],
@@ -53,7 +53,7 @@ def document(paths: Sequence[Path], title: str) -> dict[str, Any]:
         if one.body is not None:
             content = {"application/json": {"schema": {"$ref": REF + one.body.__name__}}}
             operation["requestBody"] = {"required": True, "content": content}
-        if one.path not in OPEN:
+        if keyed and one.path not in OPEN:
             operation["security"] = [{"key": []}]
         operations.setdefault(place, {})[one.verb.lower()] = operation
     return {

@@ -41,7 +41,8 @@ def listen(host: str, port: int, write_patience: float) -> socket.socket:
         result.listen(BACKLOG)
     except OSError as error:
         result.close()
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+        raise ConfigError(f"cannot listen on {host}:{port} ({error.strerror or error}): choose "
+                          "another --host or --port") from error  # fmt: skip
     return result
 
 

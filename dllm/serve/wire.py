@@ -104,8 +104,9 @@ def parameters(sent: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, A
 
 def listed(takes: Collection[str]) -> dict[str, Any]:
     """Properties of a JSON schema, for the page of the API."""
-    fields = GenerationConfig.fields()
+    fields, typed = GenerationConfig.fields(), GenerationConfig.model_json_schema()["properties"]
     return {
-        called: {"description": SENT[name].kind if name in SENT else about_of(fields[name]).says}
+        called: {"description": SENT[name].kind} if name in SENT
+        else typed[name] | {"description": about_of(fields[name]).says}
         for called, name in wire_names(tuple(takes)).items()
-    }
+    }  # fmt: skip

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -210,6 +211,15 @@ def test_a_server_does_not_start_with_what_it_would_refuse(
 ) -> None:
     done = cli("serve", *arguments, "--port", "0")
     assert done.exit_code == 2 and word in done.stderr, done.stderr
+
+
+def test_a_port_that_is_taken_is_told_before_a_model_is_loaded(
+    cli: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dllm.cli.options.Loading.load_model", None)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = cli("serve", "nano", "--port", str(taken.getsockname()[1]))
+    assert done.exit_code == 2 and "in use): choose another --host or --port" in done.stderr
 
 
 @pytest.mark.parametrize(

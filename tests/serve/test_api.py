@@ -196,6 +196,8 @@ def test_the_document_describes_what_is_answered(served: Served) -> None:
     asked = document["components"]["schemas"]["ResponseBody"]["properties"]["input"]
     assert [one["type"] for one in asked["anyOf"]] == ["string", "array"]
     assert chat["properties"]["n"] | {"minimum": 1, "maximum": 8} == chat["properties"]["n"]
+    assert chat["properties"]["top_p"]["type"] == "number"
+    assert "security" not in paths[CHAT]["post"]  # this server asks for no key
 
     def refs(value: Any) -> Iterator[str]:
         if isinstance(value, dict):

@@ -11,7 +11,7 @@ import pytest
 import dllm
 from dllm.serve.connections import Connection
 
-from .conftest import PATIENCE, Served, Start, address, posted, until
+from .conftest import PATIENCE, Served, Start, address, posted, raw, until
 
 CHAT = "/v1/chat/completions"
 HELLO = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
@@ -37,6 +37,12 @@ def test_silent_and_dripping_connections_are_closed(
                     if drip:
                         sock.sendall(b"x")
         assert 0.2 < time.monotonic() - began < 8
+
+
+def test_a_body_of_two_lengths_is_the_last_of_its_connection(served: Served) -> None:
+    smuggled = b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n"
+    line = b"GET /version HTTP/1.1\r\nHost: x\r\n"
+    assert raw(served, line + smuggled + line + b"\r\n", PATIENCE).count(b"HTTP/1.1 200") == 1
 
 
 def test_more_connections_than_there_may_be(

@@ -264,6 +264,8 @@ def test_keys(start: Start, tiny: dllm.DiffusionModel) -> None:
     ):  # fmt: skip
         for path in ("/v1/models", "/openapi.json"):
             assert served.get(path, headers=headers).status_code == status
+    told = served.get("/openapi.json", headers={"x-api-key": "one"}).json()["paths"]
+    assert "security" in told["/v1/models"]["get"] and "security" not in told["/health"]["get"]
     assert served.get("/ping").status_code == 200
     assert served.get("/favicon.ico").headers["content-type"].startswith("image/svg")
     assert served.post("/v1/completions/", {}).status_code in (401, 404)  # and no 307
