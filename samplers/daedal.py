@@ -2,7 +2,6 @@
 unsure."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -51,7 +50,7 @@ class Daedal(Length):
     """
 
     needs = frozenset({WHOLE_TEXT})
-    statistics: ClassVar = {"top_token": 1}
+    statistics = {"top_token": 1}
     limits = bounds(
         initial=COUNT, expand=COUNT, tokens=COUNT, block=COUNT, growth=COUNT, enough=SHARE,
         insert_until=SHARE, low=SHARE

@@ -1,7 +1,5 @@
 """EB-Sampler: bound the joint uncertainty of what a step commits."""
 
-from typing import ClassVar
-
 import numpy as np
 
 from ..core.canvas import BoolArray
@@ -28,7 +26,7 @@ class EntropyBounded(Selector):
     """
 
     offers = frozenset({REPEATABLE})
-    statistics: ClassVar = {"entropy": 1}
+    statistics = {"entropy": 1}
     limits = bounds(gamma=NOT_NEGATIVE, proxy=one_of(PROXIES))
 
     gamma: float = 0.1

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 
 from ..core.canvas import BoolArray, FloatArray
@@ -33,7 +31,7 @@ class ETE(Explorer):
     """
 
     needs = frozenset({BRANCHES, PROBABILITY})
-    statistics: ClassVar = {"entropy": 1}
+    statistics = {"entropy": 1}
     limits = bounds(tau=THRESHOLD, k=LANES, e_min=COUNT, order=one_of(ORDERS))
 
     base: tuple[Part, ...] = ()

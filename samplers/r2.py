@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import ClassVar
 
 import numpy as np
 
@@ -73,7 +72,7 @@ class R2(Course):
     """
 
     needs = frozenset({PROBABILITY, FRESH_LOGITS})
-    statistics: ClassVar = {"max_logprob": 1, "top_token": 1}
+    statistics = {"max_logprob": 1, "top_token": 1}
     offers = frozenset({CONSTRAINED})
     limits = bounds(
         spatial_threshold=THRESHOLD, temporal_threshold=THRESHOLD,
