@@ -12,11 +12,12 @@ import torch as _torch
 from ...core.errors import ConfigError, UnknownNameError
 from ..cpu import layers as _compiled
 from ..cpu import library as _library
+from . import naive as _naive
 from . import torch as _fast
 
 __all__ = ["rotate_scatter"]
 
-_BACKENDS: dict[str, ModuleType] = {"torch": _fast, "compiled": _compiled}
+_BACKENDS: dict[str, ModuleType] = {"naive": _naive, "torch": _fast, "compiled": _compiled}
 
 
 def rotate_scatter(
@@ -33,7 +34,7 @@ def rotate_scatter(
     place.  Returns the rotated queries (H, Q, dh) in the dtype of ``keys``.
 
     ``backend``: "triton" (a GPU), "torch" (any device), "compiled" (a CPU, `dllm.kernels.cpu`),
-    "auto".  Raises `ConfigError` for shapes that do not fit together.
+    "naive" (the oracle), "auto".  Raises `ConfigError` for shapes that do not fit together.
     """
     heads, count, width = k.shape
     if (

@@ -12,8 +12,6 @@ from dllm.core.errors import ConfigError, UnknownNameError
 from dllm.kernels.rotation import rotate_scatter
 from dllm.kernels.rotation.torch import MANY
 
-from . import rotation as naive
-
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BACKENDS = ["naive", "torch", "triton"]
 
@@ -38,8 +36,6 @@ def run(backend: str, given_: dict[str, Any], kv_heads: int, size: int) -> tuple
     """Rotated queries, keys and values in a buffer of ``size`` slots that held NaN before."""
     width, dtype = given_["q"].shape[-1], given_["q"].dtype
     keys, values = torch.full((2, kv_heads, size, width), torch.nan, dtype=dtype, device=DEVICE)
-    if backend == "naive":
-        return naive.rotate_scatter(**given_, keys=keys, values=values), keys, values
     return rotate_scatter(**given_, keys=keys, values=values, backend=backend), keys, values
 
 

@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from dllm.engine.kv import KVBuffer
+from dllm.kernels.rotation import naive
 from dllm.models import DiffusionModel, Segment, load
 from dllm.models.forwards import CACHE
 from dllm.models.rotary import rotate_in_cache
-
-from ..kernels import rotation as naive
 
 PREPARED = torch.empty(1, 1, 1, 1)
 LENGTH = 40

@@ -1,7 +1,5 @@
 """One token and one pair of numbers after the other: the oracle."""
 
-from __future__ import annotations
-
 import torch
 
 
@@ -9,7 +7,7 @@ def rotate_scatter(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor,
     slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor,
 ) -> torch.Tensor:  # fmt: skip
-    """What `dllm.kernels.rotation.rotate_scatter` computes."""
+    """As `dllm.kernels.rotation.rotate_scatter`."""
     out = torch.empty_like(q, dtype=keys.dtype)
     for i, slot in enumerate(slots.tolist()):
         for head in range(len(q)):
