@@ -25,7 +25,6 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
-from transformers.trainer_utils import SchedulerType
 
 from ..core.errors import ConfigError, DllmError, NumericError, UnknownNameError, one_line
 from ..core.json_lines import noted, whole_lines, write_whole
@@ -38,6 +37,9 @@ STATE = "trainer_state.json"  # what the Trainer writes last into a checkpoint
 WEIGHTS = "model.safetensors"
 OPTIMIZER = "optimizer.pt", "scheduler.pt"
 RECIPE = "recipe.json"  # what determines a run
+# Names of transformers that say all; others take numbers or a loss, too.
+SCHEDULES = ("linear", "cosine", "cosine_with_restarts", "polynomial", "constant",
+             "constant_with_warmup", "inverse_sqrt")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -59,9 +61,8 @@ class Schedule:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        known = [kind.value for kind in SchedulerType]
-        if self.schedule not in known:
-            raise UnknownNameError("schedule", self.schedule, known)
+        if self.schedule not in SCHEDULES:
+            raise UnknownNameError("schedule", self.schedule, SCHEDULES)
 
 
 @dataclass(frozen=True)

@@ -187,14 +187,15 @@ def read_trajectories(path: Path, vocabulary: int | None = None) -> list[Traject
 
 class Batches(AnswerBatches):
     """Tokens that were never decided are masked in every state (their order is `NEVER`).  ``hints``
-    (ids before and behind an answer) show the teacher each answer in front of its prompt."""
+    (ids before and behind an answer) show the teacher each answer in front of its prompt, in whole
+    blocks of ``block`` tokens, so that those of the text stay as they are."""
 
     def __init__(
         self, answers: Sequence[Trajectory], rows: int, steps: int, seed: int,
-        hints: tuple[Sequence[int], Sequence[int]] | None = None,
+        hints: tuple[Sequence[int], Sequence[int]] | None = None, block: int = 1,
     ) -> None:  # fmt: skip
         super().__init__(answers, rows, steps, seed)
-        self.hints = hints
+        self.hints, self.block = hints, block
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         chosen, rng = self.chosen(index)
@@ -209,6 +210,7 @@ class Batches(AnswerBatches):
         }
         if self.hints is not None:
             before, behind = self.hints
-            shown = ([*before, *answer.ids[answer.start :], *behind] for answer in chosen)
-            batch["hint"] = padded(shown, -1, "left")
+            shown = [[*before, *answer.ids[answer.start :], *behind] for answer in chosen]
+            whole = ([-1] * (-len(ids) % self.block) + ids for ids in shown)
+            batch["hint"] = padded(whole, -1, "left")
         return batch

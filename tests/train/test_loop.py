@@ -16,10 +16,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
+from transformers import get_scheduler
 
 from dllm.core.errors import ConfigError, DllmError, NumericError, UnknownNameError
 from dllm.core.json_lines import write_whole
 from dllm.train.loop import (
+    SCHEDULES,
     SILENT,
     Loop,
     Report,
@@ -208,6 +210,18 @@ def test_a_step_that_breaks_the_weights_ends_the_run_and_is_not_saved(tmp_path: 
     with pytest.raises(NumericError, match="of step 2 is not finite"):
         resume(run_of(tmp_path, objective=Broken()))
     assert last_checkpoint(tmp_path) is None
+
+
+def test_a_schedule_that_takes_more_than_a_name_is_refused_at_once() -> None:
+    with pytest.raises(UnknownNameError, match="did you mean"):
+        Schedule(schedule="cosine_with_min_lr")
+    for name in (*SCHEDULES, "warmup_stable_decay", "reduce_lr_on_plateau"):
+        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
+        if name in SCHEDULES:
+            get_scheduler(Schedule(schedule=name).schedule, optimizer, 2, 6)
+        else:
+            with pytest.raises(UnknownNameError, match="unknown schedule"):
+                Schedule(schedule=name)
 
 
 def test_a_run_of_another_model_is_another_run(tmp_path: Path) -> None:

@@ -57,6 +57,30 @@ def test_tokens_that_were_never_decided_are_masked_and_not_learnt() -> None:
         assert all(masked[:, 5].all() for masked, _ in states)
 
 
+def test_a_teacher_with_a_reference_sees_the_blocks_that_the_student_sees() -> None:
+    """Behind hints of any length, and beside other rows, each as if it were alone."""
+    student = in_blocks(dllm.load(tiny(), eos_token_id=1), 4, MASK)
+    network, draw = Network(student), torch.Generator().manual_seed(0)
+
+    def texts(*lengths: int) -> list[tuple[int, ...]]:
+        ids = [torch.randint(5, 60, (n,), generator=draw).tolist() for n in lengths]
+        return [tuple(row) for row in ids]
+
+    answers = [Trajectory(ids, 3, (0,) * (len(ids) - 3)) for ids in texts(9, 14, 18)]
+    batch = Batches(answers, 3, 1, 0, ([9, 10], [11]), 4)[0]
+    ids, valid, hint = batch["ids"], batch["valid"], batch["hint"]
+    together = torch.cat([hint.clamp_min(0), ids], 1), torch.cat([hint >= 0, valid], 1)
+    logits = network.teacher_logits(*together)
+    hf: Any = student.hf
+    for row in range(3):
+        shown, text = hint[row][hint[row] >= 0], ids[row][valid[row]]
+        places = torch.arange(len(shown) + len(text)) + -len(shown) % 4  # where blocks begin
+        seen = torch.where(places[:, None] // 4 >= places // 4, 0.0, -torch.inf)[None, None]
+        alone = hf(torch.cat([shown, text])[None], attention_mask=seen, position_ids=places[None])
+        got = logits[row, hint.shape[1] :][valid[row]]
+        torch.testing.assert_close(got, alone.logits[0, len(shown) :], atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.slow
 def test_of_several_answers_the_fastest_right_one_is_kept(tmp_path: Path) -> None:
     model, how = dllm.load("nano"), {"sampler": "threshold(0.9)", "temperature": 1.0}

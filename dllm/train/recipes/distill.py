@@ -113,7 +113,7 @@ def start(
 ) -> Loop:  # fmt: skip
     """One round, ready: a checkpoint in ``folder`` is taken up by `resume`.  ``held_out`` questions
     measure it, as does the loss of the answers in the file ``held``."""
-    vocabulary = network.model.facts.vocab_size
+    vocabulary, block = network.facts.vocab_size, network.facts.block_length or 1
     answers = [answer for file in files for answer in read_trajectories(file, vocabulary)]
     same_answers(folder, answers)
     objective, schedule = recipe.objective, recipe.schedule
@@ -122,10 +122,10 @@ def start(
     )
     hints = reference_turn(network.model) if shown else None
     steps = schedule.steps * schedule.accumulate
-    batches = Batches(answers, recipe.rows, steps, schedule.seed, hints)
+    batches = Batches(answers, recipe.rows, steps, schedule.seed, hints, block)
     known = [] if held is None or not held.stat().st_size else read_trajectories(held, vocabulary)
     rows = min(recipe.rows, len(known))
-    tested = rows and Batches(known, rows, len(known) // rows, schedule.seed, hints)
+    tested = rows and Batches(known, rows, len(known) // rows, schedule.seed, hints, block)
     device = network.model.device.type
 
     def measure(objective: Any) -> Metrics:
