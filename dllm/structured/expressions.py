@@ -12,6 +12,7 @@ import json
 import re
 import unicodedata
 import warnings
+from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
 from ..core.errors import ConfigError, one_line, short
@@ -82,10 +83,7 @@ def regex_part(regex: str) -> Part:
     Raises `ConfigError` for one that is not well formed, and for what no automaton has.
     """
     expression = Expression(regex, f"regex {short(regex)}", in_string=False)
-    anything = Repeat(Letters(TEXT), 0, None)
-    return expression.kept(Either(tuple(
-        expression.seen(v, v.part, anything) for v in expression.variants()
-    )))  # fmt: skip
+    return expression.kept(Either(tuple(map(expression.seen, expression.variants()))))
 
 
 def pattern_part(
@@ -99,16 +97,10 @@ def pattern_part(
     """
     what = f"{what} has the pattern {short(pattern)}, which"
     expression = Expression(pattern, what, True, exact, wide, decoded)
-    more = Repeat(Letters(TEXT), 0, None) if decoded else CHARACTERS
     return expression.kept(Either(tuple(
-        Row((EMPTY if v.begins else more, expression.seen(v, _closed(v, more), more)))
+        Row((EMPTY if v.begins else expression.more, expression.seen(v)))
         for v in expression.variants()
     )))  # fmt: skip
-
-
-def _closed(variant: Variant, more: Part) -> Part:
-    """With what follows up to the end of the text."""
-    return variant.part if variant.ends else Row((variant.part, more))
 
 
 def string_bytes(text: str) -> bytes:
@@ -126,6 +118,7 @@ class Expression:
     ) -> None:  # fmt: skip
         self.what, self.in_string, self.exact, self.wide = what, in_string, exact, wide
         self.escapes = in_string and not decoded
+        self.more: Part = CHARACTERS if self.escapes else Repeat(Letters(TEXT), 0, None)
         self.properties: list[Ranges] = []
         self.budget = Budget()  # of sets of texts within it
         self.possessive: dict[str, Part] = {}  # what does not follow a mark, in their order
@@ -171,12 +164,18 @@ class Expression:
             items = items[1:]
         if self.in_string and not begins and any(v.begins for ways, _ in looks for v in ways):
             self._refuse_ends()
+        if self.in_string and flags & re.MULTILINE and (begins or any(map(_is_end, items[-1:]))):
+            self._refuse("^ or $ with the flag m")
+        at = next((i for i, item in enumerate(items) if _holds(item, _looks_ahead)), None)
+        if at is not None:
+            return [
+                Variant(begins or v.begins, v.part, v.ends, looks + v.looks)
+                for v in self._looking(items[:at], items[at], items[at + 1 :], flags)
+            ]
         while items and _at(items[-1]) in ENDS:
             ends, items = True, items[:-1]
         if ends and self.wide:
             items = [*items, LINE_END]
-        if (begins or ends) and self.in_string and flags & re.MULTILINE:
-            self._refuse("^ or $ with the flag m")
         first = self._alternatives(items[0], flags) if items else None
         if first is not None and len(items) == 1:
             found = [v for each, with_ in first for v in self._variants(each, with_)]
@@ -193,8 +192,6 @@ class Expression:
             items = items[:-1]
         if any(v.ends for v in heads) or any(v.begins for v in tails):
             self._refuse_ends()
-        if any(v.looks for v in tails):
-            self._refuse("look-around")
         middle = self._row(items, flags)
         return [
             Variant(
@@ -204,24 +201,56 @@ class Expression:
             for head in heads for tail in tails
         ]  # fmt: skip
 
+    def _looking(
+        self, before: list[Any], item: Any, after: list[Any], flags: re.RegexFlag
+    ) -> list[Variant]:
+        """A row in which an item is, or holds, a look-ahead: one per way through it."""
+        if _looks_ahead(item):
+            ways = [[item]] if after else []
+        else:
+            name, value = str(item[0]), item[1]
+            plain = name == "SUBPATTERN" and not value[1] | value[2]
+            optional = name in ("MAX_REPEAT", "MIN_REPEAT") and tuple(value[:2]) == (0, 1)
+            ways = [*value[1]] if name == "BRANCH" else [value[-1]] if plain or optional else []
+            ways += [[]] if optional else []
+        self.budget.spend(1 + len(after))
+        if not ways:
+            self._refuse("look-around")
+        heads = self._variants(before, flags) if before else [Variant(False, EMPTY, False)]
+        tails = [v for way in ways for v in self._variants([*way, *after], flags)]
+        if not before:
+            return tails
+        looks = [look for tail in tails for ways, _ in tail.looks for look in ways]
+        if any(v.ends for v in heads) or any(v.begins for v in tails + looks):
+            self._refuse_ends()
+        return [
+            Variant(head.begins, Row((head.part, self.seen(tail))), True, head.looks)
+            for head in heads for tail in tails
+        ]  # fmt: skip
+
     def _look(self, item: tuple[Any, Any], flags: re.RegexFlag) -> tuple[list[Variant], bool]:
         """What a look-ahead finds, and whether it must not."""
-        name, value = item
+        name, (_, inner) = item
+        if _holds(inner, _looks_ahead):
+            self._refuse("look-around")
         before, negative = (self.exact, self.wide), str(name) == "ASSERT_NOT"
         if negative and self.in_string:
             self.exact, self.wide = True, not self.wide
-        ways = self._variants(list(value[1]), flags)
+        ways = self._variants(list(inner), flags)
         self.exact, self.wide = before
-        if any(way.looks for way in ways):
-            self._refuse("look-around")
         return ways, negative
 
-    def seen(self, variant: Variant, part: Part, more: Part) -> Part:
-        """What of ``part``, the rest of a text, the look-aheads of a variant see."""
+    def _closed(self, variant: Variant) -> Part:
+        """With what follows up to the end of the text."""
+        return variant.part if variant.ends else Row((variant.part, self.more))
+
+    def seen(self, variant: Variant) -> Part:
+        """What of the rest of a text the look-aheads of a variant see."""
         if variant.looks and self.possessive:
             self._refuse("look-around beside what is possessive")
+        part = self._closed(variant) if self.in_string else variant.part
         for ways, negative in variant.looks:
-            seen = Either(tuple(_closed(way, more) for way in ways))
+            seen = Either(tuple(map(self._closed, ways)))
             try:
                 sides = automaton_of(part, self.budget), automaton_of(seen, self.budget)
                 part = Leaf(combined(*sides, self.budget, negative))
@@ -233,7 +262,7 @@ class Expression:
         self, item: Any, flags: re.RegexFlag
     ) -> list[tuple[list[Any], re.RegexFlag]] | None:
         """The alternatives of an item that holds an end of the text; None for others."""
-        if not _has_end(item):
+        if not _holds(item, _is_end):
             return None
         name, value = str(item[0]), item[1]
         if name == "SUBPATTERN":
@@ -358,9 +387,9 @@ class Expression:
 
     def _refuse(self, has: str) -> NoReturn:
         raise ConfigError(
-            f"{self.what} has {has}: look-ahead behind the start, look-behind, back references, "
-            "boundaries, and atomic groups and possessive quantifiers of more than a character are "
-            "not available"
+            f"{self.what} has {has}: look-ahead at the end or that repeats, look-behind, back "
+            "references, boundaries, and atomic groups and possessive quantifiers of more than a "
+            "character are not available"
         )
 
 
@@ -372,11 +401,16 @@ def _looks_ahead(item: Any) -> bool:
     return str(item[0]) in ("ASSERT", "ASSERT_NOT") and item[1][0] > 0
 
 
-def _has_end(item: Any) -> bool:
-    """Whether an item is, or holds, ``^`` or ``$``."""
+def _is_end(item: Any) -> bool:
+    return _at(item) in BEGINS + ENDS
+
+
+def _holds(item: Any, which: Callable[[Any], bool]) -> bool:
+    """Whether an item is, or holds outside of look-around, one of some."""
     if isinstance(item, tuple) and item and str(item[0]) in ("AT", *BEYOND):
-        return _at(item) in BEGINS + ENDS
-    return isinstance(item, tuple | list | PARSER.SubPattern) and any(map(_has_end, item))
+        return which(item)
+    holds = isinstance(item, tuple | list | PARSER.SubPattern)
+    return holds and any(_holds(each, which) for each in item)
 
 
 @functools.lru_cache(64)

@@ -213,6 +213,8 @@ REFUSED: list[tuple[Any, str]] = [
     ({"type": "string", "format": "regex"}, "the format 'regex'; supported: date"),
     ({"type": "string", "pattern": "("}, "not well formed"),
     ({"type": "string", "pattern": "a(?=b)"}, "look-around"),
+    ({"type": "string", "pattern": "(?m)^a(?=b).$"}, "with the flag m"),
+    ({"type": "string", "pattern": "(a(?=b)b)*"}, "look-around"),
     ({"type": "string", "pattern": "a^b"}, "in its middle"),
     ({"type": "string", "pattern": 3}, "is no text"),
     ({"type": "string", "minLength": 3, "maxLength": 2}, "allows no value"),
@@ -393,6 +395,14 @@ def test_extra_keys_stand_in_any_order() -> None:
           r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9]+\.)+[A-Za-z]{2,}$"},
          ['"a.b@c.org"'], ['".a@c.org"', '"a..b@c.org"']),
         ({"type": "string", "pattern": "(?=.*[A-Z])(?=.*[0-9]).{3}"}, ['"1bA"'], ['"1A"', '"abA"']),
+        # Look-ahead behind the start: a duration of zod's, a bank's code of valibot's.
+        ({"type": "string", "pattern":
+          r"^P(?:(\d+W)|(?!.*W)(?=\d|T\d)(\d+Y)?(\d+D)?(T(?=\d)(\d+H)?(\d+S)?)?)$"},
+         ['"P2W"', '"P1Y2DT3S"', '"PT4H"'], ['"P"', '"PT"', '"P1YT"', '"P1Y2W"']),
+        ({"type": "string", "pattern": r"^[A-Z]{2}(?!00)[\dA-Z]{2}(?:\d{2})?$"},
+         ['"AB01"', '"ABC034"'], ['"AB00"', '"AB0012"', '"AB0"']),
+        ({"type": "string", "pattern": r"a(?:(?=b.)[bc]+|d)$"}, ['"xabc"', '"ad"'],
+         ['"ab"', '"ac"', '"abcx"']),
         # Characters of other alphabets are letters to some readers; a break may end a line.
         ({"type": "string", "not": {"pattern": r"^\w+$"}}, ['"a b"'], ['"é"', '"a\\n"']),
         ({"type": "object", "properties": {"é": {}}, "patternProperties": {r"^\w$": {"const": 1}}},
