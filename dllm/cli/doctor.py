@@ -228,14 +228,12 @@ def _steps(needs: Footprint) -> Iterator[Finding]:
     import torch
 
     from ..eval.bounds import BLOCK, KEYS, measure, step_of
-    from ..models.footprint import WIDTHS
 
     where = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    dtype = needs.dtype if needs.dtype in WIDTHS else "bfloat16"
-    device = measure(where, getattr(torch, dtype))
+    device = measure(where, getattr(torch, needs.dtype))
     yield Finding(
         "this machine", f"{device.bandwidth / 1e9:.0f} GB/s, {device.speed / 1e9:,.0f} GFLOP/s in "
-        f"{dtype}; a row of a step computes {BLOCK} positions and reads {KEYS} keys",
+        f"{needs.dtype}; a row of a step computes {BLOCK} positions and reads {KEYS} keys",
     )  # fmt: skip
     for rows in (1, 8, 32):
         taken = step_of(needs, rows).seconds(device)

@@ -18,7 +18,7 @@ from .precision import auto_dtype, native_bfloat16
 from .quantisation import are_experts, layers_of, matrices, of_config, read
 from .reading import family_of, native_config
 
-WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes per number
+WIDTHS = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}  # bytes per number
 HEADROOM = 1.1  # activations, allocator, runtime
 
 
@@ -61,7 +61,7 @@ def footprint(checkpoint: Checkpoint) -> Footprint:
     network = blueprint(family, config, checkpoint.name)
     parameters = sum(parameter.numel() for parameter in network.parameters())
     dtype = loaded_dtype(checkpoint, parameters)
-    width = WIDTHS.get(dtype, 2)
+    width = WIDTHS[dtype]
     stored = of_config(getattr(config, "quantization_config", None))
     held = parameters * width if stored is None else rounded_bytes(network, stored, width)
     ways = {name: rounded_bytes(network, read(name), width) for name in ("int8", "int4")}
@@ -88,7 +88,7 @@ def _of_network(
     text: Any = network.config.get_text_config()
     context = int(getattr(text, "max_position_embeddings", None) or 0)
     each = text.per_layer_config if text.is_heterogeneous else [text] * text.num_hidden_layers
-    keys_values = 2 * sum(map(_key_size, each)) * context * WIDTHS.get(dtype, 2)
+    keys_values = 2 * sum(map(_key_size, each)) * context * WIDTHS[dtype]
     parameters = sum(parameter.numel() for parameter in network.parameters())
     return Footprint(
         parameters, dtype, weights, context, keys_values, ways, copies, len(each),

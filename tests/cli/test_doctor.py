@@ -129,12 +129,18 @@ def test_a_checkout_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> No
     assert errors.missing_module(ModuleNotFoundError(name="torch")) is None
 
 
-def test_a_checkpoint_is_measured_exactly(tiny: dllm.DiffusionModel, tiny_folder: Path) -> None:
+def test_a_checkpoint_is_measured_exactly(
+    tiny: dllm.DiffusionModel, tiny_folder: Path, tmp_path: Path
+) -> None:
     needs = footprint(open_checkpoint(tiny_folder))
     assert needs.parameters == tiny.hf.num_parameters()
     assert (needs.dtype, needs.weights) == ("float32", 4 * needs.parameters)
     assert needs.context == 128
     assert needs.keys_values == 2 * 2 * (2 * 8) * 128 * 4  # k and v, layers, heads, context, bytes
+    config = json.loads((tiny_folder / "config.json").read_text()) | {"dtype": "float64"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    twice = footprint(open_checkpoint(tmp_path))
+    assert (twice.weights, twice.keys_values) == (2 * needs.weights, 2 * needs.keys_values)
 
 
 def test_an_official_config_is_enough(llada_8b: Path) -> None:
