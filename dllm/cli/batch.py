@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from ..core.config import GenerationConfig
 from ..core.declared import MACHINE, about_of
 from ..core.errors import ConfigError
-from .options import EVERY, MODEL, RAW, SAMPLER, Decoding, Loading, option, takes
+from .options import EVERY, MODEL, RAW, Decoding, Loading, option, takes
 from .output import Ticker, interactive, note, stderr
 
 if TYPE_CHECKING:
@@ -49,8 +49,8 @@ class Batched(Decoding):
         from ..serve.settings import Settings
 
         return Settings(
-            sampler=None if self.sampler == SAMPLER else self.sampler,
-            caches=(self.cache,), max_batch_size=self.max_batch_size,
+            sampler=self.sampler, caches=(self.parts()["cache"],),
+            max_batch_size=self.max_batch_size,
             **{name: self.how[name] for name in SERVED if name in self.how},
         )  # fmt: skip
 

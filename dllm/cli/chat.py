@@ -32,6 +32,7 @@ HELP = "/reset forgets the conversation, /quit or Ctrl-D ends it, Ctrl-C stops a
 class Talking(Generation):
     """Options of ``dllm chat``."""
 
+    PARAMETERS = Generation.PARAMETERS - {"max_batch_size"}
     system: str | None = option(None, "System message at the start.", DECODING)
     drafter: list[str] | None = option(
         None, "Drafters of an autoregressive model, tried in order; repeatable.", DECODING
@@ -59,13 +60,16 @@ def chat(*, options: Talking) -> None:
     diffuses = model.facts.mask_token_id is not None
     if diffuses and options.drafter:
         raise ConfigError(f"{model.name} is a diffusion model: it takes no --drafter")
-    if options.watch and not diffuses:
-        raise ConfigError("--watch follows a canvas: leave it out with an autoregressive model")
+    if not diffuses:
+        options.check_verifier()
+        if options.watch:
+            raise ConfigError("--watch follows a canvas: leave it out with an autoregressive model")
     named = options.drafter or []
     drafter = named[0] if len(named) == 1 else named or None
-    how: dict[str, Any] = {"cache": options.cache} if diffuses else {"drafter": drafter}
+    cache = options.parts()["cache"]
+    how: dict[str, Any] = {"cache": cache} if diffuses else {"drafter": drafter}
     engine = GenerationConfig.fields(MACHINE).keys() & options.how
-    if diffuses and (options.watch or engine or not compose(options.cache).exact):
+    if diffuses and (options.watch or engine or not compose(cache).exact):
         Conversation(model, options).run()
     else:
         with Session(model, max_batch_size=1, **how) as session:  # keeps the turns before
@@ -132,7 +136,7 @@ class Conversation:
         options = self.options
         if self.session is not None:
             diffuses = self.model.facts.mask_token_id is not None
-            sampler: dict[str, Any] = {"sampler": options.sampler} if diffuses else {}
+            sampler: dict[str, Any] = {"sampler": options.parts()["sampler"]} if diffuses else {}
             handle = self.session.submit(self.messages, **options.how, **sampler)
             with waiting("writing"):
                 try:

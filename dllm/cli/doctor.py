@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ..core import errors
-from ..core.errors import INSTALL_EXTRA, DllmError
+from ..core.errors import INSTALL_EXTRA, ConfigError, DllmError
 from .output import distribution_version, versions, waiting
 
 if TYPE_CHECKING:
@@ -56,6 +56,8 @@ def doctor(
     infinity.  Exits with 1 when the model cannot be used here.
     """
     if selftest:
+        if model is not None or compile_kernels:
+            raise ConfigError("--selftest reads no --model and compiles nothing: give it alone")
         raise typer.Exit(_selftest())
     console = Console(highlight=False, soft_wrap=True)
     if compile_kernels:

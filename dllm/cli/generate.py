@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ..core.config import GenerationConfig
-from ..core.declared import MACHINE, VERIFIER
+from ..core.declared import MACHINE
 from ..core.errors import ConfigError
 from .bundled import warn_of_unknown_words
 from .inputs import read_prompts
@@ -87,12 +87,9 @@ def settled(options: Answers) -> dict[str, Any]:
 
 def speculate(prompts: list[Any], options: Answers) -> None:
     """Answers of the verifier on stdout, figures on stderr."""
-    theirs = GenerationConfig.fields(VERIFIER)
-    for name in options.how:
-        if name not in theirs:
-            raise ConfigError(
-                f"--{name.replace('_', '-')} is not an option of a verifier: leave it out"
-            )
+    options.check_verifier()
+    if options.drafter and options.model != "nano":
+        raise ConfigError("--model drafts where no --drafter is named: leave one of them out")
     if options.watch or options.trace is not None:
         raise ConfigError("--watch and --trace follow a canvas: leave them out with --verifier")
     for result in _run(prompts, options):

@@ -20,7 +20,7 @@ from pydantic.fields import FieldInfo
 from typer.models import OptionInfo
 
 from ..core.config import GenerationConfig
-from ..core.declared import HOLES, MACHINE, Declared, about_of
+from ..core.declared import HOLES, MACHINE, VERIFIER, Declared, about_of
 from ..core.errors import ConfigError
 from .output import remember_debug, waiting
 
@@ -247,17 +247,31 @@ class Decoding(Loaded):
     """One way of decoding.  None leaves the default of the checkpoint or the API; a sampler or a
     cache that is not given is `SAMPLER` or `CACHE`."""
 
-    sampler: str = option(
-        SAMPLER, "Sampler (default threshold); 'dllm samplers' lists them.", DECODING
+    sampler: str | None = option(
+        None, "Sampler (default threshold); 'dllm samplers' lists them.", DECODING
     )
-    cache: str = option(CACHE, "Cache (default none); 'dllm caches' lists them.", DECODING)
+    cache: str | None = option(None, "Cache (default none); 'dllm caches' lists them.", DECODING)
     how: Mapping[str, Any] = field(default_factory=dict)  # what is given of `GenerationConfig`
 
     PARAMETERS: ClassVar = EVERY - ANSWERS
 
-    def parts(self) -> dict[str, Any]:
+    def parts(self) -> dict[str, str]:
         """The sampler and the cache."""
-        return {"sampler": self.sampler, "cache": self.cache}
+        return {"sampler": SAMPLER, "cache": CACHE} | self.named()
+
+    def named(self) -> dict[str, str]:
+        """Those of the two that were given: an autoregressive model takes neither."""
+        given = {"sampler": self.sampler, "cache": self.cache}
+        return {name: value for name, value in given.items() if value is not None}
+
+    def check_verifier(self) -> None:
+        """Raise `ConfigError` for what an autoregressive model has no use for."""
+        declared = GenerationConfig.fields()
+        for name in (*self.named(), *self.how):
+            if name not in GenerationConfig.fields(VERIFIER):
+                flag = (name in declared and about_of(declared[name]).flag) or name
+                raise ConfigError(f"--{flag.replace('_', '-')} is not an option of an "
+                                  "autoregressive model: leave it out")  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 import typer
 
 from ..core.access import KEY
-from ..core.errors import UnknownNameError
+from ..core.errors import ConfigError, UnknownNameError
 from ..serve.settings import Settings
 from .options import MODEL, Loading, option, takes
 from .output import note
@@ -18,7 +18,7 @@ SHOWN = (
     "max_batch_size max_waiting quantization device threads replicas"
 ).split()
 LEVELS = ("debug", "info", "warning", "error")
-NETWORK = "Network"
+NETWORK, LOCAL = "Network", "127.0.0.1"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class Served(Loading):
 
     DECLARED: ClassVar = Settings
     PARAMETERS: ClassVar = Settings.fields().keys() - {"api_key", "write_patience"}
-    host: str = option("127.0.0.1", "Address to listen on, default 127.0.0.1.", NETWORK)
+    host: str = option(LOCAL, "Address to listen on, default 127.0.0.1.", NETWORK)
     port: int = option(
         8000, "Port to listen on, default 8000 (0: a free one).", NETWORK, min=0, max=65535
     )
@@ -39,7 +39,7 @@ class Served(Loading):
         0, "Replicas of the model in Ray Serve (default 0: one, in this process).", MODEL, min=0
     )
     ray_host: str = option(
-        "127.0.0.1", "Address of the Ray that --replicas starts (default 127.0.0.1: no other "
+        LOCAL, "Address of the Ray that --replicas starts (default 127.0.0.1: no other "
         "machine can join).", MODEL,
     )  # fmt: skip
     how: Mapping[str, Any] = field(default_factory=dict)
@@ -54,12 +54,14 @@ def serve(
     """Serve a model over HTTP, as OpenAI's clients expect it."""
     settings = Settings(**options.how, api_key=options.api_key)
     check_parts(settings)
+    if options.ray_host != LOCAL and not options.replicas:
+        raise ConfigError("--ray-host is for the Ray that --replicas starts: give both or neither")
     if options.log_level.lower() not in LEVELS:
         raise UnknownNameError("log level", options.log_level, LEVELS)
     from ..serve.run import log_to_stderr
 
     log_to_stderr(options.log_level)
-    if options.api_key is None and options.host not in ("127.0.0.1", "localhost", "::1"):
+    if options.api_key is None and options.host not in (LOCAL, "localhost", "::1"):
         note(f"anybody who reaches {options.host} may use this server: --api-key asks for a key")
     try_tokenizer(model, options.tokenizer)
     if replicas := options.replicas:

@@ -68,6 +68,9 @@ def test_a_block_causal_model_goes_on_with_its_exact_cache(
 
 
 def test_what_chat_cannot_do_is_one_line(cli: Run, causal_folder: Path) -> None:
-    for arguments in (("--model", str(causal_folder), "--watch"), ("--drafter", "prompt_lookup")):
+    causal = ("--model", str(causal_folder))
+    refused = (("--watch",), ("--sampler", "llada"), ("--cache", "none"), ("--constraint", "3=x"))
+    for arguments in (*((*causal, *more) for more in refused), ("--drafter", "prompt_lookup")):
         result = cli("chat", *arguments, stdin="Tom\n")
         assert result.exit_code == 2 and result.stderr.splitlines()[-1].startswith("error: ")
+        assert not result.stdout
