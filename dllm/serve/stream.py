@@ -57,9 +57,8 @@ class Stream:
             asyncio.create_task(self._read(index, handle, queue))
             for index, handle in enumerate(self.started.handles)
         ]
+        begun = False  # nothing is said before the first event: an error until then is a status
         try:
-            for chunk in self.reply.opening():
-                yield self.reply.encode(chunk)
             while any(shown.choice is None for shown in self.shown):
                 try:
                     # Not `wait_for`: before Python 3.12 it may lose a cancellation.
@@ -70,7 +69,8 @@ class Stream:
                     continue
                 if isinstance(item, BaseException):
                     raise item
-                if chunks := self._chunks(index, item):  # all that it says in one write
+                chunks, begun = [] if begun else self.reply.opening(), True
+                if chunks := [*chunks, *self._chunks(index, item)]:  # all that it says in one write
                     yield b"".join(map(self.reply.encode, chunks))
             choices = [shown.choice for shown in self.shown if shown.choice is not None]
             results = [choice.result for choice in choices]

@@ -97,8 +97,10 @@ def test_a_stream_has_openais_events(served: Served) -> None:
             pass
     import openai  # takes a second
 
-    with pytest.raises(openai.BadRequestError):
-        served.client().responses.create(input=ASK, stream=True, temperature=-1, **HOW)
+    late = {"sampler": "llada(steps=1)", "block_length": 4}  # refused by the first step
+    for more in ({"temperature": -1}, late):
+        with pytest.raises(openai.BadRequestError):
+            served.client().responses.create(input=ASK, stream=True, **HOW | {"extra_body": more})
 
 
 @pytest.mark.parametrize("choice", some([{"type": "function", "name": "add"}, "required"], 1))
