@@ -8,10 +8,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from errno import EDQUOT, ENOSPC
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core.errors import ConfigError
+from ..core.errors import ConfigError, DllmError
 from ..core.json_lines import hold
 from .options import option, takes
 from .output import note
@@ -61,6 +62,8 @@ class Reported:
 @contextmanager
 def resumable(folder: Path) -> Iterator[None]:
     """One run at a time in its ``folder``; where it is interrupted, say how to go on."""
+    from safetensors import SafetensorError
+
     from ..train.processes import is_first
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -72,6 +75,11 @@ def resumable(folder: Path) -> Iterator[None]:
     except KeyboardInterrupt:
         note(f"stopped; to go on: {shlex.join(['dllm', *sys.argv[1:]])}")
         raise
+    except (OSError, SafetensorError) as error:
+        if getattr(error, "errno", ENOSPC) not in (ENOSPC, EDQUOT):
+            raise
+        raise DllmError(f"no room is left in {folder}: make some, and the same command goes on "
+                        f"({error!s:.80})") from error  # fmt: skip
     finally:
         os.close(opened)
 

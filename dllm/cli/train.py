@@ -203,10 +203,10 @@ def _distill(
         job = train(model, recipe, folder, questions, data=run.data or (), held_out=held,
                     report=report, teacher=teacher,
                     gradient_checkpointing=run.checkpointing)  # fmt: skip
-    if job is None:
-        return note(f"answers: {folder}")
-    made = folder / ("adapter" if rank else "model")
-    finish(job, model, recipe, made)
+        if job is None:
+            return note(f"answers: {folder}")
+        made = folder / ("adapter" if rank else "model")
+        finish(job, model, recipe, made)
     note(f"{name}: {made}")
 
 

@@ -1,11 +1,13 @@
 """``dllm train``: a command's run leaves what it says it leaves."""
 
+import errno
 import fcntl
 import json
 import os
 from pathlib import Path
 
 import pytest
+from safetensors import SafetensorError
 
 import dllm
 from dllm.cli.train import Conversion
@@ -166,6 +168,19 @@ def test_damaged_answers_are_named(cli: Run, tmp_path: Path, line: object, why: 
                  "--steps", "1", "--held-out", "1", "-o", str(tmp_path / "run"))  # fmt: skip
     assert result.exit_code == 2 and f"{file}, line 2: " in result.stderr
     assert why in result.stderr and result.stderr.splitlines()[-1].startswith("error: ")
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space"), SafetensorError("No space")])
+def test_a_full_disk_is_told_in_a_sentence(
+    error: Exception, cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("dllm.train.recipes.distill.train", train)
+    result = cli("train", "parallel", "--model", "nano", "-o", str(tmp_path))
+    assert result.exit_code == 2
+    assert f"no room is left in {tmp_path}: make some" in result.stderr
 
 
 def test_an_interrupted_run_says_how_to_go_on(

@@ -29,6 +29,6 @@ def write_states(path: Path, reader: Reader, layers: Sequence[int], rows: int = 
             states = reader.read(ids.to(reader.device)).to(torch.bfloat16).cpu()
             for i, answer in enumerate(part):
                 kept = states[i, : len(answer.ids) - 1].contiguous().view(torch.int16)
-                kept.numpy().tofile(out)
+                out.write(kept.numpy().tobytes())
             yield first + len(part)
     write_whole(label, json.dumps(about) + "\n")
