@@ -62,7 +62,7 @@ class Adaptive(LengthController):
     those of the forward that all its texts share.  A text may lose by drafts what they have saved
     it, the price of ``loan`` failed ones and twice what a draft saves on average, nothing where
     drafts did not pay before; then it writes plainly and tries again as often as a share
-    ``explore`` of its tokens pays for.  A design of this library: no paper's.
+    ``explore`` of its tokens pays for, or half of it there.  A design of this library: no paper's.
     """
 
     k_max: int = 24
@@ -84,7 +84,9 @@ class Adaptive(LengthController):
         self._after_whole = False
         self._context = self._beside = self._beside_emitted = 0
         saved, price = self.learned.saved, self.learned.price
-        self._credit = self.loan * price + 2 * saved if saved >= 0 else 0.0
+        self._credit, self._share = self.loan * price + 2 * saved, self.explore
+        if saved < 0:
+            self._credit, self._share = 0.0, self.explore / 2
 
     def next(self, room: int, context: int) -> Budget:
         self._context = context // CONTEXT
@@ -124,7 +126,7 @@ class Adaptive(LengthController):
         verifying = stats.verify_seconds + stats.other_seconds
         costs.add(1 + stats.beside + stats.drafted, verifying)
         if not stats.attempted:
-            self._credit += self.explore * stats.emitted
+            self._credit += self._share * stats.emitted
             return
         learned.drafting += 0.2 * (stats.draft_seconds - learned.drafting)
         plain = float(costs(np.array([1 + stats.beside]))[0])
