@@ -36,6 +36,7 @@ from .parts import (
     union,
 )
 
+Items = list[tuple[Any, re.RegexFlag]]  # of a parsed expression, and the flags of each
 PARSER: Any = importlib.import_module("re._parser")  # it has no public name
 TEXT: Ranges = inverse((SURROGATES,))
 STRING = both(TEXT, inverse(((0, 0x1F), (0x22, 0x22), (0x5C, 0x5C))))  # of JSON, as it is written
@@ -135,7 +136,7 @@ class Expression:
 
     def variants(self) -> list[Variant]:
         try:
-            return self._variants(list(self.tree), self.flags)
+            return self._variants([(item, self.flags) for item in self.tree])
         except RecursionError:
             raise ConfigError(f"{self.what} is nested too deeply") from None
 
@@ -152,80 +153,65 @@ class Expression:
         self.properties.append(inverse(ranges) if negated else ranges)
         return chr(FIRST_PROPERTY + len(self.properties) - 1)
 
-    def _variants(self, items: list[Any], flags: re.RegexFlag) -> list[Variant]:
-        """A row of items whose first and last may be, or hold, ends of the text."""
+    def _variants(self, items: Items) -> list[Variant]:
+        """A row of items, at whose ends those of the text may stand."""
         begins = ends = False
         looks: tuple[tuple[list[Variant], bool], ...] = ()
-        while items and (_at(items[0]) in BEGINS or _looks_ahead(items[0])):
-            if _at(items[0]):
+        if self.in_string and any(_is_end(item) and flags & re.MULTILINE for item, flags in items):
+            self._refuse("^ or $ with the flag m")
+        while items and (_at(items[0][0]) in BEGINS or _looks_ahead(items[0][0])):
+            (item, flags), *items = items
+            if _at(item):
                 begins = True
             else:
-                looks = *looks, self._look(items[0], flags)
-            items = items[1:]
+                looks = *looks, self._look(item, flags)
         if self.in_string and not begins and any(v.begins for ways, _ in looks for v in ways):
             self._refuse_ends()
-        if self.in_string and flags & re.MULTILINE and (begins or any(map(_is_end, items[-1:]))):
-            self._refuse("^ or $ with the flag m")
-        at = next((i for i, item in enumerate(items) if _holds(item, _looks_ahead)), None)
+        at = next((i for i, (item, _) in enumerate(items) if _opens(item)), None)
         if at is not None:
             return [
                 Variant(begins or v.begins, v.part, v.ends, looks + v.looks)
-                for v in self._looking(items[:at], items[at], items[at + 1 :], flags)
+                for v in self._ways(items[:at], *items[at], items[at + 1 :])
             ]
-        while items and _at(items[-1]) in ENDS:
+        while items and _at(items[-1][0]) in ENDS:
             ends, items = True, items[:-1]
         if ends and self.wide:
-            items = [*items, LINE_END]
-        first = self._alternatives(items[0], flags) if items else None
-        if first is not None and len(items) == 1:
-            found = [v for each, with_ in first for v in self._variants(each, with_)]
-            return [
-                Variant(begins or v.begins, v.part, ends or v.ends, looks + v.looks) for v in found
-            ]
-        last = self._alternatives(items[-1], flags) if len(items) > 1 else None
-        heads = tails = [Variant(False, EMPTY, False)]
-        if first is not None:
-            heads = [v for each, with_ in first for v in self._variants(each, with_)]
-            items = items[1:]
-        if last is not None:
-            tails = [v for each, with_ in last for v in self._variants(each, with_)]
-            items = items[:-1]
-        if any(v.ends for v in heads) or any(v.begins for v in tails):
-            self._refuse_ends()
-        middle = self._row(items, flags)
-        return [
-            Variant(
-                begins or head.begins, Row((head.part, middle, tail.part)), ends or tail.ends,
-                looks + head.looks,
-            )
-            for head in heads for tail in tails
-        ]  # fmt: skip
+            items = [*items, (LINE_END, self.flags)]
+        return [Variant(begins, self._items(items), ends, looks)]
 
-    def _looking(
-        self, before: list[Any], item: Any, after: list[Any], flags: re.RegexFlag
-    ) -> list[Variant]:
-        """A row in which an item is, or holds, a look-ahead: one per way through it."""
+    def _ways(self, before: Items, item: Any, flags: re.RegexFlag, after: Items) -> list[Variant]:
+        """A row in which an item is a look-ahead, or holds one, or an end of the text: one per way
+        through it."""
+        name, value = str(item[0]), item[1]
+        optional = name in ("MAX_REPEAT", "MIN_REPEAT") and tuple(value[:2]) == (0, 1)
+        ways: list[Any] = [[]] if optional else []
         if _looks_ahead(item):
             ways = [[item]] if after else []
-        else:
-            name, value = str(item[0]), item[1]
-            plain = name == "SUBPATTERN" and not value[1] | value[2]
-            optional = name in ("MAX_REPEAT", "MIN_REPEAT") and tuple(value[:2]) == (0, 1)
-            ways = [*value[1]] if name == "BRANCH" else [value[-1]] if plain or optional else []
-            ways += [[]] if optional else []
-        self.budget.spend(1 + len(after))
+        elif name == "BRANCH":
+            ways = value[1]
+        elif name == "SUBPATTERN" or optional:
+            ways.append(value[-1])
+        if name == "SUBPATTERN":
+            flags = (flags | value[1]) & ~value[2]
+        self.budget.spend(100 * (1 + len(after)))  # ways multiply
         if not ways:
+            if not _holds(item, _looks_ahead):
+                self._refuse_ends()
             self._refuse("look-around")
-        heads = self._variants(before, flags) if before else [Variant(False, EMPTY, False)]
-        tails = [v for way in ways for v in self._variants([*way, *after], flags)]
+        head = self._items(before)
+        tails = [
+            tail for way in ways
+            for tail in self._variants([*((each, flags) for each in way), *after])
+        ]  # fmt: skip
         if not before:
             return tails
-        looks = [look for tail in tails for ways, _ in tail.looks for look in ways]
-        if any(v.ends for v in heads) or any(v.begins for v in tails + looks):
+        looks = [v for tail in tails for ways, _ in tail.looks for v in ways]
+        if any(v.begins for v in tails + looks):
             self._refuse_ends()
         return [
-            Variant(head.begins, Row((head.part, self.seen(tail))), True, head.looks)
-            for head in heads for tail in tails
+            Variant(False, Row((head, self.seen(tail))), True) if tail.looks
+            else tail._replace(part=Row((head, tail.part)))
+            for tail in tails
         ]  # fmt: skip
 
     def _look(self, item: tuple[Any, Any], flags: re.RegexFlag) -> tuple[list[Variant], bool]:
@@ -236,7 +222,7 @@ class Expression:
         before, negative = (self.exact, self.wide), str(name) == "ASSERT_NOT"
         if negative and self.in_string:
             self.exact, self.wide = True, not self.wide
-        ways = self._variants(list(inner), flags)
+        ways = self._variants([(each, flags) for each in inner])
         self.exact, self.wide = before
         return ways, negative
 
@@ -258,22 +244,12 @@ class Expression:
                 return Either(())
         return part
 
-    def _alternatives(
-        self, item: Any, flags: re.RegexFlag
-    ) -> list[tuple[list[Any], re.RegexFlag]] | None:
-        """The alternatives of an item that holds an end of the text; None for others."""
-        if not _holds(item, _is_end):
-            return None
-        name, value = str(item[0]), item[1]
-        if name == "SUBPATTERN":
-            return [(list(value[3]), (flags | value[1]) & ~value[2])]
-        if name == "BRANCH":
-            return [(list(each), flags) for each in value[1]]
-        self._refuse_ends()
+    def _items(self, items: Items) -> Part:
+        parts = tuple(self._part(str(name), value, flags) for (name, value), flags in items)
+        return parts[0] if len(parts) == 1 else Row(parts)
 
     def _row(self, items: Any, flags: re.RegexFlag) -> Part:
-        parts = tuple(self._part(str(name), value, flags) for name, value in items)
-        return parts[0] if len(parts) == 1 else Row(parts)
+        return self._items([(item, flags) for item in items])
 
     def _part(self, name: str, value: Any, flags: re.RegexFlag) -> Part:
         if name in ("LITERAL", "NOT_LITERAL"):
@@ -403,6 +379,11 @@ def _looks_ahead(item: Any) -> bool:
 
 def _is_end(item: Any) -> bool:
     return _at(item) in BEGINS + ENDS
+
+
+def _opens(item: Any) -> bool:
+    """Whether an item is a look-ahead, or holds one, or an end of the text."""
+    return not _at(item) and _holds(item, lambda each: _is_end(each) or _looks_ahead(each))
 
 
 def _holds(item: Any, which: Callable[[Any], bool]) -> bool:
