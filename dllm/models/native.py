@@ -20,15 +20,15 @@ def native(
     """A config for networks of ``kind`` from one that differs in its model type only, and has to
     state the ``required`` fields, too."""
     made: Any = kind.config_class
-    extra = ("head_dim",) if made is Qwen3Config else ()
-    c = require(config, (*FIELDS, *extra, *required), name)
+    required = (*required, "head_dim") if made is Qwen3Config else required
+    c = require(config, (*FIELDS, *required), name)
     demand(config, ONLY | ({} if made is Qwen2Config else {"attention_bias": False}), name)
-    fields = shared(config, name)
-    if made is LlamaConfig and config.get("head_dim"):
+    fields = {key: c[key] for key in FIELDS} | shared(config, name)
+    if config.get("head_dim"):
         fields["head_dim"] = config["head_dim"]
     if made is not LlamaConfig:
         fields |= {"use_sliding_window": False, "sliding_window": None}
-    result: PreTrainedConfig = made(**{key: c[key] for key in (*FIELDS, *extra)}, **fields)
+    result: PreTrainedConfig = made(**fields)
     return result
 
 
