@@ -136,7 +136,7 @@ class Result:
     @cached_property
     def decided(self) -> int:
         """How many of ``tokens`` the model decided; the others were given."""
-        return sum(step >= 0 for step in self.order)
+        return len(self.order) - self.order.count(-1)
 
     @property
     def tokens_per_forward(self) -> float:

@@ -174,7 +174,7 @@ def check(texts: Sequence[Any], limit: int) -> int:
     """Characters of all ``texts`` (strings, messages or ids); `PromptError` for one that cannot fit
     the context of ``limit`` tokens, however it is encoded."""
     most, sizes = CHARACTERS_PER_TOKEN * limit, [0]
-    for text in texts:
+    for text in filter(None, texts):
         if isinstance(text, list) and len(text) > limit:
             what = "tokens" if is_ids(text) else "parts"
             raise PromptError(f"the prompt has {len(text)} {what}, the context {limit} tokens")

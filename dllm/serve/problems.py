@@ -96,10 +96,8 @@ def problem_of(error: BaseException, retry_after: float = 1.0, context: int = 0)
     if isinstance(error, DeadlineError):
         return Problem(504, text, code="deadline_exceeded")
     if isinstance(error, CancelledError):
-        return Problem(
-            503, "the request was cancelled: the server is stopping", code="stopping",
-            retry_after=retry_after,
-        )  # fmt: skip
+        return Problem(503, "the request was cancelled: the server is stopping", code="stopping",
+                       retry_after=retry_after)  # fmt: skip
     if isinstance(error, OutOfMemoryError):
         return Problem(503, text, code="out_of_memory", retry_after=retry_after)
     if isinstance(error, PromptError | ConfigError) and "the context" in text:
@@ -109,8 +107,6 @@ def problem_of(error: BaseException, retry_after: float = 1.0, context: int = 0)
             f"the answer's max_tokens included ({text})"
         )
         return Problem(400, text, code="context_length_exceeded")
-    if isinstance(error, DllmError) and isinstance(error, ValueError):
-        return Problem(400, text)
     if isinstance(error, DllmError):
-        return Problem(500, text)
+        return Problem(400 if isinstance(error, ValueError) else 500, text)
     return Problem(500, "the server failed on this request; its log says more")

@@ -45,11 +45,9 @@ class Stream:
     arrived: float
     shown: list[Shown] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        self.shown = [Shown() for _ in self.started.handles]
-
     async def __aiter__(self) -> AsyncIterator[bytes]:
         """Chunks as they come.  Whatever happens, no handle is left at work."""
+        self.shown = [Shown() for _ in self.started.handles]
         # One event is in hand while the next is made: a reader that is slow makes the handles
         # merge events, never the engine wait.
         queue: asyncio.Queue[tuple[int, Any]] = asyncio.Queue(1)
