@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, Literal, Unpack, overload
 
 from .cache.base import CacheLike, compose
@@ -95,7 +96,7 @@ def generate(
     Returns a `Result`, or a list of them for a list of prompts; with ``n`` > 1 a list of ``n`` in
     place of each.  Raises `dllm.DllmError` with one sentence that says what to do.
     """
-    with feeding(streamer) as take:
+    with nullcontext() if streamer is None else feeding(streamer) as take:
         batch = is_batch(prompt)
         prompts = list(prompt) if batch else [prompt]
         loaded = remembered(model)

@@ -1,6 +1,7 @@
 """`speculate` and `stream_speculate`: a verifier, a drafter, one prompt or many."""
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any, overload
 
 from ..core.errors import ConfigError, check_switch
@@ -70,7 +71,7 @@ def speculate(
     `dllm.DllmError` with one sentence that says what to do.  Several threads may call this with one
     verifier: their forwards take turns.
     """
-    with feeding(streamer) as take:
+    with nullcontext() if streamer is None else feeding(streamer) as take:
         scheduler = _scheduler(verifier, drafter, prompt, options)
         if take is not None and len(scheduler.waiting) > 1:
             raise ConfigError("a streamer follows one prompt: pass prompts one by one")

@@ -23,13 +23,10 @@ class Streamer(Protocol):
 
 
 @contextmanager
-def feeding(streamer: Streamer | None) -> Iterator[Callable[[Event], None] | None]:
+def feeding(streamer: Streamer) -> Iterator[Callable[[Event], None]]:
     """What hands a streamer the events of a row: the prompt, ids as they become final, up to the
-    first stop id, and drafts; None without a streamer.  Its end is told whatever happens, so that a
-    reader in another thread does not wait for ever: everything that can fail belongs inside."""
-    if streamer is None:
-        yield None
-        return
+    first stop id, and drafts.  Its end is told whatever happens, so that a reader in another thread
+    does not wait for ever: everything that can fail belongs inside."""
     has = all(callable(getattr(streamer, name, None)) for name in ("put", "end"))
     if not has or isinstance(streamer, type):
         raise ConfigError(
