@@ -255,11 +255,11 @@ class Decoding(Loaded):
 
     PARAMETERS: ClassVar = EVERY - ANSWERS
 
-    def parts(self) -> dict[str, str]:
+    def parts(self) -> dict[str, Any]:
         """The sampler and the cache."""
         return {"sampler": SAMPLER, "cache": CACHE} | self.named()
 
-    def named(self) -> dict[str, str]:
+    def named(self) -> dict[str, Any]:
         """Those of the two that were given: an autoregressive model takes neither."""
         given = {"sampler": self.sampler, "cache": self.cache}
         return {name: value for name, value in given.items() if value is not None}
