@@ -12,8 +12,6 @@ in float32.  The copy holds the numbers of the weight, so it costs memory, nothi
 even that where the weight is mapped from a file, whose pages can go (`release`).
 """
 
-from __future__ import annotations
-
 import platform
 from bisect import bisect_left
 from functools import cache, partial

@@ -1,7 +1,5 @@
 """From names to a `Sampler`: registry, roles, needs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from operator import attrgetter

@@ -1,7 +1,5 @@
 """What values the arguments of a part may take."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType

@@ -5,8 +5,6 @@ A name resolves to a class.  Entry points of installed packages (groups ``dllm.s
 wanted, so that importing stays cheap.  One that is of no use is named in a warning and left out.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@
 string (``remasking=random``), ``inf`` is infinity, and a positional name or call is a nested part.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import math

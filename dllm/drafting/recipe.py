@@ -1,7 +1,5 @@
 """How one text is drafted and verified, and requests for such texts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """From the numbers of a forward, once they are on the host, to what every job is told."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

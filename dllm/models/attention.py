@@ -7,8 +7,6 @@ that queries and keys are cast to the dtype of the values first: families that r
 hand them over in float32.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence

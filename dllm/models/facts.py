@@ -1,7 +1,5 @@
 """The facts of a checkpoint, read from its own files and compared with what is known of it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

@@ -8,8 +8,6 @@ where this library has a kernel for them.
 The file brings no tokenizer that transformers reads: pass the original's as ``tokenizer=``.
 """
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from pathlib import Path

@@ -9,8 +9,6 @@ taken when it is `WORTH` times as fast as the next smaller one that is.
 What somebody has decided stays: ``threads=``, ``torch.set_num_threads``, ``OMP_NUM_THREADS``.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import time

@@ -1,7 +1,5 @@
 """Reading weights into a transformers class, completely or not at all."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from collections.abc import Iterable, Iterator

@@ -5,8 +5,6 @@ the same options and return `TokenStatistics`.  Numbers are computed in float32 
 of the model; the logits themselves have the precision the head gives them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable as _Callable
 from collections.abc import Iterable, Sequence
 from dataclasses import replace as _replace

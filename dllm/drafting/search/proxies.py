@@ -4,8 +4,6 @@ It scores the next token given the committed text and the path so far, in natura
 can only change which draft is proposed, never the output.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ A round feeds the anchor and the draft; afterwards the entries of what was not a
 for a tree by gathering the accepted path.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
