@@ -76,6 +76,7 @@ def test_a_conversion_that_cannot_be_is_refused(
     ("parallel --model nano --prompts FILE --tasks copy --answers 3", "for --tasks and --answers"),
     ("parallel --model nano --rank 0 --dtype bfloat16", "leave --dtype out"),
     ("parallel --model nano --samples 2", "give --temperature"),
+    ("parallel --model nano --data FILE --answers 3", "--data in one round leaves nothing"),
     ("dflash --verifier nano-ar --data FILE --answers 3", "--data leaves nothing for --answers"),
     ("dflash --verifier nano-ar --gamma 3", "--loss dpace leaves nothing for --gamma"),
     ("dflash --verifier nano-ar --weights-from x --init random", "leaves nothing for --init"),
