@@ -156,6 +156,8 @@ def test_prompts_that_are_all_held_out_are_refused(cli: Run, tmp_path: Path) -> 
         ({"ids": [5, -6, 7], "answer": 1, "order": [0, 1]}, "-6 is no id"),
         ({"ids": [5, 6.5, 7], "answer": 1, "order": [0, 1]}, "6.5 is no id"),
         ({"ids": [5, 6, 7], "answer": 4, "order": []}, "an answer from 4 on"),
+        ({"ids": [], "answer": 0, "order": []}, "0 ids for a context of 2048"),
+        ({"ids": [5] * 2049, "answer": 1, "order": [0] * 2048}, "2049 ids for a context"),
         ({"ids": [5, 6, 7], "answer": -1, "order": [0]}, "an answer from -1 on"),
         ({"ids": [5, 6, 7], "answer": 1, "order": [0]}, "an order of 1 steps for 2"),
         ({"ids": [5, 6, 7], "answer": 1}, "'order'"),
