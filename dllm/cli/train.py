@@ -190,6 +190,8 @@ def _distill(
     from ..train.recipes.distill import Distillation, finish, train
 
     report = run.report()
+    if run.data and how["rounds"] == 1:
+        unused("--data in one round", {"--answers": run.answers})
     folder = run.output or Path("runs") / name
     model = load(run.model, device=own_device(run.device), dtype=dtype if rank else "float32")
     teacher = model if block else None

@@ -32,11 +32,15 @@ def examples(path: Path, what: str, form: str, make: Callable[[Any], Example]) -
             ) from error
 
 
-def answer_ids(entry: Any, vocabulary: int | None = None) -> tuple[tuple[int, ...], int]:
+def answer_ids(
+    entry: Any, vocabulary: int | None = None, context: int | None = None
+) -> tuple[tuple[int, ...], int]:
     """``ids`` of prompt and answer, and where the ``answer`` starts.  Raises `ValueError` where
-    these are no ids (of a vocabulary of that size), or no answer."""
+    these are no ids (of a vocabulary and a context of that size), or no answer."""
     ids, start = tuple(entry["ids"]), entry["answer"]
     most = math.inf if vocabulary is None else vocabulary
+    if not 0 < len(ids) <= (context or math.inf):
+        raise ValueError(f"{len(ids)} ids for a context of {context}")
     for token in ids:
         if type(token) is not int or not 0 <= token < most:
             raise ValueError(f"{token!r} is no id of {most} tokens")

@@ -270,7 +270,8 @@ def same_recipe(folder: Path, recipe: Any, base: str = "", **free: Any) -> None:
     when another run is there.  Only the fields in ``free`` may change between the parts of a
     run."""
     about = {"base": base} if base else {}
-    file, settings = folder / RECIPE, json.loads(json.dumps(about | asdict(recipe)))
+    fields = recipe if isinstance(recipe, dict) else asdict(recipe)
+    file, settings = folder / RECIPE, json.loads(json.dumps(about | fields))
     begun = noted(file) and about | noted(file)
     if begun and begun | free != settings | free:
         changed = ", ".join(sorted(k for k in begun | settings if k not in free
@@ -283,20 +284,12 @@ def same_recipe(folder: Path, recipe: Any, base: str = "", **free: Any) -> None:
     write_whole(file, json.dumps(settings, indent=1) + "\n")
 
 
-@dataclass(frozen=True)
-class Learnt:
-    """What tells the answers of a run from others."""
-
-    number_of_answers: int
-    answers_checksum: int
-
-
 def same_answers(folder: Path, answers: Sequence[Any]) -> None:
     """`same_recipe` of what the run in ``folder`` learns from, by the `repr` of each answer."""
     checksum = 0
     for answer in answers:
         checksum = zlib.crc32(repr(answer).encode(), checksum)
-    same_recipe(folder, Learnt(len(answers), checksum))
+    same_recipe(folder, {"number_of_answers": len(answers), "answers_checksum": checksum})
 
 
 class Progress(TrainerCallback):

@@ -168,12 +168,14 @@ def entry(result: Any) -> dict[str, Any]:
     return {"ids": ids, "answer": start, "order": order, "text": result.text}
 
 
-def read_trajectories(path: Path, vocabulary: int | None = None) -> list[Trajectory]:
-    """The answers of a file, of ids below ``vocabulary``.  Raises `ConfigError` for a line of
-    another form."""
+def read_trajectories(
+    path: Path, vocabulary: int | None = None, context: int | None = None
+) -> list[Trajectory]:
+    """The answers of a file, of ids below ``vocabulary``, and at most ``context`` of them.  Raises
+    `ConfigError` for a line of another form."""
 
     def make(entry: Any) -> Trajectory:
-        ids, start = answer_ids(entry, vocabulary)
+        ids, start = answer_ids(entry, vocabulary, context)
         order = tuple(entry["order"])
         if not all(type(step) is int and step < NEVER for step in order):
             raise ValueError(f"a step is a whole number below {NEVER}")

@@ -5,6 +5,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from dllm.drafting.dflash.walks import candidates
 from dllm.models.forwards import CACHE
 from dllm.train.dflash import data
 from dllm.train.dflash.card import curve, table
-from dllm.train.dflash.evaluate import matches, walk
+from dllm.train.dflash.evaluate import acceptance, matches, walk
 from dllm.train.dflash.generate import write_answers
 from dllm.train.dflash.keep import write_states
 from dllm.train.dflash.loss import FrozenHeadLoss, decay_weights, dpace_weights, sampled_rows
@@ -226,6 +227,21 @@ def test_a_walk_goes_on_behind_the_first_wrong_draft() -> None:
     # at 1: 2 and 3 are right, 4 comes with the check; at 4: 5 and 6, and the answer ends
     assert walk(hits) == [2, 2]
     assert hits[3].tolist() == [1, 1, -1]
+
+
+def test_a_draft_that_ends_the_answer_has_no_token_behind_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Six tokens: one before the first draft, five in two rounds."""
+    answer = data.Answer((9, 9, 1, 2, 3, 4, 5, 6), 2)
+    drafts = torch.tensor([[2, 3, 0], [0, 0, 0], [0, 0, 0], [5, 6, 7], [0, 0, 0]])
+    monkeypatch.setattr("dllm.train.dflash.evaluate.drafts_at", lambda *_: drafts[None])
+    trainee: Any = SimpleNamespace(
+        head=torch.zeros(1), blocks=SimpleNamespace(drafts=3),
+        reader=SimpleNamespace(read=lambda ids: None),
+    )  # fmt: skip
+    states = data.HiddenStates([0], 2)
+    assert acceptance(trainee, [answer], states, 4) == (2.5, [1.0, 1.0, 0.0])
 
 
 @pytest.fixture(scope="module")

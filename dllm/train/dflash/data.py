@@ -65,9 +65,11 @@ def kept_states(path: Path, layers: Sequence[int], verifier: Any = None) -> Path
 def read_answers(path: Path, layers: Sequence[int] = (), verifier: Any = None) -> Iterator[Answer]:
     """The answers of a file, of ids that the network ``verifier`` has, with their hidden states
     where those of ``layers`` are kept.  Raises `ConfigError` for a line of another form."""
-    size = None if verifier is None else len(verifier.get_input_embeddings().weight)
-    kept, at = kept_states(path, layers, verifier), 0
-    make = partial(answer_ids, vocabulary=size)
+    make, kept, at = answer_ids, kept_states(path, layers, verifier), 0
+    if verifier is not None:
+        room = getattr(verifier.config.get_text_config(), "max_position_embeddings", None)
+        size = len(verifier.get_input_embeddings().weight)
+        make = partial(answer_ids, vocabulary=size, context=room)
     for ids, start in examples(path, "answers", '{"ids": [...], "answer": n}', make):
         yield Answer(ids, start, kept, at)
         at += len(ids) - 1

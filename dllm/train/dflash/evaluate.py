@@ -35,7 +35,7 @@ def acceptance(
         drafts = drafts_at(trainee, ids, read, batch["anchors"].to(device), walking)
         for answer, row in zip(part, drafts.cpu(), strict=True):
             accepted = walk(matches(answer, row))
-            tokens, rounds = tokens + sum(accepted) + len(accepted), rounds + len(accepted)
+            tokens, rounds = tokens + answer.tokens - 1, rounds + len(accepted)
             for count in accepted:
                 reached[:count] += 1
     return tokens / max(1, rounds), (reached / max(1, rounds)).tolist()

@@ -121,20 +121,14 @@ class Trainee(nn.Module):
         self, states: torch.Tensor, rows: torch.Tensor, index: torch.Tensor,
         teacher: torch.Tensor | None, counted: torch.Tensor,
     ) -> torch.Tensor:  # fmt: skip
-        """Weighted loss of ``states`` (n, H)."""
+        """Mean loss of ``states`` (n, H), which are those ``counted``, weighted by place."""
         losses, q = FrozenHeadLoss.apply(  # type: ignore[no-untyped-call]
             states, self.head[rows], index, teacher, self.objective.soft, self.objective.chunk
         )
-        return self.weighted(losses, q, counted)
-
-    def weighted(
-        self, losses: torch.Tensor, q: torch.Tensor, counted: torch.Tensor
-    ) -> torch.Tensor:
-        """Mean loss under the weights of the places; ``losses`` and ``q`` are those ``counted``."""
         counted = counted.flatten(0, 1)
-        table = torch.zeros_like(counted, dtype=torch.float32)
         if self.objective.loss == "decay":
             weights = decay_weights(counted, self.objective.gamma)
         else:
+            table = torch.zeros_like(counted, dtype=torch.float32)
             weights = dpace_weights(table.masked_scatter(counted, q.detach()), counted)
         return (losses * weights[counted]).sum() / weights.sum()

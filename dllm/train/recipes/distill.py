@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -113,8 +114,10 @@ def start(
 ) -> Loop:  # fmt: skip
     """One round, ready: a checkpoint in ``folder`` is taken up by `resume`.  ``held_out`` questions
     measure it, as does the loss of the answers in the file ``held``."""
-    vocabulary, block = network.facts.vocab_size, network.facts.block_length or 1
-    answers = [answer for file in files for answer in read_trajectories(file, vocabulary)]
+    facts, block = network.facts, network.facts.block_length or 1
+    room = facts.context_length + -facts.context_length % block
+    read = partial(read_trajectories, vocabulary=facts.vocab_size, context=room)
+    answers = [answer for file in files for answer in read(file)]
     same_answers(folder, answers)
     objective, schedule = recipe.objective, recipe.schedule
     shown = (
@@ -123,7 +126,7 @@ def start(
     hints = reference_turn(network.model) if shown else None
     steps = schedule.steps * schedule.accumulate
     batches = Batches(answers, recipe.rows, steps, schedule.seed, hints, block)
-    known = [] if held is None or not held.stat().st_size else read_trajectories(held, vocabulary)
+    known = [] if held is None or not held.stat().st_size else read(held)
     rows = min(recipe.rows, len(known))
     tested = rows and Batches(known, rows, len(known) // rows, schedule.seed, hints, block)
     device = network.model.device.type
