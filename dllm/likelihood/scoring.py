@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from inspect import signature
 from typing import Any, ClassVar
 
 import numpy as np
@@ -111,9 +112,16 @@ def score_requests(
                 f"prompt and continuation have {size} tokens, the context "
                 f"{model.facts.context_length}: shorten the prompt"
             )
-    if model.facts.mask_token_id is not None:
+    causal = model.facts.mask_token_id is None
+    if not causal:
         check_recipe(recipe_of(how), caches.compose("none"), model)
-    if model.facts.mask_token_id is None or (model.family.causal and how.estimator is None):
+    if causal or (model.family.causal and how.estimator is None):
+        vain = "cfg_scale" if how.cfg_scale else "estimator" if how.estimator else None
+        if vain is not None:
+            raise ConfigError(
+                f"{model.name} is autoregressive, so that its scores are exact and without "
+                f"guidance: leave {vain} out"
+            )
         return [_autoregressive(model, request, how) for request in requests]
     running = [_Running(_completed(model, request, how), how) for request in requests]
     rounds = how.rounds
@@ -291,7 +299,7 @@ def _autoregressive(model: DiffusionModel, request: ScoreRequest, how: Scoring) 
     first = max(1, len(request.prompt))
     select = torch.from_numpy(ids[first:]).to(model.device)
     with torch.inference_mode():
-        rows = own_logits(model, ids)[first - 1 : -1]
+        rows = own_logits(model, ids, 1 + len(select))[:-1]
         result = logits_statistics(rows, select=select, needs=()).numpy()
     assert result.select_logprob is not None
     total = float(result.select_logprob.astype(np.float64).sum())
@@ -299,10 +307,14 @@ def _autoregressive(model: DiffusionModel, request: ScoreRequest, how: Scoring) 
     return Score(total, 0.0, len(request.continuation), 1, len(ids), greedy)
 
 
-def own_logits(model: DiffusionModel, ids: IntArray) -> torch.Tensor:
-    """Logits (n, V) of an autoregressive network, which may scale or cap what its head says."""
-    packed = torch.from_numpy(ids)[None].to(model.device)
-    logits: torch.Tensor = model.hf(input_ids=packed, use_cache=False).logits[0]
+def own_logits(model: DiffusionModel, ids: IntArray, last: int) -> torch.Tensor:
+    """Logits (last, V) of an autoregressive network, which may scale or cap what its head says,
+    behind the ``last`` of ``ids`` (n,); of the others none are held where it can do without."""
+    fewer = "logits_to_keep" in signature(model.hf.forward).parameters
+    logits: torch.Tensor = model.hf(
+        input_ids=torch.from_numpy(ids)[None].to(model.device), use_cache=False,
+        **({"logits_to_keep": last} if fewer else {}),
+    ).logits[0, -last:]  # fmt: skip
     return logits
 
 

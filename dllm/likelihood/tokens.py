@@ -80,6 +80,6 @@ def _causal(
     model: DiffusionModel, ids: IntArray, how: Scoring
 ) -> Iterator[tuple[int, torch.Tensor, Any]]:
     how.go_on()
-    logits = own_logits(model, ids)
+    logits = own_logits(model, ids, len(ids))
     yield 0, logits[-1:], None  # the first token has no distribution: a row in its place
     yield 1, logits[:-1], None

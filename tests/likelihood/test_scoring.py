@@ -207,6 +207,17 @@ def test_autoregressive_models_are_scored_exactly() -> None:
     expected = sum(float(rows[len(PROMPT) + i - 1, t]) for i, t in enumerate(TEXT))
     assert result.logprob == pytest.approx(expected, rel=1e-5)
     assert (result.stderr, result.nfe, result.greedy) == (0.0, 1, False)
+    for vain in ({"cfg_scale": 1.5}, {"estimator": "llada"}):
+        with pytest.raises(dllm.ConfigError, match=f"exact .* leave {next(iter(vain))} out"):
+            dllm.score(model, PROMPT, TEXT, **vain)
+
+
+def test_no_logits_of_a_prompt_are_held() -> None:
+    model, sizes = causal(), []
+    head: Any = model.hf.get_output_embeddings()
+    head.register_forward_hook(lambda module, given, out: sizes.append(out.shape[1]))
+    assert dllm.score(model, PROMPT * 4, TEXT).tokens == len(TEXT)
+    assert sizes == [len(TEXT) + 1]
 
 
 def test_logits_that_a_network_scales_or_caps_are_scored_as_it_gives_them() -> None:

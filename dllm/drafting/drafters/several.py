@@ -1,6 +1,7 @@
 """Several drafters in order: the first one with a draft drafts."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,7 +46,12 @@ class FirstOf(Drafter):
         return tuple(dict.fromkeys(i for one in self.drafters for i in one.target_layer_ids))
 
     def open(self, request: DraftRequest) -> Drafting:
-        return _FirstOf(self, [drafter.open(request) for drafter in self.drafters])
+        members: list[Drafting] = []
+        with ExitStack() as opened:
+            for drafter in self.drafters:
+                members.append(drafter.open(request))
+                opened.callback(members[-1].close)
+            return _FirstOf(self, members, opened.pop_all())
 
     def propose_all(self, work: Sequence[tuple[Any, IntArray, Budget]]) -> list[Draft]:
         """Drafter by drafter: each drafts at once for all texts that have no draft yet."""
@@ -63,6 +69,7 @@ class FirstOf(Drafter):
 class _FirstOf(Drafting):
     part: FirstOf
     members: list[Drafting]
+    opened: ExitStack  # that closes them all, whichever of them raises
 
     def propose(self, prefix: IntArray, budget: Budget) -> Draft:
         return self.part.propose_all([(self, prefix, budget)])[0]
@@ -72,8 +79,7 @@ class _FirstOf(Drafting):
             member.observe(_shown(feedback, self.part.target_layer_ids, drafter.target_layer_ids))
 
     def close(self) -> None:
-        for member in self.members:
-            member.close()
+        self.opened.close()
 
 
 def _shown(feedback: Feedback, given: tuple[int, ...], own: tuple[int, ...]) -> Feedback:

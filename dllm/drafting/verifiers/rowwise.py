@@ -44,14 +44,12 @@ class RowVerifier(Verifier):
         self, model: DiffusionModel, target_layer_ids: tuple[int, ...] = (), exact: bool = True
     ) -> None:
         super().__init__(model, target_layer_ids, exact)
-        accepted = inspect.signature(self.hf.forward).parameters
-        if CACHE not in accepted:
+        self._accepted = set(inspect.signature(self.hf.forward).parameters)
+        if CACHE not in self._accepted:
             raise ConfigError(
                 f"{type(self.hf).__name__} keeps its state in a form of its own, not in a cache of "
                 "transformers: it cannot verify drafts; use another model"
             )
-        self._few_logits = "logits_to_keep" in accepted
-        self._placed = "position_ids" in accepted  # without, Bamba counts from 0
         # networks that dispatch their attention can be told to use the exact one
         backend = getattr(self.hf, "_supports_attention_backend", False)
         self._attention = "eager" if self.exact and backend else None
@@ -102,10 +100,9 @@ class RowVerifier(Verifier):
     def _feed(self, text: Any, ids: Sequence[int], wanted: int, first: int = 0) -> Scored:
         """A forward over ``ids`` behind the ``first`` tokens, which are cached, with the logits of
         the last ``wanted``."""
-        more: dict[str, Any] = {"logits_to_keep": wanted} if self._few_logits else {}
-        if self._placed:
-            at = torch.arange(first, first + len(ids), device=self.model.device)
-            more["position_ids"] = at[None]
+        at = torch.arange(first, first + len(ids), device=self.model.device)[None]
+        more = {"logits_to_keep": wanted, "position_ids": at}  # without, Bamba counts from 0
+        more = {name: more[name] for name in self._accepted & more.keys()}
         with (
             torch.inference_mode(),
             running(self.hf, self._attention),

@@ -13,9 +13,19 @@ from dllm.core.errors import ConfigError
 from dllm.drafting import register_all
 from dllm.drafting.accept.apd import AdaptiveParallel
 from dllm.drafting.accept.rows import KeyedNoise, Rows, Sampling
-from dllm.drafting.base import DRAFTERS, Budget, Draft, Drafter, DraftRequest, single
+from dllm.drafting.base import (
+    DRAFTERS,
+    EMPTY,
+    Budget,
+    Draft,
+    Drafter,
+    Drafting,
+    DraftRequest,
+    single,
+)
 from dllm.drafting.base import chain as chain_of
 from dllm.drafting.drafters.history import BORDER
+from dllm.drafting.drafters.several import FirstOf
 from dllm.kernels.statistics.filters import Filters
 
 from ...thin import covering, some
@@ -187,3 +197,22 @@ def test_adl_counts_the_raw_draft() -> None:
     assert adl.next(100, 10).length == 16
     adl.step(2, 2)  # half of the way from 6 to 2, and ten
     assert adl.next(100, 10).length == 14
+
+
+@pytest.mark.parametrize("where", ["open", "close"])
+def test_a_drafter_that_raises_leaves_none_beside_it_open(where: str) -> None:
+    class Faulty(Drafter):
+        def open(self, request: DraftRequest) -> Drafting:
+            if where == "open":
+                raise ZeroDivisionError
+            drafting = Drafting()
+            drafting.propose = lambda prefix, budget: EMPTY  # type: ignore[method-assign]
+            drafting.close = lambda: 1 // 0  # type: ignore[assignment, method-assign]
+            return drafting
+
+    for order in (1, -1):
+        nano = dllm.DiffusionDrafter("nano")
+        both = FirstOf((nano, Faulty())[::order])
+        with pytest.raises(ZeroDivisionError):
+            dllm.speculate("nano-ar", both, "What is 2 + 3?", max_new_tokens=6)
+        assert nano._engine is None, "its keys and values are given back"
