@@ -336,6 +336,7 @@ def test_a_canvas_settles_when_the_last_steps_agree() -> None:
         steps = (one, two, one, two, two)
         assert [settled.settled(tokens, sure, times, 0.3) for tokens in steps] == expected
         assert settled.settled(two, sure, times, 0.3)
+        assert len(settled.likeliest) == times  # no more is kept, however many steps there are
         assert not settled.settled(two, sure, times, 0.25)  # below, not at
 
 
