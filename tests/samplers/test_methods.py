@@ -189,6 +189,11 @@ def test_blocks_open_as_in_the_published_runs() -> None:
         assert (window.block_add_threshold, window.decoded_token_threshold) == (0.1, 0.95)
 
 
+def test_a_staged_block_may_be_larger_than_any_text() -> None:
+    rows = [run(f"d2f+staged_blocks({size})", hashed(1)) for size in (16, 2**63, 10**30)]
+    assert len({tuple(row.tokens.tolist()) for row in rows}) == 1
+
+
 @pytest.mark.parametrize("alpha", [0.7, 100.0])
 def test_credit_is_logits_with_a_memory(alpha: float) -> None:
     """Against the definition on whole rows of logits; float32 does not hold exp of large ones."""
