@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..core.canvas import SELECTION, Canvas, IntArray
-from ..core.limits import COUNT, NOT_NEGATIVE, bounds, one_of
+from ..core.limits import COUNT, FINITE, NOT_NEGATIVE, bounds, one_of
 from .base import ALL, Plan, Refreshing, Slots, register
 
 BASES = ("none", "prefix", "dual")
@@ -45,7 +45,7 @@ class DPadCache(Refreshing):
     by_block = True
     limits = bounds(
         base=one_of(BASES), dropout=one_of(DROPOUTS), window=COUNT, number=NOT_NEGATIVE,
-        sigma=NOT_NEGATIVE, scale=NOT_NEGATIVE
+        sigma=FINITE, scale=NOT_NEGATIVE
     )  # fmt: skip
 
     base: str = "prefix"
@@ -63,7 +63,7 @@ class DPadCache(Refreshing):
         noise = canvas.uniform(SELECTION, near) if near.size else np.zeros(0, np.float32)
         if self.dropout == "uniform":
             return np.sort(near[np.argsort(noise, kind="stable")[: self.number]])
-        far = self.sigma * (near - canvas.window[1]) / max(self.window - 1, 1)
+        far = float(self.sigma) * (near - canvas.window[1]) / max(self.window - 1, 1)
         kept: IntArray = near[noise < self.scale * np.exp(-(far**2) / 2) / np.sqrt(2 * np.pi)]
         return kept
 

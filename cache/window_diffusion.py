@@ -37,7 +37,7 @@ class WindowDiffusion(Refreshing):
     """
 
     family_defaults = {"llada": {"window": 64, "far": True}, "dream": {"window": 128, "far": False}}
-    limits = bounds(active=COUNT)
+    limits = bounds(active=COUNT, window=COUNT)
 
     refresh_every: float | None = 32
     active: int = 16

@@ -72,11 +72,11 @@ class Credit(Transform):
         base = np.where(ids < 0, np.float32(-np.inf), known)
         base[likeliest] = first
         raised = base + self.credit_alpha * np.log1p(credit)
-        total = np.log(np.maximum(1 - np.exp(base).sum(1), 0) + np.exp(raised).sum(1))
         # Equal logits go to the lowest id, as everywhere.
         best = raised.max(1)
         winner = np.where(raised == best[:, None], ids, LAST).min(1)
-        logprob = best - total
+        rest = np.maximum(1 - np.exp(base).sum(1), 0) * np.exp(-best)  # of the other ids
+        logprob = -np.log(rest + np.exp(raised - best[:, None]).sum(1))
         p = prediction  # spelt out: `replace` takes twice as long
         return Prediction(
             at, winner, logprob, p.margin, p.gap, p.entropy, logprob, p.top_token,

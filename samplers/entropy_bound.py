@@ -15,17 +15,16 @@ from .turn import Reviser
 
 @dataclass
 class Settled:
-    """What the steps of a canvas found likeliest, one array of tokens per step."""
+    """What the last steps of a canvas found likeliest, one array of tokens per step."""
 
     likeliest: list[IntArray] = field(default_factory=list)
 
     def settled(self, tokens: IntArray, entropy: FloatArray, times: int, bound: float) -> bool:
         """Whether a canvas has come to rest: the likeliest ``tokens`` are those of so many steps
         before, and the mean ``entropy`` is below the bound."""
-        before = self.likeliest[len(self.likeliest) - times :] if times else []
-        enough = len(self.likeliest) >= times
-        same = enough and all(np.array_equal(tokens, one) for one in before)
-        self.likeliest.append(tokens)
+        before = self.likeliest[:times]
+        same = len(before) == times and all(np.array_equal(tokens, one) for one in before)
+        self.likeliest = [tokens, *before][:times]
         return bool(same and len(entropy) and float(entropy.mean()) < bound)
 
 

@@ -40,7 +40,7 @@ class StagedBlocks(Window):
     decoded_token_threshold: float = 0.95
 
     def advance(self, canvas: Canvas) -> None:
-        size = self.block_length or 32
+        size = min(self.block_length or 32, canvas.end)
         open_ = canvas.masked[canvas.start : canvas.end]
         edges = np.arange(canvas.start, canvas.end, size)
         masks = np.add.reduceat(open_.astype(np.int64), edges - canvas.start)

@@ -42,6 +42,16 @@ def test_the_last_of_a_window_of_two_is_sigma_away() -> None:
     assert read is not None and read.tolist() == [*range(PROMPT + BLOCK + 1)]
 
 
+def test_any_finite_sigma_is_a_number() -> None:
+    """With the largest nothing but the next position has a share."""
+    canvas = opened(lambda stream, step, at: np.full(len(at), 0.3, np.float32))
+    for sigma in ("1e9", str(2**64)):
+        read = plan(canvas, f"dpad(sigma={sigma})").read
+        assert read is not None and read.tolist() == [*range(PROMPT + BLOCK + 1)]
+    with pytest.raises(dllm.ConfigError, match="sigma must be finite"):
+        compose("dpad(sigma=inf)")
+
+
 @pytest.mark.parametrize(
     ("base", "first", "later"),
     [("none", 10, 10), ("prefix", 10, 7), ("dual", 10, 4)],

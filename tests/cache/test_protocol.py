@@ -227,5 +227,10 @@ def test_wrong_settings_are_refused(spec: str) -> None:
         caches.compose(spec)
 
 
+def test_a_window_of_no_positions_is_refused_as_that() -> None:
+    with pytest.raises(dllm.ConfigError, match=r"^window must be at least 1, not 0$"):
+        caches.compose("window_diffusion(window=0)")
+
+
 def test_settings_are_frozen() -> None:
     assert replace(caches.compose("dkv"), refresh_every=3) == caches.compose("dkv(3)")

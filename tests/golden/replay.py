@@ -73,7 +73,8 @@ def _adablock(case: dict[str, Any]) -> Call:
     )
     # The cached Dream code cannot predict a block's first position later on.
     forced = case["algorithm"] == "adablock_dream" and case["cache"] != "none"
-    return Call(parts(sampler + (")+force_first" if forced else ")")), case["cache"], {})
+    filters = {"top_k": 50} if case["algorithm"] == "adablock_dream" else {}  # that default, too
+    return Call(parts(sampler + (")+force_first" if forced else ")")), case["cache"], filters)
 
 
 def _prophet(case: dict[str, Any]) -> Call:

@@ -8,7 +8,9 @@ from .quirks import parts
 
 def _localleap(case: dict[str, Any]) -> Call:
     sampler = "localleap(kappa={threshold}, tau_r={relaxed_threshold}, w={radius})"
-    return Call(sampler.format(**case), "none", {"block_length": case["block_length"]})
+    # The code for Dream keeps transformers' own default of top_k=50 for its scores.
+    filters = {"top_k": 50} if case["algorithm"] == "localleap_dream" else {}
+    return Call(sampler.format(**case), "none", {"block_length": case["block_length"], **filters})
 
 
 def _freedave(case: dict[str, Any]) -> Call:

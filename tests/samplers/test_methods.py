@@ -189,10 +189,16 @@ def test_blocks_open_as_in_the_published_runs() -> None:
         assert (window.block_add_threshold, window.decoded_token_threshold) == (0.1, 0.95)
 
 
-def test_credit_is_logits_with_a_memory() -> None:
-    """Against the definition on whole rows of logits."""
+def test_a_staged_block_may_be_larger_than_any_text() -> None:
+    rows = [run(f"d2f+staged_blocks({size})", hashed(1)) for size in (16, 2**63, 10**30)]
+    assert len({tuple(row.tokens.tolist()) for row in rows}) == 1
+
+
+@pytest.mark.parametrize("alpha", [0.7, 100.0])
+def test_credit_is_logits_with_a_memory(alpha: float) -> None:
+    """Against the definition on whole rows of logits; float32 does not hold exp of large ones."""
     rng = np.random.default_rng(0)
-    canvas, part = canvas_of(3), Credit()
+    canvas, part = canvas_of(3), Credit(credit_alpha=alpha)
     part.begin_block(canvas)
     credit = np.zeros((3, 8), np.float32)
     for _ in range(6):
@@ -201,7 +207,7 @@ def test_credit_is_logits_with_a_memory() -> None:
         first = logp.argmax(1)
         credit *= part.decay_beta
         credit[np.arange(3), first] += np.exp(logp.max(1)) ** part.boost_gamma
-        fused = logp + part.credit_alpha * np.log1p(credit)
+        fused = logp.astype(np.float64) + part.credit_alpha * np.log1p(credit)
         fused -= np.log(np.exp(fused).sum(1, keepdims=True))
         ids = part.reads(canvas).ids
         assert ids is not None
@@ -335,6 +341,7 @@ def test_a_canvas_settles_when_the_last_steps_agree() -> None:
         steps = (one, two, one, two, two)
         assert [settled.settled(tokens, sure, times, 0.3) for tokens in steps] == expected
         assert settled.settled(two, sure, times, 0.3)
+        assert len(settled.likeliest) == times  # no more is kept, however many steps there are
         assert not settled.settled(two, sure, times, 0.25)  # below, not at
 
 
