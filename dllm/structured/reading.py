@@ -295,10 +295,9 @@ class Reader(Base):
         if "object" in (kinds or ()) and kinds == others:
             mine_, theirs = a.get("properties", {}), b.get("properties", {})
             required = {*a.get("required", ())}, {*b.get("required", ())}
-            if a.get("additionalProperties") is False and required[1] - {*mine_}:
-                return not a.get("patternProperties")
-            if b.get("additionalProperties") is False and required[0] - {*theirs}:
-                return not b.get("patternProperties")
+            for one, names, needed in ((a, mine_, required[1]), (b, theirs, required[0])):
+                if one.get("additionalProperties") is False and needed - {*names}:
+                    return not one.get("patternProperties")
             both = required[0] & required[1] & {*mine_} & {*theirs}
             return any(self._apart(mine_[name], theirs[name], path) for name in both)
         return False

@@ -211,26 +211,22 @@ def array(reader: Base, schema: Schema, path: str) -> Part:
     first, rest = items_of(schema)
     if schema.get("uniqueItems") and (most is None or most > 1):
         return _unique(reader, rest if not first else None, least, most, path)
-    parts: list[Part] = []
-    each: Part | None = None
-    for i, part in enumerate(first):
-        try:
-            parts.append(reader.value(part, f"{path}/prefixItems/{i}"))
-        except Nothing:
-            most = i if most is None else min(most, i)
-            break
+    found = list[Part]()
     try:
-        each = reader.value(rest, f"{path}/items") if len(parts) == len(first) else None
+        for i, part in enumerate(first):
+            found.append(reader.value(part, f"{path}/prefixItems/{i}"))
+        found.append(reader.value(rest, f"{path}/items"))
     except Nothing:
-        most = len(parts) if most is None else min(most, len(parts))
+        most = len(found) if most is None else min(most, len(found))
+    parts, each = found[: len(first)], (found[len(first) :] or [EMPTY])[0]
     if most is not None and least > most:
         raise Nothing(path)
     reader.budget.spend(least if most is None else most)
     parts = parts[:most]
     if not parts:
-        return listed(b"[", each or EMPTY, b"]", least, most)
+        return listed(b"[", each, b"]", least, most)
     more = None if most is None else most - len(parts)
-    loop: Part = Repeat(Row((COMMA, each or EMPTY)), max(0, least - len(parts)), more)
+    loop: Part = Repeat(Row((COMMA, each)), max(0, least - len(parts)), more)
     for n in range(len(parts) - 1, -1, -1):
         loop = Row((COMMA if n else EMPTY, parts[n], loop))
         loop = loop if n < least else Either((loop, EMPTY))
