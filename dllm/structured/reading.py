@@ -204,12 +204,6 @@ class Reader(Base):
         finally:
             del self.open[opened:]
 
-    def _reference(self, schema: Schema, path: str) -> Part:
-        return self.followed([schema], {}, path)
-
-    def _all(self, schema: Schema, path: str) -> Part:
-        return self.followed(schema["allOf"], without(schema, "allOf"), path)
-
     def _any_of(self, schema: Schema, path: str) -> Part:
         key = "anyOf" if "anyOf" in schema else "oneOf"
         rest, parts = without(schema, key), list(schema[key])
@@ -336,9 +330,11 @@ class Reader(Base):
         ], path)  # fmt: skip
 
     COMBINING: ClassVar[dict[str, Callable[[Reader, Schema, str], Part]]] = {
-        "$ref": _reference, "if": _if, "allOf": _all, "not": _not, "anyOf": _any_of,
-        "oneOf": _any_of, "dependencies": _dependencies, "dependentRequired": _dependencies,
-        "dependentSchemas": _dependencies,
+        "$ref": lambda self, schema, path: self.followed([schema], {}, path), "if": _if,
+        "allOf": lambda self, schema, path: self.followed(
+            schema["allOf"], without(schema, "allOf"), path),
+        "not": _not, "anyOf": _any_of, "oneOf": _any_of, "dependencies": _dependencies,
+        "dependentRequired": _dependencies, "dependentSchemas": _dependencies,
     }  # fmt: skip
     TYPES: ClassVar[dict[str, Callable[[Reader, Schema, str], Part]]] = {
         "object": record, "array": values.array, "string": values.string,

@@ -250,11 +250,10 @@ def _unique(reader: Base, items: Any, least: int, most: int | None, path: str) -
     most = len(texts) if most is None else min(most, len(texts))
     if least > most:
         raise Nothing(path)
+    once: Part = Members(texts, COMMA, least, None if most == len(texts) else most)
     if len(texts) <= MOST_UNIQUE:
-        items: Part = Mixed(texts, COMMA, least, most, once=len(texts))
-    else:
-        items = Members(texts, COMMA, least, None if most == len(texts) else most)
-    return Row((Bytes(b"["), items, Bytes(b"]")))
+        once = Mixed(texts, COMMA, least, most, once=len(texts))
+    return Row((Bytes(b"["), once, Bytes(b"]")))
 
 
 def pattern_of(reader: Base, pattern: str, path: str, wide: bool = False) -> Part:
