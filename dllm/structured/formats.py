@@ -5,7 +5,7 @@ ANNOTATIONS = {
     "$schema", "$id", "id", "$comment", "$defs", "definitions", "$anchor", "$dynamicAnchor",
     "$vocabulary", "title", "description", "default", "example", "examples", "deprecated",
     "readOnly", "writeOnly", "discriminator", "nullable", "strict", "propertyOrdering",
-    "contentEncoding", "contentMediaType", "contentSchema", "xml", "externalDocs",
+    "contentEncoding", "contentMediaType", "contentSchema", "xml", "externalDocs", "components",
 }  # fmt: skip
 LEAP = ("(?:(?:[0-9][1-9]|[1-9]0)(?:0[48]|[2468][048]|[13579][26])|00(?:0[48]|[2468][048]|"
         "[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)")  # fmt: skip

@@ -187,7 +187,10 @@ class Grammar:
                 rest.pop()
                 least, most = least or 0, self._number(rest)
             if least is None or (most is not None and most < least):
-                raise ConfigError(f"a {sign!r} of the grammar is without a count, or falls")
+                raise ConfigError(
+                    f"a {sign!r} of the grammar is without a count, or falls; templates are not "
+                    "supported: write their rules out"
+                )
             if sign == "{":
                 self._expect(rest, "}")
             node = ("repeat", node, least, most)
