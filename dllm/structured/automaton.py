@@ -125,9 +125,7 @@ class Automaton:
 
     @cached_property
     def _ways(self) -> tuple[IntArray, IntArray, IntArray]:
-        source, label = (self.next >= 0).nonzero()
-        bounds = np.searchsorted(source, np.arange(len(self.next) + 1))
-        return label, self.next[source, label], bounds
+        return _grouped(self.next)
 
     def ways(self, state: int) -> tuple[IntArray, IntArray]:
         """The classes that may follow in a state, ascending, and where they lead."""
@@ -137,9 +135,7 @@ class Automaton:
 
     @cached_property
     def _takers(self) -> tuple[IntArray, IntArray, IntArray]:
-        label, source = (self.next.T >= 0).nonzero()
-        bounds = np.searchsorted(label, np.arange(self.next.shape[1] + 1))
-        return source, self.next[source, label], bounds
+        return _grouped(self.next.T)
 
     def taking(self, labels: IntArray) -> tuple[IntArray, IntArray, IntArray]:
         """For each of the ``labels`` (n,) the states that take it, and where it leads from them:
@@ -196,3 +192,10 @@ class Automaton:
                 break
             result[more] = count
         return result
+
+
+def _grouped(table: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+    """Where the entries of a table stand in its rows, what they are, and where each row begins;
+    without those of -1."""
+    row, column = (table >= 0).nonzero()
+    return column, table[row, column], np.searchsorted(row, np.arange(len(table) + 1))

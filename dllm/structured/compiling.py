@@ -50,8 +50,6 @@ MOST_LOOKUPS = 300_000_000  # where a byte leads from a state
 ROOM = 1 << 21  # of these at once
 FEW = 64  # longest tokens, which are followed one by one
 STAY = 256  # as a byte: none
-# Of what is not well formed, or cannot be used.
-FAILED = Unfit, ConfigError, RecursionError, AttributeError, TypeError, ValueError
 
 
 @dataclass(frozen=True)
@@ -336,7 +334,7 @@ class Refused(NamedTuple):
 def refused(why: str, source: Source) -> Refused:
     """With what a judge is told of a source that can be read."""
     same = text = None
-    with contextlib.suppress(*FAILED):
+    with contextlib.suppress(RecursionError, AttributeError, TypeError, ValueError):
         same = encoded(plain(source))
         compiler = Compiler(1)
         compiler.budget, compiler.spells = Budget(), True

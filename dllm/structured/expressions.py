@@ -186,7 +186,7 @@ class Expression:
         optional = name in ("MAX_REPEAT", "MIN_REPEAT") and tuple(value[:2]) == (0, 1)
         ways: list[Any] = [[]] if optional else []
         if _looks_ahead(item):
-            ways = [[item]] if after else []
+            ways = [] if all(_is_end(each) for each, _ in after) else [[item]]
         elif name == "BRANCH":
             ways = value[1]
         elif name == "SUBPATTERN" or optional:

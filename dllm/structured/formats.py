@@ -5,7 +5,7 @@ ANNOTATIONS = {
     "$schema", "$id", "id", "$comment", "$defs", "definitions", "$anchor", "$dynamicAnchor",
     "$vocabulary", "title", "description", "default", "example", "examples", "deprecated",
     "readOnly", "writeOnly", "discriminator", "nullable", "strict", "propertyOrdering",
-    "contentEncoding", "contentMediaType", "contentSchema", "xml", "externalDocs",
+    "contentEncoding", "contentMediaType", "contentSchema", "xml", "externalDocs", "components",
 }  # fmt: skip
 LEAP = ("(?:(?:[0-9][1-9]|[1-9]0)(?:0[48]|[2468][048]|[13579][26])|00(?:0[48]|[2468][048]|"
         "[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)")  # fmt: skip
@@ -33,11 +33,10 @@ PCHAR = rf"(?:[A-Za-z0-9._~!$&'()*+,;=:@-]|{ESCAPED})"
 AUTHORITY = (rf"(?:(?:[A-Za-z0-9._~!$&'()*+,;=:-]|{ESCAPED})*@)?(?:[A-Za-z0-9._~!$&'()*+,;=-]|"
              rf"{ESCAPED})*(?::[0-9]*)?")  # fmt: skip
 TAIL = rf"(?:\?(?:{PCHAR}|[/?])*)?(?:#(?:{PCHAR}|[/?])*)?"
-HIER = rf"(?://{AUTHORITY}(?:/{PCHAR}*)*|/(?:{PCHAR}+(?:/{PCHAR}*)*)?|{PCHAR}+(?:/{PCHAR}*)*)"
-URI = rf"[A-Za-z][A-Za-z0-9+.-]*:{HIER}{TAIL}"
+PATH = rf"//{AUTHORITY}(?:/{PCHAR}*)*|/(?:{PCHAR}+(?:/{PCHAR}*)*)?"
+URI = rf"[A-Za-z][A-Za-z0-9+.-]*:(?:{PATH}|{PCHAR}+(?:/{PCHAR}*)*){TAIL}"
 SEGMENT = rf"(?:[A-Za-z0-9._~!$&'()*+,;=@-]|{ESCAPED})+"  # without a colon
-REFERENCE = (rf"(?://{AUTHORITY}(?:/{PCHAR}*)*|/(?:{PCHAR}+(?:/{PCHAR}*)*)?|"
-             rf"{SEGMENT}(?:/{PCHAR}*)*)?{TAIL}")  # fmt: skip
+REFERENCE = rf"(?:{PATH}|{SEGMENT}(?:/{PCHAR}*)*)?{TAIL}"
 ATOM = "[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
 DAYS = "(?:[0-9]+D|[0-9]+M(?:[0-9]+D)?|[0-9]+Y(?:[0-9]+M(?:[0-9]+D)?)?)"
 HOURS = "(?:[0-9]+S|[0-9]+M(?:[0-9]+S)?|[0-9]+H(?:[0-9]+M(?:[0-9]+S)?)?)"

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple, NoReturn
 
 from ..core.errors import ConfigError, short
-from .byte_automaton import EVERYTHING, Budget, TooLarge, Unfit, combined
+from .byte_automaton import EVERYTHING, Budget, TooLarge, combined
 from .expressions import regex_part
+from .keywords import Nothing
 from .parts import EMPTY, Bytes, Either, Leaf, Part, Repeat, Row, automaton_of, erased, maybe
 
 MOST_RULES = 20_000  # rules that are written, each time anew where it stands less deep
@@ -43,10 +44,6 @@ COMMON = {
 # A node: ("either", nodes), ("row", nodes), ("repeat", node, least, most), ("name", name),
 # ("text", text, whether case counts for nothing), ("regex", expression).
 Node = tuple[Any, ...]
-
-
-class Nothing(Unfit):
-    """A rule that is written no deeper."""
 
 
 class Token(NamedTuple):
@@ -190,7 +187,10 @@ class Grammar:
                 rest.pop()
                 least, most = least or 0, self._number(rest)
             if least is None or (most is not None and most < least):
-                raise ConfigError(f"a {sign!r} of the grammar is without a count, or falls")
+                raise ConfigError(
+                    f"a {sign!r} of the grammar is without a count, or falls; templates are not "
+                    "supported: write their rules out"
+                )
             if sign == "{":
                 self._expect(rest, "}")
             node = ("repeat", node, least, most)

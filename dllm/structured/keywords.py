@@ -20,6 +20,10 @@ KEYWORDS: dict[str, set[Any]] = {
     "boolean": set(), "null": set(),
 }  # fmt: skip
 NAMES = (*KEYWORDS, "integer")
+KINDS: tuple[tuple[str, Any], ...] = (
+    ("null", type(None)), ("boolean", bool), ("number", int | float), ("string", str),
+    ("array", list), ("object", Mapping),
+)  # fmt: skip
 REFUSED = {
     "contains", "unevaluatedProperties", "unevaluatedItems", "$dynamicRef", "$recursiveRef",
 }  # fmt: skip
@@ -147,14 +151,7 @@ def kinds_of(schema: Schema) -> set[str] | None:
 
 
 def kind_of(value: Any) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "boolean"
-    if isinstance(value, int | float):
-        return "number"
-    kinds = ("string", str), ("array", list), ("object", Mapping)
-    return next(name for name, kind in kinds if isinstance(value, kind))
+    return next(name for name, kind in KINDS if isinstance(value, kind))
 
 
 def is_a(value: Any, kind: str) -> bool:

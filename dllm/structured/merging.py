@@ -52,17 +52,15 @@ def _merged_members(a: Schema, b: Schema, path: str) -> dict[str, Any]:
     named = [each.get("patternProperties", {}) for each in (a, b)]
     declared = [each.get("properties", {}) for each in (a, b)]
     more = [each.get("additionalProperties", True) for each in (a, b)]
+    clash = any(mine and others is not True for mine, others in zip(named, more[::-1], strict=True))
     for name in dict.fromkeys((*declared[0], *declared[1])):
         sides: list[Any] = []
         for mine, patterns, others in zip(declared, named, more, strict=True):
-            if name in mine:
-                sides.append(mine[name])
-            elif not patterns:
-                sides.append(others)
-            elif others is not True:
-                raise ConfigError(f"{path} of the schema has patternProperties in allOf")
+            if name in mine or not patterns:
+                sides.append(mine.get(name, others))
+            clash |= name not in mine and bool(patterns) and others is not True
         properties[name] = conjoined(sides)
-    if any(mine and others is not True for mine, others in zip(named, more[::-1], strict=True)):
+    if clash:
         raise ConfigError(f"{path} of the schema has patternProperties in allOf")
     patterns = {
         pattern: conjoined([each[pattern] for each in named if pattern in each])

@@ -68,10 +68,9 @@ def plain_schema(schema: Any) -> Any:
             result[key] = _pattern(value)
         elif key == "format" and value in FORMATS:
             result["pattern"] = f"^(?:{plain_regex(regex_part(FORMATS[value]))})$"
-        elif key == "patternProperties":
-            result[key] = {_pattern(name): plain_schema(each) for name, each in value.items()}
         elif key in NAMED:
-            result[key] = {name: plain_schema(each) for name, each in value.items()}
+            named = _pattern if key == "patternProperties" else str
+            result[key] = {named(name): plain_schema(each) for name, each in value.items()}
         else:
             result[key] = plain_schema(value)
     return result

@@ -204,12 +204,6 @@ class Reader(Base):
         finally:
             del self.open[opened:]
 
-    def _reference(self, schema: Schema, path: str) -> Part:
-        return self.followed([schema], {}, path)
-
-    def _all(self, schema: Schema, path: str) -> Part:
-        return self.followed(schema["allOf"], without(schema, "allOf"), path)
-
     def _any_of(self, schema: Schema, path: str) -> Part:
         key = "anyOf" if "anyOf" in schema else "oneOf"
         rest, parts = without(schema, key), list(schema[key])
@@ -295,10 +289,9 @@ class Reader(Base):
         if "object" in (kinds or ()) and kinds == others:
             mine_, theirs = a.get("properties", {}), b.get("properties", {})
             required = {*a.get("required", ())}, {*b.get("required", ())}
-            if a.get("additionalProperties") is False and required[1] - {*mine_}:
-                return not a.get("patternProperties")
-            if b.get("additionalProperties") is False and required[0] - {*theirs}:
-                return not b.get("patternProperties")
+            for one, names, needed in ((a, mine_, required[1]), (b, theirs, required[0])):
+                if one.get("additionalProperties") is False and needed - {*names}:
+                    return not one.get("patternProperties")
             both = required[0] & required[1] & {*mine_} & {*theirs}
             return any(self._apart(mine_[name], theirs[name], path) for name in both)
         return False
@@ -337,9 +330,11 @@ class Reader(Base):
         ], path)  # fmt: skip
 
     COMBINING: ClassVar[dict[str, Callable[[Reader, Schema, str], Part]]] = {
-        "$ref": _reference, "if": _if, "allOf": _all, "not": _not, "anyOf": _any_of,
-        "oneOf": _any_of, "dependencies": _dependencies, "dependentRequired": _dependencies,
-        "dependentSchemas": _dependencies,
+        "$ref": lambda self, schema, path: self.followed([schema], {}, path), "if": _if,
+        "allOf": lambda self, schema, path: self.followed(
+            schema["allOf"], without(schema, "allOf"), path),
+        "not": _not, "anyOf": _any_of, "oneOf": _any_of, "dependencies": _dependencies,
+        "dependentRequired": _dependencies, "dependentSchemas": _dependencies,
     }  # fmt: skip
     TYPES: ClassVar[dict[str, Callable[[Reader, Schema, str], Part]]] = {
         "object": record, "array": values.array, "string": values.string,

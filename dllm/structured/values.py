@@ -211,26 +211,22 @@ def array(reader: Base, schema: Schema, path: str) -> Part:
     first, rest = items_of(schema)
     if schema.get("uniqueItems") and (most is None or most > 1):
         return _unique(reader, rest if not first else None, least, most, path)
-    parts: list[Part] = []
-    each: Part | None = None
-    for i, part in enumerate(first):
-        try:
-            parts.append(reader.value(part, f"{path}/prefixItems/{i}"))
-        except Nothing:
-            most = i if most is None else min(most, i)
-            break
+    found = list[Part]()
     try:
-        each = reader.value(rest, f"{path}/items") if len(parts) == len(first) else None
+        for i, part in enumerate(first):
+            found.append(reader.value(part, f"{path}/prefixItems/{i}"))
+        found.append(reader.value(rest, f"{path}/items"))
     except Nothing:
-        most = len(parts) if most is None else min(most, len(parts))
+        most = len(found) if most is None else min(most, len(found))
+    parts, each = found[: len(first)], (found[len(first) :] or [EMPTY])[0]
     if most is not None and least > most:
         raise Nothing(path)
     reader.budget.spend(least if most is None else most)
     parts = parts[:most]
     if not parts:
-        return listed(b"[", each or EMPTY, b"]", least, most)
+        return listed(b"[", each, b"]", least, most)
     more = None if most is None else most - len(parts)
-    loop: Part = Repeat(Row((COMMA, each or EMPTY)), max(0, least - len(parts)), more)
+    loop: Part = Repeat(Row((COMMA, each)), max(0, least - len(parts)), more)
     for n in range(len(parts) - 1, -1, -1):
         loop = Row((COMMA if n else EMPTY, parts[n], loop))
         loop = loop if n < least else Either((loop, EMPTY))
@@ -254,11 +250,10 @@ def _unique(reader: Base, items: Any, least: int, most: int | None, path: str) -
     most = len(texts) if most is None else min(most, len(texts))
     if least > most:
         raise Nothing(path)
+    once: Part = Members(texts, COMMA, least, None if most == len(texts) else most)
     if len(texts) <= MOST_UNIQUE:
-        inner: Part = Mixed(texts, COMMA, least, most, once=len(texts))
-    else:
-        inner = Members(texts, COMMA, least, None if most == len(texts) else most)
-    return Row((Bytes(b"["), inner, Bytes(b"]")))
+        once = Mixed(texts, COMMA, least, most, once=len(texts))
+    return Row((Bytes(b"["), once, Bytes(b"]")))
 
 
 def pattern_of(reader: Base, pattern: str, path: str, wide: bool = False) -> Part:

@@ -12,6 +12,11 @@ from weakref import WeakKeyDictionary
 from ..core.errors import ConfigError
 
 BLANK = "\u2581"  # what stands for a blank in vocabularies of SentencePiece
+# The printable characters that stand for bytes in byte-level vocabularies: most for their own code,
+# the others, in their order, for the characters from 256 on.
+SHOWN = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+HIDDEN = [byte for byte in range(256) if byte not in SHOWN]
+ALPHABET = {chr(b): b for b in SHOWN} | {chr(256 + i): b for i, b in enumerate(HIDDEN)}
 
 
 @dataclass(frozen=True)
@@ -82,17 +87,6 @@ def _decoders(decoder: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
             yield from _decoders(part)
     else:
         yield decoder
-
-
-def _alphabet() -> dict[str, int]:
-    """The printable characters that stand for bytes in byte-level vocabularies: most for their own
-    code, the others, in their order, for the characters from 256 on."""
-    shown = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    hidden = [byte for byte in range(256) if byte not in shown]
-    return {chr(b): b for b in shown} | {chr(256 + i): b for i, b in enumerate(hidden)}
-
-
-ALPHABET = _alphabet()
 
 
 def _byte_level(token: str) -> bytes:

@@ -137,7 +137,8 @@ def test_gbnf() -> None:
     ("rules", "word"),
     [
         ("start: foo", "no rule foo"), ('rule: "a"', "no rule start"), ("start: (", "lacks a ')'"),
-        ('start: "a"~2..1', "or falls"), ('start: "a"{}', "without a count"),
+        ('start: "a"~2..1', "or falls"), ('start: a{"b"}\na{x}: x', "templates are not supported"),
+        ('start: "a"{}', "without a count"),
         ('start: "a" start', "without end"), ('start: "a"\nstart: "b"', "start twice"),
         ("start: )", "line 1"), ("start: A\nA: A", "contains itself"), ("start: \x00", "line 1"),
         ("%import common.NOPE\nstart: NOPE", "imports 'NOPE'"), ("start: /(/", "not well formed"),

@@ -422,6 +422,9 @@ def test_which_texts_a_schema_has(schema: Any, taken: list[str], refused: list[s
 def test_unknown_keywords_are_ignored_and_told() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "null", "minimun": 3}}, "x-a": 1}
     assert byte_automaton({"json_schema": schema})[1] == ["minimun"]
+    parts = {"schemas": {"a": {"type": "null"}}}  # as OpenAPI has them
+    schema = {"$ref": "#/components/schemas/a", "components": parts}
+    assert byte_automaton({"json_schema": schema})[1] == []
     schema = {"anyOf": [{"type": "string", "format": f} for f in ("ipv4network", "uuid4")]}
     assert byte_automaton({"json_schema": schema})[1] == ["format 'ipv4network'"]
 
