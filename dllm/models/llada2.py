@@ -21,7 +21,7 @@ SAME = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     "head_dim", "hidden_act", "max_position_embeddings", "rms_norm_eps", "tie_word_embeddings",
     "num_experts_per_tok", "moe_intermediate_size", "first_k_dense_replace", "n_group",
-    "topk_group", "routed_scaling_factor", "norm_topk_prob",
+    "topk_group", "routed_scaling_factor",
 )  # fmt: skip
 RENAMED = {"num_experts": "n_routed_experts", "num_shared_experts": "n_shared_experts"}
 OTHERS = ("num_key_value_heads", "rope_theta", "partial_rotary_factor")
@@ -75,6 +75,7 @@ def llada2_config(config: ConfigDict) -> PreTrainedConfig:
         **{name: c[name] for name in SAME},
         **{new: c[old] for old, new in RENAMED.items()},
         num_key_value_heads=c["num_key_value_heads"] or c["num_attention_heads"],
+        norm_topk_prob=c["num_experts_per_tok"] > 1,  # whatever the field says
         rope_parameters={
             "rope_type": "default", "rope_theta": float(c["rope_theta"]),
             "partial_rotary_factor": c["partial_rotary_factor"],

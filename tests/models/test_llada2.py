@@ -27,6 +27,15 @@ def test_it_is_read_saved_and_read_again(checkpoints: Path, tmp_path: Path) -> N
         assert torch.equal(weight, again.hf.state_dict()[name]), name
 
 
+@pytest.mark.parametrize(("chosen", "normed"), [(2, True), (1, False)])
+def test_weights_of_several_experts_add_up_whatever_a_field_says(
+    copy: Callable[..., Path], chosen: int, normed: bool
+) -> None:
+    """Official code divides by their sum where there are several, and reads no field for it."""
+    model = dllm.load(copy("llada2-tiny", num_experts_per_tok=chosen, norm_topk_prob=not normed))
+    assert model.hf.config.norm_topk_prob == normed
+
+
 def test_top_k_comes_before_top_p_as_in_its_code(checkpoints: Path) -> None:
     config = GenerationConfig(temperature=0.7, top_p=0.9, top_k=5)
     recipe = MaskedRecipe(samplers.compose("threshold"), config=config)
