@@ -9,7 +9,7 @@ command a filled instance as ``options``.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from functools import partial, wraps
 from pathlib import Path
@@ -198,8 +198,8 @@ ANSWERS = GenerationConfig.fields().keys() - GenerationConfig.fields(HOLES, MACH
 TEXTS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "stop_strings": (list[str], tuple),
     "choice": (list[str], tuple),
-    "constraints": (list[str], lambda texts: dict(map(_constraint, texts))),
-    "logit_bias": (list[str], lambda texts: dict(map(_bias, texts))),
+    "constraints": (list[str], lambda texts: _each("--constraint", map(_constraint, texts))),
+    "logit_bias": (list[str], lambda texts: _each("--logit-bias", map(_bias, texts))),
     "remask": (str, lambda text: tuple(map(_span, text.split(",")))),
     "initial_text": (str, str),
     "json_schema": (str, str),
@@ -309,10 +309,20 @@ class Answers(Generation):
         return [] if named == ["none"] else named
 
 
+def _each(option: str, given: Iterable[tuple[int, Any]]) -> dict[int, Any]:
+    """What repeated options say of numbers, one thing of each."""
+    result: dict[int, Any] = {}
+    for number, value in given:
+        if number in result:
+            raise ConfigError(f"two {option} are about {number}: keep one of them")
+        result[number] = value
+    return result
+
+
 def _constraint(text: str) -> tuple[int, str]:
     """``12=The answer is``: where a text stands in the answer, in tokens, and the text."""
     offset, equals, wanted = text.partition("=")
-    if not equals or not offset.strip().isdigit() or not wanted:
+    if not equals or not offset.strip().isdecimal() or not wanted:
         raise ConfigError(f"--constraint is OFFSET=TEXT, e.g. '20=The answer is', not {text!r}")
     return int(offset), wanted
 
@@ -320,7 +330,7 @@ def _constraint(text: str) -> tuple[int, str]:
 def _span(text: str) -> tuple[int, int]:
     """``4`` or ``4..9``, the last one left out: positions of a draft."""
     low, dots, high = text.strip().partition("..")
-    if not low.isdigit() or (dots and not high.isdigit()):
+    if not low.isdecimal() or (dots and not high.isdecimal()):
         raise ConfigError(f"--remask is a list of positions and spans such as 0,4..9, not {text!r}")
     return int(low), int(high) if dots else int(low) + 1
 

@@ -257,7 +257,8 @@ class GenerationConfig(Machine):
         "An allowed answer.", *EVERY, wire=None,
     )] = None  # fmt: skip
     json_schema: Annotated[Any, BeforeValidator(_schema), about(
-        "JSON schema of the answer.  A pydantic class, a dictionary, or a file.", *EVERY, wire=None,
+        "File of the answer's JSON schema.  Or a pydantic class, or a dictionary.", *EVERY,
+        wire=None,
     )] = None  # fmt: skip
     grammar: Annotated[str | None, BeforeValidator(_unicode), about(
         "Grammar of the answer.  In the syntax of Lark, or of GBNF.", *EVERY,
