@@ -260,9 +260,7 @@ class Service:
         if ids is not None and ask.truncate:
             ids = self.chats.shortened(model, ask, prompt, ids, go_on)
         if ids is not None and limit is not None and len(ids) > limit:
-            raise PromptError(
-                f"the prompt has {len(ids)} tokens, this server takes {limit} of context"
-            )
+            raise PromptError(f"the prompt has {len(ids)} tokens, the context here takes {limit}")
         if ask.text is not None:
             if any(hole_forms(ask.text)):
                 return ids, ask.text

@@ -245,6 +245,7 @@ def test_a_body_that_is_too_large(start: Start, tiny: dllm.DiffusionModel) -> No
     assert chunked.status_code == 413
     long = served.post(TEXT, {"prompt": "a b " * 20, "max_tokens": 4})
     assert long.status_code == 400 and "takes 20" in long.json()["error"]["message"]
+    assert long.json()["error"]["code"] == "context_length_exceeded"  # clients shorten it then
     nothing_left(served, tiny, before)
 
 
