@@ -4,11 +4,13 @@ A block is computed in every step until it is decided, and a little longer; then
 """
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
 from ..core.canvas import Blocks, Canvas, IntArray
 from ..core.limits import COUNT, NOT_NEGATIVE, bounds
+from ..core.spec import FamilyDefaults
 from .base import ALL, Cache, Plan, Slots, full_plan, register
 
 
@@ -60,7 +62,10 @@ class DelayedCache(Cache):
     """
 
     offers = ALL
-    family_defaults = {"llada": {"in_turn": True}, "dream": {"in_turn": False}}
+    family_defaults: ClassVar[FamilyDefaults] = {
+        "llada": {"in_turn": True},
+        "dream": {"in_turn": False},
+    }
     limits = bounds(delay=NOT_NEGATIVE, refresh_every=COUNT)
 
     delay: int = 1

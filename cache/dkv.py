@@ -4,11 +4,14 @@ Keys and values change most when [MASK] becomes a token and little afterwards.  
 position is computed once more, in the next step, and then left alone.
 """
 
+from typing import ClassVar
+
 import numpy as np
 
 from ..core.canvas import Canvas, IntArray
 from ..core.capabilities import FORESIGHT
 from ..core.limits import NOT_NEGATIVE, bounds, one_of
+from ..core.spec import FamilyDefaults
 from .base import ALL, Clock, Plan, Refreshing, Slots, full_plan, register
 
 PAPER = "dKV-Cache: The Cache for Diffusion Language Models"
@@ -23,7 +26,10 @@ class DKVDecode(Refreshing):
     """
 
     offers = ALL
-    family_defaults = {"llada": {"refresh_every": 8}, "dream": {"refresh_every": 4}}
+    family_defaults: ClassVar[FamilyDefaults] = {
+        "llada": {"refresh_every": 8},
+        "dream": {"refresh_every": 4},
+    }
     refresh_every: float | None = None
 
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
@@ -52,7 +58,7 @@ class DKVPD(DKVDecode):
     ``refresh_every`` (4 in the paper) recomputes all but the prompt.
     """
 
-    family_defaults = {}
+    family_defaults: ClassVar[FamilyDefaults] = {}
 
     refresh_every: float | None = 4
 

@@ -1,12 +1,14 @@
 """dLLM-Cache: reuse features of the prompt for long, of the response for short intervals."""
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
 from ..core.canvas import Canvas, IntArray
 from ..core.capabilities import BRANCHES, FRESH_LOGITS
 from ..core.limits import COUNT, SHARE, bounds
+from ..core.spec import FamilyDefaults
 from .base import ALL, Cache, Layer, Plan, Slots, register
 from .dkv import first_row
 
@@ -46,7 +48,7 @@ class DLLMCache(Cache):
     layerwise = True
     keeps = "change"
 
-    family_defaults = {
+    family_defaults: ClassVar[FamilyDefaults] = {
         "llada": {"prompt_every": 50, "response_every": 7},
         "dream": {"prompt_every": 25, "response_every": 2},
     }

@@ -1,12 +1,14 @@
 """Window-Diffusion: decode among the leftmost masks, cache the next few, ignore the rest."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from ..core.canvas import BoolArray, Canvas, IntArray
 from ..core.errors import ConfigError
 from ..core.limits import COUNT, bounds
+from ..core.spec import FamilyDefaults
 from .base import Plan, Refreshing, Slots, full_plan, register
 
 
@@ -36,7 +38,10 @@ class WindowDiffusion(Refreshing):
     The paper's early stop at an end of text is the policy ``first_commit`` of `dllm.samplers.eos`.
     """
 
-    family_defaults = {"llada": {"window": 64, "far": True}, "dream": {"window": 128, "far": False}}
+    family_defaults: ClassVar[FamilyDefaults] = {
+        "llada": {"window": 64, "far": True},
+        "dream": {"window": 128, "far": False},
+    }
     limits = bounds(active=COUNT, window=COUNT)
 
     refresh_every: float | None = 32

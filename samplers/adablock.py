@@ -1,11 +1,13 @@
 """AdaBlock: a block ends where the text does."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from ..core.canvas import Canvas
 from ..core.limits import SOME_SHARE, THRESHOLD, bounds
+from ..core.spec import FamilyDefaults
 from .base import Prediction
 from .compose import register
 from .windows import StaticBlocks
@@ -35,8 +37,8 @@ class AdaBlock(StaticBlocks):
     (``likeliest``), as in the official code.
     """
 
-    statistics = {"max_logprob": 1, "top_token": 1}
-    family_defaults = {
+    statistics: ClassVar = {"max_logprob": 1, "top_token": 1}
+    family_defaults: ClassVar[FamilyDefaults] = {
         "llada": {"delimiter_threshold": 0.3, "likeliest": False},
         "dream": {"delimiter_threshold": 0.5, "likeliest": True},
     }

@@ -1,6 +1,7 @@
 """Credit decoding: what the model kept saying counts too."""
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
@@ -48,7 +49,7 @@ class Credit(Transform):
     """
 
     needs = frozenset({GREEDY, FRESH_LOGITS})
-    statistics = {"max_logprob": 1}
+    statistics: ClassVar = {"max_logprob": 1}
     limits = bounds(credit_alpha=FINITE, boost_gamma=FINITE, decay_beta=SHARE)
 
     credit_alpha: float = 0.7

@@ -1,10 +1,13 @@
 """d3LLM's multi-block decoding: later blocks open while earlier ones are being decided."""
 
+from typing import ClassVar
+
 import numpy as np
 
 from ..core.canvas import BoolArray, IntArray
 from ..core.capabilities import ENTROPY
 from ..core.limits import NATS, bounds
+from ..core.spec import FamilyDefaults
 from .base import Part, Selector, View
 from .compose import register
 from .eos import Eos
@@ -24,7 +27,10 @@ class D3LLM(Selector):
     """
 
     needs = frozenset({ENTROPY})
-    family_defaults = {"llada": {"anywhere": True}, "dream": {"anywhere": False}}
+    family_defaults: ClassVar[FamilyDefaults] = {
+        "llada": {"anywhere": True},
+        "dream": {"anywhere": False},
+    }
     limits = bounds(tau=NATS)
 
     tau: float = 0.5

@@ -2,6 +2,7 @@
 unsure."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -50,7 +51,7 @@ class Daedal(Length):
     """
 
     needs = frozenset({WHOLE_TEXT})
-    statistics = {"top_token": 1}
+    statistics: ClassVar = {"top_token": 1}
     limits = bounds(
         initial=COUNT, expand=COUNT, tokens=COUNT, block=COUNT, growth=COUNT, enough=SHARE,
         insert_until=SHARE, low=SHARE

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 
 from ..core.canvas import SELECTION, Canvas, FloatArray, IntArray
@@ -41,7 +43,7 @@ class DDIM(Reviser):
         corrector_steps=NOT_NEGATIVE, corrector_k=COUNT, corrector_selection_tau=POSITIVE,
         corrector_selection=one_of(SELECTIONS),
     )  # fmt: skip
-    statistics = {"entropy": 1, "top_token": 2, "top_logprob": 2}
+    statistics: ClassVar = {"entropy": 1, "top_token": 2, "top_logprob": 2}
 
     num_inference_steps: int = 16
     stability_threshold: int = 1

@@ -1,8 +1,11 @@
 """dParallel's decoding rule: a threshold on entropy."""
 
+from typing import ClassVar
+
 from ..core.canvas import BoolArray
 from ..core.capabilities import ENTROPY, REPEATABLE
 from ..core.limits import NATS, bounds
+from ..core.spec import FamilyDefaults
 from .base import Part, Selector, View
 from .compose import register
 from .scorers import NegEntropy
@@ -21,7 +24,10 @@ class EntropyThreshold(Selector):
     needs = frozenset({ENTROPY})
     offers = frozenset({REPEATABLE})
 
-    family_defaults = {"llada": {"inclusive": True}, "dream": {"inclusive": False}}
+    family_defaults: ClassVar[FamilyDefaults] = {
+        "llada": {"inclusive": True},
+        "dream": {"inclusive": False},
+    }
     limits = bounds(tau=NATS)
 
     tau: float = 0.5

@@ -1,5 +1,7 @@
 """EB-Sampler: bound the joint uncertainty of what a step commits."""
 
+from typing import ClassVar
+
 import numpy as np
 
 from ..core.canvas import BoolArray
@@ -26,7 +28,7 @@ class EntropyBounded(Selector):
     """
 
     offers = frozenset({REPEATABLE})
-    statistics = {"entropy": 1}
+    statistics: ClassVar = {"entropy": 1}
     limits = bounds(gamma=NOT_NEGATIVE, proxy=one_of(PROXIES))
 
     gamma: float = 0.1

@@ -1,7 +1,7 @@
 """DiffusionGemma's own sampler: a canvas of provisional tokens, decided as a whole at its end."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -42,7 +42,7 @@ class EntropyBound(Reviser):
     """
 
     needs = frozenset({GREEDY, UNIFORM_NOISE})
-    statistics = {"entropy": 1, "top_token": 1, "top_logprob": 1}
+    statistics: ClassVar = {"entropy": 1, "top_token": 1, "top_logprob": 1}
     limits = bounds(
         entropy_bound=NOT_NEGATIVE, max_denoising_steps=COUNT, t_min=POSITIVE, t_max=POSITIVE,
         stability_threshold=NOT_NEGATIVE, confidence_threshold=NOT_NEGATIVE,

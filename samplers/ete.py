@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 
 from ..core.canvas import BoolArray, FloatArray
@@ -31,7 +33,7 @@ class ETE(Explorer):
     """
 
     needs = frozenset({BRANCHES, PROBABILITY})
-    statistics = {"entropy": 1}
+    statistics: ClassVar = {"entropy": 1}
     limits = bounds(tau=THRESHOLD, k=LANES, e_min=COUNT, order=one_of(ORDERS))
 
     base: tuple[Part, ...] = ()

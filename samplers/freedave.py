@@ -1,5 +1,7 @@
 """FreeDave: draft the next steps, verify them all in one forward, change nothing."""
 
+from typing import ClassVar
+
 import numpy as np
 
 from ..core.canvas import BoolArray, Canvas
@@ -13,6 +15,7 @@ from ..core.capabilities import (
     SLIDING_BRANCHES,
 )
 from ..core.limits import LANES, bounds
+from ..core.spec import FamilyDefaults
 from .base import Part, View
 from .compose import register
 from .fixed import Fixed
@@ -41,7 +44,10 @@ class FreeDave(Explorer):
     needs = frozenset({
         BRANCHES, CONSTRAINED, FINAL, GREEDY, KEEPS_TEXT, REPEATABLE, SLIDING_BRANCHES,
     })  # fmt: skip
-    family_defaults = {"llada": {"draft_depth": 4}, "dream": {"draft_depth": 8}}
+    family_defaults: ClassVar[FamilyDefaults] = {
+        "llada": {"draft_depth": 4},
+        "dream": {"draft_depth": 8},
+    }
     limits = bounds(draft_depth=LANES)
 
     base: tuple[Part, ...] = ()

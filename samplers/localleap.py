@@ -1,11 +1,14 @@
 """LocalLeap: certainty spreads to the neighbours of what is already certain."""
 
+from typing import ClassVar
+
 import numpy as np
 
 from ..core.canvas import BoolArray
 from ..core.capabilities import PROBABILITY, REPEATABLE
 from ..core.errors import ConfigError
 from ..core.limits import NOT_NEGATIVE, THRESHOLD, bounds
+from ..core.spec import FamilyDefaults
 from .base import Selector, View
 from .compose import register
 
@@ -27,7 +30,7 @@ class LocalLeap(Selector):
     needs = frozenset({PROBABILITY})
     offers = frozenset({REPEATABLE})
 
-    family_defaults = {"llada": {"tau_r": 0.75}, "dream": {"tau_r": 0.8}}
+    family_defaults: ClassVar[FamilyDefaults] = {"llada": {"tau_r": 0.75}, "dream": {"tau_r": 0.8}}
     limits = bounds(kappa=THRESHOLD, tau_r=THRESHOLD, w=NOT_NEGATIVE)
 
     kappa: float = 0.9

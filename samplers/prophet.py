@@ -1,5 +1,7 @@
 """Prophet: when the answer is already decided, stop refining."""
 
+from typing import ClassVar
+
 import numpy as np
 
 from ..core.canvas import Canvas, IntArray
@@ -34,7 +36,7 @@ class Prophet(Stop):
     """
 
     needs = frozenset({ALL_LOGITS, CONSTRAINED, FINAL, OWN_PREDICTIONS, FIXED_LENGTH})
-    statistics = {"gap": 1}
+    statistics: ClassVar = {"gap": 1}
     limits = bounds(
         region=one_of(REGIONS), progress=one_of(PROGRESS), answer=COUNT, start=NOT_NEGATIVE,
         steps=COUNT

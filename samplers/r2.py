@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import ClassVar
 
 import numpy as np
 
@@ -72,7 +73,7 @@ class R2(Course):
     """
 
     needs = frozenset({PROBABILITY, FRESH_LOGITS})
-    statistics = {"max_logprob": 1, "top_token": 1}
+    statistics: ClassVar = {"max_logprob": 1, "top_token": 1}
     offers = frozenset({CONSTRAINED})
     limits = bounds(
         spatial_threshold=THRESHOLD, temporal_threshold=THRESHOLD,

@@ -1,6 +1,7 @@
 """S2D2: a block-diffusion model drafts a block, and verifies it from left to right itself."""
 
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -60,7 +61,7 @@ class S2D2(Explorer):
     """
 
     needs = frozenset({BLOCK_CAUSAL, FIXED_WINDOW, KEEPS_TEXT, MASKED, FINAL})
-    statistics = {"residual": 1, "entropy": 1, "margin": 1}
+    statistics: ClassVar = {"residual": 1, "entropy": 1, "margin": 1}
     limits = bounds(
         policy=one_of(("span", "score", "hysteresis")), estimator=one_of(("entropy", "margin")),
         tau_span=COUNT, c=NOT_NEGATIVE, tau=THRESHOLD, margin=SHARE,

@@ -5,6 +5,7 @@ fact of the model family (LLaDA: clean, Dream: tempered), not of the scorer.
 """
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import numpy as np
 
@@ -28,7 +29,7 @@ class Probability(Scorer):
 class Margin(Scorer):
     """The probability of the best token minus that of the second, in [0, 1]."""
 
-    statistics = {"margin": 1}
+    statistics: ClassVar = {"margin": 1}
     offers = frozenset({REPEATABLE})
 
     def score(self, canvas: Canvas, prediction: Prediction) -> FloatArray:
@@ -40,7 +41,7 @@ class Margin(Scorer):
 class NegEntropy(Scorer):
     """The negative entropy of the distribution, in nats, at most 0."""
 
-    statistics = {"entropy": 1}
+    statistics: ClassVar = {"entropy": 1}
     offers = frozenset({ENTROPY, REPEATABLE})
 
     def score(self, canvas: Canvas, prediction: Prediction) -> FloatArray:

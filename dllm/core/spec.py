@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from numbers import Integral, Real
 from types import UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from .errors import ConfigError, DllmError, UnknownNameError
 from .limits import check_limits
@@ -72,8 +72,8 @@ def fill_open(part: T, family: str, facts: Mapping[str, Any] | None = None) -> T
         for name in arguments(part)
         if name in known and getattr(part, name) is None
     }
-    changed: T = replace(part, **result) if result else part  # type: ignore[type-var]
-    return changed
+    changed: Any = replace(part, **result) if result else part  # type: ignore[type-var]
+    return cast(T, changed)
 
 
 def parse(spec: Any, registry: Registry[T]) -> tuple[T, ...]:
