@@ -131,4 +131,5 @@ class Trainee(nn.Module):
         else:
             table = torch.zeros_like(counted, dtype=torch.float32)
             weights = dpace_weights(table.masked_scatter(counted, q.detach()), counted)
-        return (losses * weights[counted]).sum() / weights.sum()
+        loss: torch.Tensor = (losses * weights[counted]).sum() / weights.sum()
+        return loss
