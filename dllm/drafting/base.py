@@ -119,16 +119,11 @@ class Draft:
         if len(ids) and not (ids.dtype.kind in "iu" and ((ids >= 0) & (ids < vocab_size)).all()):
             raise ConfigError(f"a draft has token ids below {vocab_size}, not {short(ids)}")
         if above.shape != ids.shape or not ((above >= ROOT) & (above < at)).all():
-            raise ConfigError(
-                f"each token of a draft has a parent, {ROOT} or one before it: {short(above)}"
-            )
+            raise ConfigError(f"parents of a draft are {ROOT} or one before it, not {short(above)}")
         if self.distribution is Distribution.MARGINALS and self.is_chain:
             q = np.zeros((0, 0)) if self.log_q is None else self.log_q
             if q.shape != (max(len(q), len(ids)), vocab_size) or not np.isfinite(q[at, ids]).all():
-                raise ConfigError(
-                    "a sampled draft has finite log_q of its tokens, in a row of "
-                    f"{vocab_size} per token"
-                )
+                raise ConfigError(f"a sampled draft has finite log_q, {vocab_size} for each token")
         return replace(self, tokens=ids, parents=None if self.is_chain else above)
 
     def cut(self, length: int) -> Draft:

@@ -35,13 +35,9 @@ def score(
 ) -> list[Score]: ...  # fmt: skip
 @overload
 def score(
-    model: Any,
-    prompt: OnePrompt | None,
-    continuation: OnePrompt,
-    *,
-    chat: bool | None = None,
+    model: Any, prompt: OnePrompt | None, continuation: OnePrompt, *, chat: bool | None = None,
     **how: Any,
-) -> Score: ...
+) -> Score: ...  # fmt: skip
 def score(
     model: Any, prompt: Any, continuation: Any, *, chat: bool | None = None, **how: Any
 ) -> Any:

@@ -116,11 +116,10 @@ def score_requests(
     if not causal:
         check_recipe(recipe_of(how), caches.compose("none"), model)
     if causal or (model.family.causal and how.estimator is None):
-        vain = "cfg_scale" if how.cfg_scale else "estimator" if how.estimator else None
-        if vain is not None:
+        if how.cfg_scale or how.estimator:
             raise ConfigError(
-                f"{model.name} is autoregressive, so that its scores are exact and without "
-                f"guidance: leave {vain} out"
+                f"{model.name} is autoregressive: it is scored exactly and without guidance; leave "
+                "estimator and cfg_scale out"
             )
         return [_autoregressive(model, request, how) for request in requests]
     running = [_Running(_completed(model, request, how), how) for request in requests]

@@ -51,6 +51,7 @@ def test_what_is_no_draft_fails_its_own_text_before_a_forward(
     verifier: dllm.DiffusionModel, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a GPU an id that is none would end the texts beside it, too."""
+    expected = dllm.speculate(verifier, None, [4, 5], max_new_tokens=4).tokens
     draft, error = NO_DRAFTS[name]
     drafter, score = Scripted(), PackedVerifier.score
     monkeypatch.setattr(drafter, "propose_all", lambda work: [draft] * len(work))
@@ -60,7 +61,6 @@ def test_what_is_no_draft_fails_its_own_text_before_a_forward(
         return score(self, work)
 
     monkeypatch.setattr(PackedVerifier, "score", checked)
-    expected = dllm.speculate(verifier, None, [4, 5], max_new_tokens=4).tokens
     with dllm.Session(verifier) as session:
         one = session.submit([4, 5], drafter=drafter, max_new_tokens=4)
         other = session.submit([4, 5], max_new_tokens=4)
