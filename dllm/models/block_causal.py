@@ -8,17 +8,10 @@ the answer.
 
 from functools import partial
 
-from transformers import PreTrainedConfig, Qwen2ForCausalLM, Qwen3ForCausalLM
+from transformers import Qwen2ForCausalLM, Qwen3ForCausalLM
 
-from .family import ConfigDict, Family, Published, Release, demand
+from .family import Family, Published, Release
 from .native import native
-
-
-def fast_dllm_v2_config(config: ConfigDict) -> PreTrainedConfig:
-    """The Qwen2 config of an official ``config.json``."""
-    demand(config, {"attention_bias": False}, "Fast-dLLM v2")
-    return native(config, Qwen2ForCausalLM, "Fast-dLLM v2", ("eos_token_id", "bd_size"))
-
 
 SDAR = Family(
     name="sdar",
@@ -44,7 +37,9 @@ FAST_DLLM_V2 = Family(
     name="fast_dllm_v2",
     architectures=("Fast_dLLM_QwenForCausalLM",),
     model_class=Qwen2ForCausalLM,
-    to_native=fast_dllm_v2_config,
+    to_native=partial(
+        native, kind=Qwen2ForCausalLM, name="Fast-dLLM v2", required=("eos_token_id", "bd_size")
+    ),
     logit_shift=1,
     score_source="tempered",
     mask_kind="block_causal",

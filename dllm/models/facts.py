@@ -55,8 +55,9 @@ def read_facts(
     if stops is None:
         turn_end = vocabulary.get(family.end_of_turn)
         stops = (*_ids(generation.get("eos_token_id")), *_ids(turn_end))
-        if family.diffusion and tokenizer is not None:
-            stops += _filler(tokenizer)
+        if family.diffusion and tokenizer is not None:  # DiffuCoder fills the rest with a token
+            odd = (None, tokenizer.unk_token_id, tokenizer.mask_token_id)  # that it names alone
+            stops += () if tokenizer.pad_token_id in odd else (tokenizer.pad_token_id,)
     text: Any = config.get_text_config()
     positions = getattr(text, "max_position_embeddings", None) or UNBOUNDED
     known = published.block_length if published else None
@@ -101,12 +102,6 @@ def generation_defaults(
     return known | dict(own_section(raw).get("generation") or {})
 
 
-def _filler(tokenizer: Any) -> tuple[int, ...]:
-    """What fills the place behind a text: DiffuCoder has a token that only its tokenizer names."""
-    pad = tokenizer.pad_token_id
-    return () if pad in (None, tokenizer.unk_token_id, tokenizer.mask_token_id) else (pad,)
-
-
 def _own(given: ConfigDict, section: ConfigDict, name: str, default: Any) -> Any:
     return given.get(name, section.get(name, default))
 
@@ -142,7 +137,7 @@ def _check_blocks(family: Family, blocks: Any, given: ConfigDict) -> None:
 
 
 def _check_company(facts: Facts, text: Any) -> None:
-    """Packed rows are rotated alike, whatever the longest is, and see one another as a whole."""
+    """Packed rows are rotated alike, whatever the longest is, and see all of themselves."""
     kind = (getattr(text, "rope_parameters", None) or {}).get("rope_type")
     most = getattr(text, "max_position_embeddings", None) or UNBOUNDED
     if kind == "longrope" or (kind == "dynamic" and facts.context_length > most):

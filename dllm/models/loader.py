@@ -215,14 +215,13 @@ def _auto_dtype(
 ) -> str | torch.dtype:  # fmt: skip
     if checkpoint.bundled:
         return torch.float32  # stored in half precision to keep the package small
-    on_cpu = device_map is None and torch.device(device or "cpu").type == "cpu"
     stored_in = getattr(config, "quantization_config", None)
     foreign = stored_in is not None and of_config(stored_in) is None
     if quantization_config or foreign:
         return "auto"
     stored = stored_dtype(checkpoint)
-    chosen: str | torch.dtype = "auto"
-    if on_cpu:
-        numbers = sum(prod(header.shape) for header in read_headers(checkpoint.folder).values())
-        chosen = auto_dtype(checkpoint.name, stored, numbers)
+    if device_map is not None or torch.device(device or "cpu").type != "cpu":
+        return stored
+    numbers = sum(prod(header.shape) for header in read_headers(checkpoint.folder).values())
+    chosen = auto_dtype(checkpoint.name, stored, numbers)
     return stored if chosen == "auto" else chosen

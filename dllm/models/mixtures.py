@@ -62,9 +62,8 @@ def sdar_moe_config(config: ConfigDict) -> PreTrainedConfig:
     return Qwen3MoeConfig(
         **{name: c[name] for name in SDAR_FIELDS},
         mlp_only_layers=config.get("mlp_only_layers") or [],
-        **WHOLE,
-        **shared(config, "SDAR"),
-    )
+        **WHOLE, **shared(config, "SDAR"),
+    )  # fmt: skip
 
 
 LLADA_MOE = Family(
