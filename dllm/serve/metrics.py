@@ -15,19 +15,20 @@ POSITIONS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536)
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1)
 RATES = (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 32, 64)
 T = TypeVar("T", Counter, Gauge, Histogram)
+Read = tuple[str, Callable[[], float]]
 
 
 class Metrics:
-    """``gauges``, name -> what it is and its value, are read when they are asked for."""
+    """``gauges``, name -> what it is and its value, are read when they are asked for.  ``labels``
+    stand at all of them."""
 
-    def __init__(self, model: str, gauges: Mapping[str, tuple[str, Callable[[], float]]]) -> None:
-        self.registry = CollectorRegistry()
-        self._model = model
+    def __init__(self, labels: Mapping[str, str], gauges: Mapping[str, Read]) -> None:
+        self.registry, self._labels = CollectorRegistry(), labels
         for name, (text, read) in gauges.items():
             self._made(Gauge, name, text).set_function(read)
         self._requests = Counter(
             "dllm_requests", "Requests that ended, by how they did.",
-            ["model_name", "finished_reason"], registry=self.registry,
+            [*labels, "finished_reason"], registry=self.registry,
         )  # fmt: skip
         counters = {
             "prompt_tokens": "Tokens of prompts.",
@@ -81,7 +82,7 @@ class Metrics:
 
     def finished(self, reason: str) -> None:
         """An answer ended: "stop", "length", "cancelled", "deadline", "rejected" or "error"."""
-        self._requests.labels(self._model, reason).inc()
+        self._requests.labels(*self._labels.values(), reason).inc()
 
     def answered(self, result: Result, given: int) -> None:
         """An answer is complete, to a prompt of so many tokens and what was fixed in it."""
@@ -104,5 +105,5 @@ class Metrics:
         return generate_latest(self.registry)
 
     def _made(self, kind: type[T], name: str, text: str, **more: Any) -> T:
-        made = kind(f"dllm_{name}", text, ["model_name"], registry=self.registry, **more)
-        return made.labels(self._model)
+        made = kind(f"dllm_{name}", text, [*self._labels], registry=self.registry, **more)
+        return made.labels(*self._labels.values())

@@ -52,7 +52,8 @@ def app(
         from .app import create_app
         from .service import Service
 
-        service = Service(load(model, **dict(loading or {})), chosen)
+        replica = serve.get_replica_context().replica_tag  # each scrape meets another one
+        service = Service(load(model, **dict(loading or {})), chosen, replica=replica)
         service.verifying = None  # a device's next message could come to another replica
         return create_app(service)
 

@@ -108,11 +108,8 @@ class ModelRoutes:
         asked = service.likelihoods.score(body.question or "", texts, body.scoring)
         scores = await unless_gone(request, asked)
         data = [
-            {
-                "index": index, "logprob": one.logprob, "stderr": one.stderr,
-                "tokens": one.tokens, "forwards": one.nfe, "computed": one.computed,
-                "greedy": one.greedy,
-            }
+            {"index": index, "logprob": one.logprob, "stderr": one.stderr, "tokens": one.tokens,
+             "forwards": one.nfe, "computed": one.computed, "greedy": one.greedy}
             for index, one in enumerate(scores)
         ]  # fmt: skip
         return as_json({"object": "list", "model": service.name, "data": data})

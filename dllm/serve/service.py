@@ -67,15 +67,17 @@ class Started(NamedTuple):
 class Service:
     """The sessions of ``model``, one per cache, and everything around them that is not HTTP.
 
-    Prompts are written by `Chats`, read by `Encoder`, texts scored by `Likelihoods`.
+    Prompts are written by `Chats`, read by `Encoder`.  ``labels`` stand at all metrics.
     """
 
-    def __init__(self, model: DiffusionModel, settings: Settings | None = None) -> None:
+    def __init__(
+        self, model: DiffusionModel, settings: Settings | None = None, **labels: str
+    ) -> None:
         self.model, self.settings = model, settings or Settings()
         self.name = self.settings.name or model.name
         self.started = int(time.time())
         self.draining = False
-        self.metrics = Metrics(self.name, {
+        self.metrics = Metrics({"model_name": self.name, **labels}, {
             "requests_running": ("Rows that are being written.", lambda: self.running),
             "requests_waiting": ("Requests in the queue.", lambda: self.waiting),
             "cache_positions_used_ratio": (
@@ -189,10 +191,8 @@ class Service:
                 "tool_choice 'required' or a named one it is made to call one",
             )  # fmt: skip
         if self.cache_of(ask) not in self.sessions:
-            known = ", ".join(self.sessions)
-            raise unsupported(
-                "cache", f"cache {shortened(ask.cache)} is not served: choose one of {known}"
-            )
+            raise unsupported("cache", f"cache {shortened(ask.cache)} is not served: choose one of "
+                              + ", ".join(self.sessions))  # fmt: skip
 
     def _costs(self, ask: GenerateRequest) -> float:
         """Log-probabilities that are kept of an answer with all alternatives."""
@@ -220,9 +220,7 @@ class Service:
             texts.append(json.dumps(shown))
         unknown = open_holes(ask.text)
         if unknown > MOST_UNKNOWN:
-            raise unsupported(
-                "text", f"at most {MOST_UNKNOWN} holes of a text may have an unknown length"
-            )
+            raise unsupported("text", f"at most {MOST_UNKNOWN} holes may have an unknown length")
 
         def submit(model: DiffusionModel, go_on: Callable[[], None]) -> Started:
             encoded = []

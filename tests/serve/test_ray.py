@@ -5,6 +5,7 @@ import asyncio
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import threading
@@ -122,6 +123,9 @@ def test_two_replicas_answer_as_one_model(served: Any) -> None:
     answers = asyncio.run(asked(url, 12, 12))
     assert {answer.status_code for answer in answers} == {200}
     assert [text_of(answer) for answer in answers] == [plain(i) for i in range(12)]
+    told = [httpx.get(url + "/metrics", timeout=90).text for _ in range(8)]
+    names = [{*re.findall(r'model_name="nano",replica="(\w+)"', one)} for one in told]
+    assert all(len(each) == 1 for each in names)
 
 
 def test_streams_and_leaving(served: Any) -> None:
