@@ -255,7 +255,7 @@ class Decoding(Loaded):
 
     PARAMETERS: ClassVar = EVERY - ANSWERS
 
-    def parts(self) -> dict[str, str]:
+    def parts(self) -> dict[str, Any]:
         """The sampler and the cache."""
         return {"sampler": SAMPLER, "cache": CACHE} | self.named()
 
