@@ -28,6 +28,7 @@ SHOWN = (
     "markov_rank learning_rate weights_from device output seed"
 ).split()
 DATA, SHAPE, TRAINING, OUTPUT = "Data", "Drafter", "Training", "Output"
+FULL = ENOSPC, EDQUOT  # of a disk
 
 
 def setting(default: Any, text: str, panel: str, *names: str, **more: Any) -> Any:
@@ -75,8 +76,8 @@ def resumable(folder: Path) -> Iterator[None]:
     except KeyboardInterrupt:
         note(f"stopped; to go on: {shlex.join(['dllm', *sys.argv[1:]])}")
         raise
-    except (OSError, SafetensorError) as error:
-        if getattr(error, "errno", ENOSPC) not in (ENOSPC, EDQUOT):
+    except (OSError, SafetensorError) as error:  # the latter has its number in its words
+        if not any(getattr(error, "errno", 0) == n or f"os error {n})" in str(error) for n in FULL):
             raise
         raise DllmError(f"no room is left in {folder}: make some, and the same command goes on "
                         f"({error!s:.80})") from error  # fmt: skip

@@ -114,7 +114,7 @@ def greedy(
     # As its own default it gives way to the context, prompt by prompt.
     defaults = {**model.generation_defaults, "max_new_tokens": length}
     model = replace(model, generation_defaults=defaults)
-    for result in speculate(model, drafter, list(prompts), **how):
+    for result in speculate(model, drafter, list(prompts), temperature=0.0, **how):
         start = result.prompt_length
         yield [*result.sequences[:start].tolist(), *result.tokens], start
 

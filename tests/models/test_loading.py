@@ -2,7 +2,7 @@
 
 import json
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -157,13 +157,10 @@ def test_threads_load_at_the_same_time(checkpoints: Path) -> None:
             hf = load(checkpoints / "llada-tiny", dtype=dtype).hf
             found.append((dtype, {str(x.dtype)[6:] for x in hf.parameters()}))
 
-    threads = [threading.Thread(target=each, args=(kind,)) for kind in kinds]
     sys.setswitchinterval(1e-5)
     try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(len(kinds)) as pool:
+            list(pool.map(each, kinds))
     finally:
         sys.setswitchinterval(before)
     assert sorted(found, key=str) == sorted(((k, {k}) for k in 4 * kinds), key=str)

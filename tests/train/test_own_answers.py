@@ -21,6 +21,7 @@ from dllm.train.trajectories import (
     Batches,
     Question,
     Trajectory,
+    greedy,
     read_trajectories,
     task_questions,
     write_answers,
@@ -186,6 +187,13 @@ def test_answers_of_a_causal_model_end_with_a_block(tmp_path: Path) -> None:
         ended = [i for i, step in zip(entry["ids"][entry["answer"] :], entry["order"], strict=True)
                  if step >= 0]  # fmt: skip
         assert ended[-1] == model.facts.eos_token_id
+
+
+def test_answers_are_greedy_whatever_a_model_recommends() -> None:
+    model = dllm.load("nano-ar")
+    hot = replace(model, generation_defaults={**model.generation_defaults, "temperature": 1.9})
+    asked = ["What is 4 + 5?", "Sort this list: Zoe, Ben, Mia"]
+    assert [*greedy(hot, None, asked, 32)] == [*greedy(model, None, asked, 32)]
 
 
 def test_answers_of_a_causal_model_end_with_the_context(tmp_path: Path) -> None:
