@@ -11,12 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, MuseGlimmerAssistantModel
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MuseGlimmerAssistantModel,
+)
 from transformers.cache_utils import DFlashCache
 
 import dllm
 from dllm.core.errors import ConfigError
-from dllm.drafting.dflash.checkpoint import load_checkpoint
+from dllm.drafting.dflash.checkpoint import BlockCheckpoint, load_checkpoint
+from dllm.drafting.dflash.drafter import Binding
 from dllm.drafting.dflash.drafter import BlockDrafter as BlockDrafterAtWork
 from dllm.drafting.dflash.heads import head_of
 from dllm.drafting.dflash.walks import candidates
@@ -33,7 +40,7 @@ from dllm.train.dflash.model import (
     drafter_config,
     new_drafter,
 )
-from dllm.train.dflash.objective import Objective, Reader
+from dllm.train.dflash.objective import Objective, Reader, trainee_of
 from dllm.train.dflash.recipe import DFlashTraining, Schedule, finish, keep_states, mask_id, start
 from dllm.train.loop import resume
 from dllm.train.trajectories import task_questions
@@ -94,6 +101,32 @@ def test_blocks_in_one_forward_are_the_blocks_that_transformers_drafts(window: i
                     position_ids=torch.arange(anchor + 4)[None], **{CACHE: cache},
                 ).last_hidden_state  # fmt: skip
                 torch.testing.assert_close(together[b, n], alone[0, 1:], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("normed", [False, True])
+def test_blocks_are_embedded_in_training_as_when_drafting(normed: bool) -> None:
+    """Gemma scales its embeddings; a norm behind them is left out, as transformers drafts."""
+    torch.manual_seed(0)
+    hf: Any = Gemma3ForCausalLM(Gemma3TextConfig(
+        vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=6, head_dim=8,
+        num_attention_heads=4, num_key_value_heads=2, initializer_range=0.3,
+    )).eval()  # fmt: skip
+    if normed:
+        hf.set_input_embeddings(torch.nn.Embedding(50, 32))
+        hf.get_input_embeddings().embed_norm = torch.nn.Identity()
+        hf.get_input_embeddings().register_forward_hook(lambda *inputs: 9.0 * inputs[-1])
+    config = drafter_config(hf.config, layers=1, block_size=4, mask_token_id=3)
+    drafter = new_drafter(config)
+    ids, anchor = torch.randint(4, 50, (1, 14)), 9
+    trainee = trainee_of(drafter, hf, Objective(), torch.arange(4))
+    states = torch.randn(1, 14, 32)
+    together = trainee.blocks(ids, states, torch.tensor([[anchor]]))
+    weights = {name: t.detach() for name, t in drafter.state_dict().items()}
+    bound = Binding(BlockCheckpoint("", config, weights), hf)
+    text = bound.network.new_text()
+    bound.network.read(text, states[0, :anchor])
+    one: Any = SimpleNamespace(anchor=int(ids[0, anchor]), text=text)
+    torch.testing.assert_close(bound.block([one])[0], together[0].detach(), atol=1e-4, rtol=1e-4)
 
 
 def test_decay_is_exponential() -> None:

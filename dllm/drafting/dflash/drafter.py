@@ -144,7 +144,9 @@ class Binding:
         self.device, self.dtype = weight.device, weight.dtype
         self.network = BlockNetwork(checkpoint, self.device, self.dtype)
         self.embedding, self.mask_id = embedding, config.mask_token_id
-        self.variant = checkpoint.variant
+        self.variant, self.scale = checkpoint.variant, checkpoint.variant.input_embedding_scale
+        if self.scale is None and hasattr(embedding, "embed_norm"):  # transformers leaves it out
+            self.scale = 1.0
         ids = checkpoint.draft_ids
         rows = len(embedding.weight)
         if config.mask_token_id >= rows or (ids is not None and int(ids[-1]) >= len(weight)):
@@ -170,10 +172,10 @@ class Binding:
         size, variant = self.network.size, self.variant
         ids = torch.full((len(drafting), size), self.mask_id, device=self.device)
         ids[:, 0] = torch.tensor([d.anchor for d in drafting], device=self.device)
-        if variant.input_embedding_scale is None:
+        if self.scale is None:
             embedded = self.embedding(ids)
         else:
-            embedded = F.embedding(ids, self.embedding.weight) * variant.input_embedding_scale
+            embedded = F.embedding(ids, self.embedding.weight) * self.scale
         hidden = self.network.draft([d.text for d in drafting], embedded)
         if not variant.sample_from_anchor:
             hidden = hidden[:, 1:]

@@ -129,12 +129,14 @@ def copy_layers(drafter: Any, verifier: Any, gain: float = 2.0) -> None:
 
 
 class BlockDrafter(nn.Module):
-    """A drafter with the verifier's frozen embedding: hidden states of many blocks at once.  All
-    rows but the anchor's draft."""
+    """A drafter with the verifier's frozen embedding, times the ``scale`` it is read with (Gemma):
+    hidden states of many blocks at once.  All rows but the anchor's draft."""
 
-    def __init__(self, drafter: MuseGlimmerAssistantModel, embedding: torch.Tensor) -> None:
+    def __init__(
+        self, drafter: MuseGlimmerAssistantModel, embedding: torch.Tensor, scale: float = 1.0
+    ) -> None:
         super().__init__()
-        self.drafter = drafter
+        self.drafter, self.scale = drafter, scale
         self.embedding: torch.Tensor
         self.register_buffer("embedding", embedding, persistent=False)
 
@@ -156,6 +158,7 @@ class BlockDrafter(nn.Module):
         mask = self.embedding[config.mask_token_id]
         blocks = mask.to(torch.float32).expand(batch, count, size, -1).clone()
         blocks[:, :, 0] = F.embedding(ids.gather(1, anchors), self.embedding).to(blocks.dtype)
+        blocks *= self.scale
         text = torch.arange(ids.shape[1], device=ids.device)
         places = anchors[..., None] + torch.arange(size, device=ids.device)
         seen = (text < anchors[..., None])[:, :, None]

@@ -65,8 +65,9 @@ def trainee_of(
     drafter: MuseGlimmerAssistantModel, verifier: Any, objective: Objective, common: torch.Tensor
 ) -> Trainee:
     """What trains a block drafter for the network ``verifier``."""
-    embedding = verifier.get_input_embeddings().weight.detach()
-    blocks = BlockDrafter(drafter, embedding)
+    embedding = verifier.get_input_embeddings()
+    scale = float(getattr(embedding, "embed_scale", 1.0))
+    blocks = BlockDrafter(drafter, embedding.weight.detach(), scale)
     reader = Reader(verifier, drafter.config.target_layer_ids or [])  # no module: not saved
     return Trainee(blocks, reader, verifier, objective, common)
 
