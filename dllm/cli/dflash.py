@@ -98,7 +98,9 @@ class DFlash(Reported):
     answers: int | None = setting(
         None, "Answers to prompts that the verifier writes, default 6000.", DATA, min=1
     )
-    max_new_tokens: int = setting(200, "Maximum length of an answer in tokens.", DATA, min=8)
+    max_new_tokens: int | None = setting(
+        None, "Maximum length of an answer in tokens, default 200.", DATA, min=8
+    )
     online_hidden_states: bool = setting(
         False, "Compute the verifier's hidden states in every step instead of storing them.", DATA
     )
@@ -167,6 +169,7 @@ def dflash(*, options: DFlash) -> None:
     recipe = DFlashTraining(
         o.layers, _numbers(o.target_layer_ids), o.block_size, o.mask_token_id, o.sliding_window,
         o.init or "verifier", o.held_out, draft_vocabulary=o.draft_vocabulary,
+        weights_from=o.weights_from,
         objective=Objective(o.loss, o.gamma or 4.0, o.soft, o.head_rows, markov=o.markov_rank),
         schedule=Schedule(o.steps, o.learning_rate, o.warmup, o.schedule, o.evaluate_every,
                           accumulate=o.accumulate, seed=o.seed, rows=o.rows, anchors=o.anchors),
@@ -207,20 +210,23 @@ def answer_files(model: DiffusionModel, options: DFlash) -> Iterator[tuple[Path,
 
 def _train(model: DiffusionModel, recipe: DFlashTraining, options: DFlash, report: Report) -> None:
     from ..train.dflash.generate import STARTERS, write_answers
-    from ..train.dflash.recipe import finish, keep_states, mask_id, start
-    from ..train.loop import machine_has_bf16, resume, same_recipe
+    from ..train.dflash.recipe import begun, finish, keep_states, start
+    from ..train.loop import RECIPE, machine_has_bf16, resume, same_recipe
     from ..train.processes import by_the_first, is_first
 
-    config = recipe.config(model.hf.config, mask_id(model, recipe.mask_token_id))
-    same_recipe(options.output, recipe, model.name)  # before answers of another run are written on
-    files = dict(answer_files(model, options)) or {options.output / "answers.jsonl": None}
+    config, folder = begun(model, recipe).config, options.output
+    if (folder / RECIPE).exists():  # what belongs to another run is not written on
+        same_recipe(folder, recipe, model.name)
+    files = dict(answer_files(model, options)) or {folder / "answers.jsonl": None}
+    if options.data and not any(files.values()):
+        unused("--data with answers", {"--max-new-tokens": options.max_new_tokens})
     for file, prompts in files.items():
         if prompts is None and options.data:
             continue
         total = options.answers or 6000 if prompts is None else len(prompts)
         writing = write_answers(
             model, file, total, seed=options.seed, prompts=prompts,
-            max_new_tokens=options.max_new_tokens, starters=STARTERS,
+            max_new_tokens=options.max_new_tokens or 200, starters=STARTERS,
         )  # fmt: skip
         for done in by_the_first(writing, options.device):
             note(f"{done}/{total} answers")
@@ -229,13 +235,11 @@ def _train(model: DiffusionModel, recipe: DFlashTraining, options: DFlash, repor
         for done in by_the_first(keeping, options.device):
             if done % 512 == 0:
                 note(f"hidden states of {done} answers")
-    folder = options.output
     run, split = start(
-        model, [*files], recipe, folder, bf16=machine_has_bf16(model.device.type),
-        weights_from=options.weights_from, report=report,
-    )  # fmt: skip
+        model, [*files], recipe, folder, bf16=machine_has_bf16(model.device.type), report=report
+    )
     note(f"{len(split.train)} answers to train on, {len(split.held)} to measure with")
     resume(run)
     if is_first():
-        finish(run, model, recipe, split, folder / "drafter", options.weights_from)
+        finish(run, model, recipe, split, folder / "drafter")
         note(f"drafter: {folder / 'drafter'}")

@@ -273,9 +273,9 @@ def same_recipe(folder: Path, recipe: Any, base: str = "", **free: Any) -> None:
     fields = recipe if isinstance(recipe, dict) else asdict(recipe)
     file, settings = folder / RECIPE, json.loads(json.dumps(about | fields))
     begun = noted(file) and about | noted(file)
-    if begun and begun | free != settings | free:
-        changed = ", ".join(sorted(k for k in begun | settings if k not in free
-                                   and begun.get(k) != settings.get(k)))  # fmt: skip
+    changed = ", ".join(sorted(k for k in begun | settings if k not in free
+                               and begun.get(k) != settings.get(k)))  # fmt: skip
+    if begun and changed:
         raise ConfigError(
             f"{folder} holds a run of another recipe, with another {changed}: choose another "
             "folder or repeat its options"

@@ -120,17 +120,18 @@ def greedy(
 
 
 def write_pieces(
-    prompts: Sequence[Any], file: Path, decode: Callable[[slice], Iterable[dict[str, Any]]]
-) -> Iterator[int]:
+    prompts: Sequence[Any], file: Path, decode: Callable[[slice], Iterable[dict[str, Any]]],
+    *how: Any,
+) -> Iterator[int]:  # fmt: skip
     """Append what ``decode`` makes of pieces of the prompts, and note how many are done, how long
-    the file then is, and what they ask: a piece that a killed run has begun to write is cut off.
-    Raises `ConfigError` for other prompts."""
+    the file then is, what they ask, and ``how``: a piece that a killed run has begun to write is
+    cut off.  Raises `ConfigError` for other prompts, or others of ``how``."""
 
-    def asked() -> int:
-        return zlib.crc32(repr([*prompts[:done]]).encode())
+    def asked() -> list[int]:
+        return [zlib.crc32(repr(part).encode()) for part in ([*prompts[:done]], how)]
 
     def note() -> None:
-        write_whole(state, f"{done} {file.stat().st_size} {asked()}")
+        write_whole(state, " ".join(map(str, (done, file.stat().st_size, *asked()))))
 
     file.touch()
     state, size = file.with_suffix(".done"), file.stat().st_size
@@ -142,9 +143,10 @@ def write_pieces(
         ) from error
     if length > size:  # the answers were deleted
         done = length = 0
-    if done and of not in ([], [asked()]):
+    if done and of != asked()[: len(of)]:  # earlier versions noted less
         raise ConfigError(
-            f"{file} answers other prompts: choose another folder or repeat its options"
+            f"{file} answers other prompts, or in another way: choose another folder or repeat its "
+            "options"
         )
     os.truncate(file, length)
     note()

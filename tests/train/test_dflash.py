@@ -302,9 +302,10 @@ def test_answers_fit_the_context(verifier: dllm.DiffusionModel, tmp_path: Path) 
     assert list(write_answers(verifier, file, 2, prompts=prompts, max_new_tokens=200)) == [2]
     assert all(len(json.loads(line)["ids"]) <= 128 for line in file.read_text().splitlines())
     more = [*prompts, np.arange(3, 9)]
-    assert list(write_answers(verifier, file, 3, prompts=more, max_new_tokens=4)) == [3]
-    with pytest.raises(ConfigError, match="answers other prompts"):
-        next(iter(write_answers(verifier, file, 3, prompts=more[::-1], max_new_tokens=4)))
+    assert list(write_answers(verifier, file, 3, prompts=more, max_new_tokens=200)) == [3]
+    for other, length in ((more[::-1], 200), (more, 4)):
+        with pytest.raises(ConfigError, match="answers other prompts, or in another way"):
+            next(iter(write_answers(verifier, file, 3, prompts=other, max_new_tokens=length)))
 
 
 def test_own_prompts_begin_with_every_starter_in_turn(
@@ -392,7 +393,10 @@ def test_a_head_is_trained_beside_and_drafts_as_it_was_measured(
     result = dllm.speculate(verifier, part, "3+4=", controller="full")
     assert result.tokens == dllm.speculate(verifier, None, "3+4=").tokens
     saved = str(tmp_path / "drafter")
-    more, _ = start(verifier, [answers], recipe, tmp_path / "on", bf16=False, weights_from=saved)
+    on = replace(recipe, weights_from=saved)
+    more, _ = start(verifier, [answers], on, tmp_path / "on", bf16=False)
+    with pytest.raises(ConfigError, match="another weights_from"):
+        start(verifier, [answers], recipe, tmp_path / "on", bf16=False)
     started: Any = more.model
     for now, before in zip(started.parameters(), trainee.parameters(), strict=True):
         assert torch.equal(now, before.bfloat16().float())  # as it was saved, the head too
@@ -400,13 +404,12 @@ def test_a_head_is_trained_beside_and_drafts_as_it_was_measured(
     finish(more, verifier, few, split, tmp_path / "few")
     known = load_checkpoint(tmp_path / "few").draft_ids
     assert known is not None and len(known) == 3
-    fewer = replace(recipe, draft_vocabulary=1)
-    finish(more, verifier, fewer, split, tmp_path / "fewer", weights_from=str(tmp_path / "few"))
+    fewer = replace(recipe, draft_vocabulary=1, weights_from=str(tmp_path / "few"))
+    finish(more, verifier, fewer, split, tmp_path / "fewer")
     kept = load_checkpoint(tmp_path / "fewer").draft_ids
     assert kept is not None and kept.tolist() == known.tolist()
     with pytest.raises(ConfigError, match="another num_hidden_layers"):
-        other = replace(recipe, layers=recipe.layers + 1)
-        start(verifier, [answers], other, tmp_path / "no", bf16=False, weights_from=saved)
+        start(verifier, [answers], replace(on, layers=3), tmp_path / "no", bf16=False)
 
 
 def test_too_few_answers_are_refused(verifier: dllm.DiffusionModel, tmp_path: Path) -> None:
@@ -414,6 +417,7 @@ def test_too_few_answers_are_refused(verifier: dllm.DiffusionModel, tmp_path: Pa
     few.write_text('{"ids": [5, 6, 7, 8, 9, 10, 11, 12], "answer": 2}\n' * 3)
     with pytest.raises(ConfigError, match="more answers are needed"):
         start(verifier, [few], small(1), tmp_path, bf16=False)
+    assert not (tmp_path / "recipe.json").exists()  # with another --held-out the run goes on
 
 
 def test_the_curve_is_what_was_logged() -> None:

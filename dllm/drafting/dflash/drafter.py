@@ -125,11 +125,19 @@ class BlockDrafter(Drafter):
         return f"dflash({self.model.name}, search={search})"
 
 
+def head_without_bias(hf: Any) -> Any:
+    """The head of a verifier's network.  Raises `ConfigError` for one that adds a bias."""
+    head = hf.get_output_embeddings()
+    if head is None or getattr(head, "bias", None) is not None:
+        raise ConfigError("a block drafter needs a verifier with a head without bias")
+    return head
+
+
 class Binding:
     """A drafter with the embedding and the head of one verifier, shared by its sequences."""
 
     def __init__(self, checkpoint: BlockCheckpoint, hf: Any) -> None:
-        embedding, head = hf.get_input_embeddings(), hf.get_output_embeddings()
+        embedding, head = hf.get_input_embeddings(), head_without_bias(hf)
         width, config = embedding.weight.shape[1], checkpoint.config
         layers = hf.config.get_text_config().num_hidden_layers
         last = max(config.target_layer_ids or [0])
@@ -138,8 +146,6 @@ class Binding:
                 f"{checkpoint.name} was trained for a verifier of width {config.hidden_size} with "
                 f"more than {last + 1} layers, not for this one of width {width} with {layers}"
             )
-        if head is None or getattr(head, "bias", None) is not None:
-            raise ConfigError("a block drafter needs a verifier with a head without bias")
         weight = head.weight
         self.device, self.dtype = weight.device, weight.dtype
         self.network = BlockNetwork(checkpoint, self.device, self.dtype)

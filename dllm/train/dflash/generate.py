@@ -87,7 +87,7 @@ def write_answers(
         for ids, start in written:
             yield {"ids": ids, "answer": start}
 
-    yield from write_pieces(known, file, decode)
+    yield from write_pieces(known, file, decode, verifier.name, seed, max_new_tokens)
 
 
 def read_data(verifier: DiffusionModel, file: Path) -> list[IntArray] | None:
@@ -97,7 +97,10 @@ def read_data(verifier: DiffusionModel, file: Path) -> list[IntArray] | None:
     def make(entry: Any) -> IntArray | None:
         if "ids" in entry and "answer" in entry:
             return None
-        return encode(verifier, entry.get("messages") or entry["prompt"], None)
+        ids = encode(verifier, entry.get("messages") or entry["prompt"], None)
+        if len(ids) >= verifier.facts.context_length:
+            raise ValueError(f"{len(ids)} tokens fill a context of {verifier.facts.context_length}")
+        return ids
 
     prompts: list[IntArray] = []
     form = '{"ids", "answer"}, {"prompt"} or {"messages"}'

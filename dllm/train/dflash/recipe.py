@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import MuseGlimmerAssistantConfig
+from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
 
 from ...core.errors import ConfigError
 from ...drafting.dflash.checkpoint import BlockCheckpoint, load_checkpoint
 from ...drafting.dflash.config import DFLASH
+from ...drafting.dflash.drafter import head_without_bias
 from ...models import DiffusionModel
 from ..loop import SILENT, Loop, Report, loop, same_answers, same_recipe
 from ..loop import Schedule as LoopSchedule
@@ -23,7 +24,7 @@ from .evaluate import measure
 from .export import export
 from .keep import write_states
 from .model import copy_layers, drafter_config, new_drafter
-from .objective import Objective, Reader, Trainee, trainee_of
+from .objective import Objective, Reader, trainee_of
 
 INITS = ("verifier", "random")
 SHORTEST = 8  # answer tokens
@@ -46,7 +47,8 @@ class DFlashTraining:
     ``mask_token_id``: None chooses one; ``init``: "verifier" starts with copies of its last layers,
     "random" from nothing; ``held_out``: one in so many prompts is never trained on, and
     ``evaluated`` of these answers measure acceptance; ``draft_vocabulary``: ids that the finished
-    drafter proposes, the most frequent of the answers (0: all).
+    drafter proposes, the most frequent of the answers (0: all), and those of ``weights_from``, a
+    drafter whose weights and head it starts with instead.
     """
 
     layers: int = 4
@@ -58,6 +60,7 @@ class DFlashTraining:
     held_out: int = 64
     evaluated: int = 48
     draft_vocabulary: int = 0
+    weights_from: str | None = None
     objective: Objective = field(default_factory=Objective)
     schedule: Schedule = field(default_factory=Schedule)
 
@@ -119,7 +122,7 @@ class Split:
         if not held or not train:
             raise ConfigError(
                 f"of {len(answers)} answers {len(train)} are left to train on and {len(held)} to "
-                "measure with: more answers are needed"
+                f"measure with: more answers are needed, or another --held-out than {held_out}"
             )
         return cls(train, held[:evaluated], len(answers) - len(good))
 
@@ -131,14 +134,28 @@ def keep_states(files: Sequence[Path], verifier: Any, config: Any) -> Iterator[i
         yield from write_states(file, reader, config.target_layer_ids)
 
 
+def begun(verifier: DiffusionModel, recipe: DFlashTraining) -> MuseGlimmerAssistantModel:
+    """The drafter that a run starts with.  Raises `ConfigError` where none can be trained."""
+    hf: Any = verifier.hf
+    head_without_bias(hf)
+    torch.manual_seed(recipe.schedule.seed)
+    drafter = new_drafter(recipe.config(hf.config, mask_id(verifier, recipe.mask_token_id)))
+    if recipe.weights_from is not None:
+        _take_weights(drafter, load_checkpoint(recipe.weights_from))
+    elif recipe.init == "verifier":
+        copy_layers(drafter, hf)
+    return drafter
+
+
 def start(
     verifier: DiffusionModel, files: Sequence[Path], recipe: DFlashTraining, folder: Path, *,
-    bf16: bool, weights_from: str | None = None, report: Report = SILENT,
+    bf16: bool, report: Report = SILENT,
 ) -> tuple[Loop, Split]:  # fmt: skip
     """A run, ready: a checkpoint in ``folder`` is taken up by `resume`."""
     hf: Any = verifier.hf
     hf.eval().requires_grad_(False)
-    config = recipe.config(hf.config, mask_id(verifier, recipe.mask_token_id))
+    drafter = begun(verifier, recipe)
+    config = drafter.config
     layers = list(config.target_layer_ids or [])
     split = Split.of(
         [a for file in files for a in read_answers(file, layers, hf)], recipe.held_out,
@@ -146,14 +163,12 @@ def start(
     )  # fmt: skip
     same_recipe(folder, recipe, verifier.name)
     same_answers(folder / "checkpoints", [(a.ids, a.start) for a in split.train])
-    torch.manual_seed(recipe.schedule.seed)
-    drafter = new_drafter(config)
-    if weights_from is None and recipe.init == "verifier":
-        copy_layers(drafter, hf)
     common = common_tokens(split.train, recipe.objective.head_rows)
     trainee = trainee_of(drafter, hf, recipe.objective, common)
-    if weights_from is not None:
-        _take_weights(trainee, load_checkpoint(weights_from))
+    if recipe.weights_from is not None and trainee.walk is not None:
+        own, brought = trainee.walk.state_dict(), load_checkpoint(recipe.weights_from).markov
+        if {k: t.shape for k, t in own.items()} == {k: t.shape for k, t in brought.items()}:
+            trainee.walk.load_state_dict({name: t.float() for name, t in brought.items()})
     states = HiddenStates(layers, config.hidden_size)
     schedule = recipe.schedule
     data = Batches(
@@ -171,33 +186,26 @@ def start(
     return run, split
 
 
-def _take_weights(trainee: Trainee, checkpoint: BlockCheckpoint) -> None:
-    """Start with the weights of a drafter, and of its head where the run trains one like it."""
-    drafter = trainee.blocks.drafter
+def _take_weights(drafter: Any, checkpoint: BlockCheckpoint) -> None:
+    """Start with the weights of another drafter."""
     for name in ("num_hidden_layers", "target_layer_ids", "hidden_size"):
         if getattr(drafter.config, name) != getattr(checkpoint.config, name):
             raise ConfigError(f"{checkpoint.name} has another {name} than this run")
     if checkpoint.variant != DFLASH:
         raise ConfigError(f"{checkpoint.name} has parts beyond DFlash, which are not trained here")
     drafter.load_state_dict({name: t.float() for name, t in checkpoint.weights.items()})
-    if trainee.walk is not None:
-        own, brought = trainee.walk.state_dict(), checkpoint.markov
-        if {k: t.shape for k, t in own.items()} == {k: t.shape for k, t in brought.items()}:
-            trainee.walk.load_state_dict({name: t.float() for name, t in brought.items()})
 
 
 def finish(
-    run: Loop, verifier: DiffusionModel, recipe: DFlashTraining, split: Split, folder: Path,
-    weights_from: str | None = None,
-) -> None:  # fmt: skip
-    """Write the drafter in bfloat16, with its card.  One that went on from ``weights_from`` also
-    drafts the ids that were drafted there."""
+    run: Loop, verifier: DiffusionModel, recipe: DFlashTraining, split: Split, folder: Path
+) -> None:
+    """Write the drafter in bfloat16, with its card."""
     trainee: Any = run.accelerator.unwrap_model(run.model)
     drafter = trainee.blocks.drafter
     count = recipe.draft_vocabulary
     ids = common_tokens(split.train, count) if count else None
-    if ids is not None and weights_from is not None:
-        known = load_checkpoint(weights_from).draft_ids
+    if ids is not None and recipe.weights_from is not None:
+        known = load_checkpoint(recipe.weights_from).draft_ids
         ids = None if known is None else torch.unique(torch.cat([ids, known]))
     weights = {name: t.detach().cpu() for name, t in drafter.state_dict().items()}
     head = {} if trainee.walk is None else trainee.walk.state_dict()
