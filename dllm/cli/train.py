@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ..core.errors import ConfigError, UnknownNameError
+from ..core.errors import ConfigError, PromptError, UnknownNameError
 from . import dflash
 from .dflash import DATA, OUTPUT, TRAINING, Reported, resumable, setting, unused
 from .inputs import read_lines
@@ -17,6 +17,7 @@ from .options import everywhere, takes
 from .output import note
 
 if TYPE_CHECKING:
+    from ..models import DiffusionModel
     from ..train.loop import Schedule
     from ..train.recipes.distill import ObjectiveSettings
     from ..train.trajectories import Question
@@ -29,6 +30,21 @@ SHOWN = (
     "model prompts tasks answers steps rows rank "
     "learning_rate evaluate_every rounds recipe device seed output"
 ).split()
+
+
+def _questions(model: DiffusionModel, file: Path) -> list[Question]:
+    """The prompts of a file.  Raises `PromptError` for one that leaves no room for an answer."""
+    from ..request.prompts import encode
+    from ..train.trajectories import Question
+
+    prompts, room = read_lines(file), model.facts.context_length
+    for number, prompt in enumerate(prompts, 1):
+        if (size := len(encode(model, prompt))) >= room:
+            raise PromptError(
+                f"prompt {number} of {file} has {size} tokens, the context of {model.name} {room}: "
+                "shorten it, or leave it out"
+            )
+    return [*map(Question, prompts)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +72,7 @@ def deer(*, options: Deer) -> None:
     from ..drafting.naming import load_verifier
     from ..models import load
     from ..train.recipes.deer import Alignment, align, begin, save_aligned, teacher_answers
-    from ..train.trajectories import Question, task_questions
+    from ..train.trajectories import task_questions
 
     o = options
     recipe = Alignment(
@@ -65,11 +81,12 @@ def deer(*, options: Deer) -> None:
     )  # fmt: skip
     if o.prompts is not None:
         unused("--prompts", {"--examples": o.examples})
-        asked = [Question(line) for line in read_lines(o.prompts)]
-    else:
-        asked = task_questions(o.examples or 1000, o.seed)
     report = o.report()
     verifier, drafter = load_verifier(o.verifier), load(o.drafter)
+    if o.prompts is not None:
+        asked = _questions(verifier, o.prompts)
+    else:
+        asked = task_questions(o.examples or 1000, o.seed)
     with resumable(o.output):
         begin(drafter, recipe, o.output, verifier.name)
         pairs = teacher_answers(verifier, asked, o.output / "answers.jsonl", say=note)
@@ -106,10 +123,12 @@ class Run(Reported):
     seed: int = setting(0, "Random seed.", TRAINING, min=0)
     output: Path | None = setting(None, "Folder of the run.", OUTPUT)
 
-    def asked(self) -> tuple[Callable[[int], list[Question]], list[Question]]:
+    def asked(
+        self, model: DiffusionModel
+    ) -> tuple[Callable[[int], list[Question]], list[Question]]:
         """The questions of a round, and those that are held out."""
         from ..eval.tasks import TASKS
-        from ..train.trajectories import Question, task_questions
+        from ..train.trajectories import task_questions
 
         tasks = tuple(TASKS) if self.tasks is None else tuple(self.tasks.split(","))
         for task in set(tasks) - set(TASKS):
@@ -118,7 +137,7 @@ class Run(Reported):
             held = task_questions(self.held_out, self.seed, tasks, "test")
         else:
             unused("--prompts", {"--tasks": self.tasks, "--answers": self.answers})
-            lines = [Question(line) for line in read_lines(self.prompts)]
+            lines = _questions(model, self.prompts)
             own, held = lines[: -self.held_out], lines[-self.held_out :]
             if not own:
                 raise ConfigError(
@@ -199,7 +218,7 @@ def _distill(
         model = in_blocks(model, block, mask_token_id)
     elif model.facts.mask_token_id is None:
         raise ConfigError(f"{model.name} is autoregressive: `dllm train convert` comes first")
-    questions, held = run.asked()
+    questions, held = run.asked(model)
     recipe = Distillation(settings, run.scheduled(), run.rows, rank, **how)
     with resumable(folder):
         job = train(model, recipe, folder, questions, data=run.data or (), held_out=held,

@@ -4,9 +4,14 @@ import errno
 import fcntl
 import json
 import os
+from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
+import torch
 from safetensors import SafetensorError
 
 import dllm
@@ -78,6 +83,7 @@ def test_a_conversion_that_cannot_be_is_refused(
     ("parallel --model nano --samples 2", "give --temperature"),
     ("parallel --model nano --data FILE --answers 3", "--data in one round leaves nothing"),
     ("dflash --verifier nano-ar --data FILE --answers 3", "--data leaves nothing for --answers"),
+    ("dflash --verifier nano-ar --data ANSWERS --max-new-tokens 9", "nothing for --max-new-tokens"),
     ("dflash --verifier nano-ar --gamma 3", "--loss dpace leaves nothing for --gamma"),
     ("dflash --verifier nano-ar --weights-from x --init random", "leaves nothing for --init"),
 ])  # fmt: skip
@@ -85,10 +91,12 @@ def test_an_option_without_effect_is_refused(
     cli: Run, command: str, said: str, tmp_path: Path
 ) -> None:
     (tmp_path / "prompts.txt").write_text("Copy: a\nCopy: b\n")
-    given = command.replace("FILE", str(tmp_path / "prompts.txt")).split()
-    result = cli("train", *given, "-o", str(tmp_path / "run"))
+    (tmp_path / "answers.jsonl").write_text('{"ids": [5, 6, 7], "answer": 1}\n')
+    given = command.replace("FILE", str(tmp_path / "prompts.txt"))
+    given = given.replace("ANSWERS", str(tmp_path / "answers.jsonl"))
+    result = cli("train", *given.split(), "-o", str(tmp_path / "run"))
     assert result.exit_code == 2 and said in result.stderr
-    assert not (tmp_path / "run").exists()
+    assert not [*tmp_path.glob("run/*")]
 
 
 @pytest.mark.parametrize(
@@ -102,12 +110,23 @@ def test_every_training_says_how_often_and_to_whom(cli: Run, command: str, tmp_p
     assert cli(*how, "--log-every", "0").exit_code == 2
 
 
-def test_a_mask_beyond_the_vocabulary_is_refused_before_answers_are_written(
-    cli: Run, tmp_path: Path
+@pytest.mark.parametrize(("how", "why"), [
+    (("--mask-token-id", "999"), "mask_token_id 999 is no id of 528 tokens"),
+    ((), "start from random weights"),
+    (("--init", "random"), "a head without bias"),
+])  # fmt: skip
+def test_what_cannot_be_trained_is_refused_before_answers_are_written(
+    cli: Run, how: tuple[str, ...], why: str, tmp_path: Path
 ) -> None:
-    result = cli("train", "dflash", "--verifier", "nano-ar", "--mask-token-id", "999",
-                 "-o", str(tmp_path))  # fmt: skip
-    assert result.exit_code == 2 and "mask_token_id 999 is no id of 528 tokens" in result.stderr
+    verifier = dllm.load("nano-ar")
+    hf: Any = deepcopy(verifier.hf)
+    if how == ("--init", "random"):
+        hf.lm_head.bias = torch.nn.Parameter(torch.zeros(528))
+    elif not how:
+        hf.get_decoder().layers[-1].mlp.up_proj = torch.nn.Linear(2, 2)
+    with patch("dllm.cli.dflash.loaded", return_value=replace(verifier, hf=hf)):
+        result = cli("train", "dflash", "--verifier", "nano-ar", *how, "-o", str(tmp_path))
+    assert result.exit_code == 2 and why in result.stderr
     assert not [*tmp_path.iterdir()]
 
 
@@ -147,6 +166,22 @@ def test_prompts_that_are_all_held_out_are_refused(cli: Run, tmp_path: Path) -> 
     result = cli(*how, "--held-out", "1", "--steps", "0")
     assert result.exit_code == 0, result.stderr
     assert len((tmp_path / "r" / "trajectories.jsonl").read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", [
+    "deer --prompts FILE", "dflash --verifier nano-ar --data FILE",
+    "convert --model nano-ar --prompts FILE --held-out 1",
+])  # fmt: skip
+def test_a_prompt_without_room_for_an_answer_is_named(
+    cli: Run, command: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(f'{{"prompt": "Copy: a"}}\n{{"prompt": "Copy: {"a b " * 80}"}}\n')
+    given = command.replace("FILE", str(file)).split()
+    result = cli("train", *given, "-o", str(tmp_path / "run"))
+    assert result.exit_code == 2 and "128" in result.stderr
+    assert f"{file}, line 2: " in result.stderr or f"prompt 2 of {file} has" in result.stderr
+    assert not [*tmp_path.glob("run/*")]
 
 
 @pytest.mark.parametrize(
