@@ -27,7 +27,7 @@ from ..api import as_completed
 from ..cache import compose as compose_cache
 from ..core.config import FILTERS, FORMATS, GenerationConfig
 from ..core.errors import ConfigError, UnknownNameError
-from ..likelihood.scoring import Score, ScoreRequest, Scoring, score_requests
+from ..likelihood.scoring import Score, ScoreRequest, Scoring, longest, score_requests
 from ..models import load
 from ..request.prompts import chat_openings, encode_chat, encode_text
 from ..request.requests import occurrences
@@ -35,7 +35,7 @@ from ..runtime.result import Result
 from ..samplers import compose as compose_sampler
 
 LOG = logging.getLogger(__name__)
-LENGTH_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_length")
+LENGTH_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 SAMPLING = ("temperature", *FILTERS)
 
 
@@ -217,9 +217,10 @@ class DLLM(TemplateLM):  # type: ignore[misc]
         """Whole texts, in windows of the context; every token is scored once."""
         windows: list[ScoreRequest] = []
         owner: list[int] = []
+        most = longest(self.model, self.scoring)
         for i, instance in enumerate(requests):
             ids = self.tok_encode(instance.args[0], False)
-            result = get_rolling_token_windows(ids, self.prefix_token_id, self.max_length - 2, 1)
+            result = get_rolling_token_windows(ids, self.prefix_token_id, most - 1, 1)
             for prompt, text in map(make_disjoint_window, result):
                 windows.append(self._request(prompt, text, len(windows), 1))
                 owner.append(i)
@@ -234,7 +235,7 @@ class DLLM(TemplateLM):  # type: ignore[misc]
 
     def _request(self, prompt: list[int], text: list[int], group: int, length: int) -> ScoreRequest:
         """A request that fits the context: the beginning is cut, if need be of the text, too."""
-        most = self.max_length - 1  # the end token that Dream's estimator adds
+        most = longest(self.model, self.scoring)
         if len(prompt) + len(text) > most:
             self._shortened()
             text = text[-most:]

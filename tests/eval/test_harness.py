@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import dllm
 from tests.cli.conftest import Run
@@ -144,6 +146,31 @@ def test_long_texts_are_scored_in_windows(tiny: dllm.DiffusionModel) -> None:
     assert lm.usage.shortened == 0  # each window has a token before it
 
 
+def test_a_causal_network_has_the_likelihoods_that_the_harness_finds(
+    tiny: dllm.DiffusionModel,
+) -> None:
+    """Of texts that fill the context, too: the last token is no input."""
+    from lm_eval.models.huggingface import HFLM
+
+    torch.manual_seed(0)
+    hf = LlamaForCausalLM(LlamaConfig(
+        vocab_size=tiny.facts.vocab_size, hidden_size=32, intermediate_size=64,
+        num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=24,
+        initializer_range=0.3, bos_token_id=1, eos_token_id=2,
+    )).eval()  # fmt: skip
+    ours = DLLM(dllm.load(hf, tokenizer=tiny.tokenizer))
+    theirs = HFLM(hf, tokenizer=tiny.tokenizer, prefix_token_id=ours.prefix_token_id)
+    for count in (1, 2, *range(20, 28), 47, 48, 49, 50, 100):
+        text = "7" * count
+        assert len(ours.tok_encode(text, False)) == count
+        roll = Instance("loglikelihood_rolling", {}, (text,), 0, ("t", 0, 1))
+        (expected,) = theirs.loglikelihood_rolling([roll], disable_tqdm=True)
+        assert ours.loglikelihood_rolling([roll], True) == [pytest.approx(expected, abs=1e-4)]
+        pair = Instance("loglikelihood", {}, ("Ben" + text, " Mia"), 0, ("t", 0, 1))
+        ((expected, greedy),) = theirs.loglikelihood([pair], disable_tqdm=True)
+        assert ours.loglikelihood([pair], True) == [(pytest.approx(expected, abs=1e-4), greedy)]
+
+
 def instance(text: str, **settings: Any) -> Instance:
     return Instance("generate_until", {}, (text, settings), 0, ("t", 0, 1))
 
@@ -253,7 +280,7 @@ def test_a_continuation_beyond_the_context_loses_its_beginning(tiny: dllm.Diffus
     request = Instance("loglikelihood", {}, ("Tom", " Anna, Ben" * 200), 0, ("t", 0, 1))
     ((value, _),) = lm.loglikelihood([request], disable_tqdm=True)
     assert math.isfinite(value) and lm.usage.shortened == 1
-    assert lm.scores[0].tokens == tiny.facts.context_length - 1
+    assert lm.scores[0].tokens == tiny.facts.context_length
 
 
 @pytest.mark.parametrize(
