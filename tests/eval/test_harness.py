@@ -235,6 +235,17 @@ def test_sampling_only_where_the_task_asks(tiny: dllm.DiffusionModel) -> None:
     assert "temperature" not in lm._settings({"do_sample": False, "temperature": 0.7})
     assert lm._settings({"do_sample": True, "temperature": 0.7})["temperature"] == 0.7
     assert lm._settings({"until": "x"})["stop_strings"] == ("x",)
+    asked = DLLM(tiny, temperature=0.2)._settings({"temperature": 0.7, "top_p": 0.5})
+    assert "temperature" not in asked and asked["top_p"] == 0.5
+
+
+def test_lengths_by_any_of_their_names(tiny: dllm.DiffusionModel) -> None:
+    lm = DLLM(tiny, max_gen_toks=7)
+    for given, expected in (
+        ({"max_completion_tokens": 4}, 4), ({"max_gen_toks": None, "max_tokens": 5}, 5),
+        ({"max_tokens": 5, "max_gen_toks": 6}, 6), ({"max_length": 90}, 7), ({}, 7),
+    ):  # fmt: skip
+        assert lm._settings(given)["max_new_tokens"] == expected
 
 
 def test_a_form_says_where_an_answer_ends(tiny: dllm.DiffusionModel) -> None:
@@ -289,6 +300,7 @@ def test_a_continuation_beyond_the_context_loses_its_beginning(tiny: dllm.Diffus
         ({"smapler": "llada"}, "did you mean 'sampler'"),
         ({"sampler": "lada"}, "did you mean 'llada'"),
         ({"cache": "duall"}, "did you mean 'dual'"),
+        ({"max_new_tokens": 9}, "unknown argument"),
         ({"estimator": "lada"}, "did you mean 'llada'"),
         ({"batch_size": "auto"}, "batch_size is a number here"),
     ],
@@ -342,6 +354,17 @@ def test_loading_options_are_heard(cli: Run, tasks: Path, option: str, value: st
     folder = ("--include-path", str(tasks))
     result = cli("eval", "--tasks", "my_reverse", *folder, option, value)
     assert result.exit_code == 2 and value in result.stderr
+
+
+@pytest.mark.usefixtures("quick")
+def test_misspelt_parts_are_told_before_the_model_is_loaded(cli: Run, tasks: Path) -> None:
+    told = {"--sampler": "lada", "--cache": "duall", "--estimator": "lada"}
+    for option, value in told.items():
+        result = cli(
+            "eval", "--tasks", "my_reverse", "--include-path", str(tasks), "--model", "no/model",
+            option, value,
+        )  # fmt: skip
+        assert result.exit_code == 2 and "did you mean" in result.stderr, result.stderr
 
 
 @pytest.mark.usefixtures("quick")
