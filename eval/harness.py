@@ -27,7 +27,7 @@ from ..api import as_completed
 from ..cache import compose as compose_cache
 from ..core.config import FILTERS, FORMATS, GenerationConfig
 from ..core.errors import ConfigError, UnknownNameError
-from ..likelihood.scoring import Score, ScoreRequest, Scoring, score_requests
+from ..likelihood.scoring import Score, ScoreRequest, Scoring, longest, score_requests
 from ..models import load
 from ..request.prompts import chat_openings, encode_chat, encode_text
 from ..request.requests import occurrences
@@ -35,7 +35,7 @@ from ..runtime.result import Result
 from ..samplers import compose as compose_sampler
 
 LOG = logging.getLogger(__name__)
-LENGTH_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_length")
+LENGTH_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 SAMPLING = ("temperature", *FILTERS)
 
 
@@ -73,9 +73,9 @@ class Scored(Score):
 class DLLM(TemplateLM):  # type: ignore[misc]
     """A model with a sampler and a cache, as the harness wants it.
 
-    ``pretrained``: whatever `dllm.load` takes.  ``sampler``, ``cache`` and ``arguments``
-    (``steps``, ``block_length``, ``cfg_scale``, ``seed``, ...) go to `dllm.generate`; where an
-    answer is shorter than ``block_length``, it is one block.
+    ``pretrained``, ``quantization``, ``tokenizer``: as `dllm.load` takes them.  ``sampler``,
+    ``cache`` and ``arguments`` (``steps``, ``temperature``, ``seed``, ...) go to `dllm.generate`
+    and win over the task's; where an answer is shorter than ``block_length``, it is one block.
     ``batch_size``: requests decoded at a time (default 32); when one is finished, the next joins.
     ``max_gen_toks``: where a task does not say (default 256).  ``estimator``, ``samples``,
     ``early_stop``: see `dllm.score`; ``check_greedy`` (default off) answers whether a continuation
@@ -86,34 +86,36 @@ class DLLM(TemplateLM):  # type: ignore[misc]
         self, pretrained: Any = "nano", sampler: str = "threshold", cache: str = "none",
         batch_size: int | str | None = None, max_batch_size: int | None = None,
         device: str | None = None, dtype: str = "auto", adapter: str | None = None,
+        quantization: str | None = None, tokenizer: Any = None,
         max_gen_toks: int = 256, estimator: str | None = None, samples: int = 128,
         early_stop: bool = False, check_greedy: bool = False, **arguments: Any,
     ) -> None:  # fmt: skip
         super().__init__()
-        known = [*GenerationConfig.fields()]
+        known = [*GenerationConfig.fields().keys() - {"max_new_tokens", "stop_strings"}]
         for name in arguments:
             if name not in known:
                 own = list(inspect.signature(DLLM).parameters)[:-1]
                 raise UnknownNameError("argument", name, [*own, *known])
-        compose_sampler(sampler), compose_cache(cache)  # unknown names are refused before loading
+        compose_sampler(sampler), compose_cache(cache)  # what is wrong is told before loading
         if isinstance(batch_size, str) and not batch_size.isdigit():
             raise ConfigError(f"batch_size is a number here, not {batch_size!r}")
         rows = int(batch_size or 32)
         self.batch_size = min(rows, max_batch_size) if max_batch_size else rows
-        where = device or "auto"
-        self.model = load(pretrained, device=where, dtype=dtype, adapter=adapter) if isinstance(
-            pretrained, str | os.PathLike
-        ) else load(pretrained, adapter=adapter)  # fmt: skip
+        self.scoring = Scoring(
+            estimator=estimator, samples=samples, early_stop=early_stop, greedy=check_greedy,
+            cfg_scale=float(arguments.get("cfg_scale", 0)), seed=int(arguments.get("seed", 0)),
+        )  # fmt: skip
+        named = isinstance(pretrained, str | os.PathLike)
+        self.model = load(
+            pretrained, adapter=adapter, quantization=quantization, tokenizer=tokenizer,
+            **({"device": device or "auto", "dtype": dtype} if named else {}),
+        )  # fmt: skip
         if self.model.tokenizer is None:
             raise ConfigError(f"{self.model.name} came without a tokenizer: the harness needs text")
         self.tokenizer = self.model.tokenizer
         self._device = self.model.device
         self.max_gen_toks = max_gen_toks
         self.how = {"sampler": sampler, "cache": cache, **arguments}
-        self.scoring = Scoring(
-            estimator=estimator, samples=samples, early_stop=early_stop, greedy=check_greedy,
-            cfg_scale=float(arguments.get("cfg_scale", 0)), seed=int(arguments.get("seed", 0)),
-        )  # fmt: skip
         self.scores: list[Scored] = []  # of all likelihood requests so far, in their order
         self.usage = Usage()
         self._rendered: dict[str, list[int]] = {}
@@ -217,9 +219,10 @@ class DLLM(TemplateLM):  # type: ignore[misc]
         """Whole texts, in windows of the context; every token is scored once."""
         windows: list[ScoreRequest] = []
         owner: list[int] = []
+        most = longest(self.model, self.scoring)
         for i, instance in enumerate(requests):
             ids = self.tok_encode(instance.args[0], False)
-            result = get_rolling_token_windows(ids, self.prefix_token_id, self.max_length - 2, 1)
+            result = get_rolling_token_windows(ids, self.prefix_token_id, most - 1, 1)
             for prompt, text in map(make_disjoint_window, result):
                 windows.append(self._request(prompt, text, len(windows), 1))
                 owner.append(i)
@@ -234,7 +237,7 @@ class DLLM(TemplateLM):  # type: ignore[misc]
 
     def _request(self, prompt: list[int], text: list[int], group: int, length: int) -> ScoreRequest:
         """A request that fits the context: the beginning is cut, if need be of the text, too."""
-        most = self.max_length - 1  # the end token that Dream's estimator adds
+        most = longest(self.model, self.scoring)
         if len(prompt) + len(text) > most:
             self._shortened()
             text = text[-most:]
@@ -300,15 +303,15 @@ class DLLM(TemplateLM):  # type: ignore[misc]
         given = dict(given)
         until = given.pop("until", None) or []
         until = [until] if isinstance(until, str) else [text for text in until if text]
-        lengths = [given.pop(name) for name in LENGTH_NAMES if name in given]
-        new = min(int(lengths[0]) if lengths else self.max_gen_toks, self.max_length - 1)
+        lengths = [int(n) for name in LENGTH_NAMES if (n := given.pop(name, None)) is not None]
+        new = min([*lengths, self.max_gen_toks][0], self.max_length - 1)
         result: dict[str, Any] = {"max_new_tokens": new}
         if not self.how.keys() & FORMATS:  # which say themselves where an answer ends
             result["stop_strings"] = tuple(until)
         drawn = bool(given.pop("do_sample", float(given.get("temperature") or 0) > 0))
         for name in SAMPLING:
             value = given.pop(name, None)
-            if drawn and value is not None:
+            if drawn and value is not None and name not in self.how:
                 result[name] = value
         for name, value in given.items():
             _warn_once(f"generation setting {name}={value!r} has no meaning here and is ignored")

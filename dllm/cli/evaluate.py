@@ -30,6 +30,7 @@ HARNESS = ("batch_size", "max_gen_toks", "estimator", "samples", "early_stop", "
 class Evaluation(Decoding):
     """Options of ``dllm eval``."""
 
+    PARAMETERS = Decoding.PARAMETERS - {"max_batch_size"}  # which is its batch_size
     include_path: Path | None = option(None, "Folder of your own task files.", TASK)
     num_fewshot: int | None = option(None, "Few-shot examples (default: the task's).", TASK, min=0)
     limit: int | None = option(None, "Documents per task, default all.", TASK, min=1)
@@ -76,7 +77,8 @@ def evaluate(
     manager = TaskManager(include_path=None if folder is None else str(folder))
     names = known_tasks(tasks, manager)
     given = {name: getattr(options, name) for name in HARNESS}
-    lm = DLLM(options.load(), **options.parts(), **given, **options.how)
+    with waiting(f"loading {options.model}"):
+        lm = DLLM(options.model, **options.loading, **options.parts(), **given, **options.how)
     try:
         result = lm_eval.simple_evaluate(
             lm, tasks=names, task_manager=manager, num_fewshot=options.num_fewshot,

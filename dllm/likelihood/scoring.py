@@ -105,17 +105,17 @@ def score_requests(
             f"{model.name} cannot score: its noise is uniform, and the bounds are those of "
             "masked diffusion"
         )
+    most = longest(model, how)
     for request in requests:
         size = len(request.prompt) + len(request.continuation)
-        if size > model.facts.context_length:
+        if size > most:
             raise PromptError(
-                f"prompt and continuation have {size} tokens, the context "
-                f"{model.facts.context_length}: shorten the prompt"
+                f"prompt and continuation have {size} tokens, and {most} fit the context: shorten "
+                "the prompt"
             )
-    causal = model.facts.mask_token_id is None
-    if not causal:
+    if model.facts.mask_token_id is not None:
         check_recipe(recipe_of(how), caches.compose("none"), model)
-    if causal or (model.family.causal and how.estimator is None):
+    if _exact(model, how):
         if how.cfg_scale or how.estimator:
             raise ConfigError(
                 f"{model.name} is autoregressive: it is scored exactly and without guidance; leave "
@@ -131,6 +131,18 @@ def score_requests(
             _decide(running)
     greedy = _greedy(model, requests, how) if how.greedy else [None] * len(requests)
     return [run.score(is_greedy) for run, is_greedy in zip(running, greedy, strict=True)]
+
+
+def _exact(model: DiffusionModel, how: Scoring) -> bool:
+    """Whether the chain rule of an autoregressive network is meant."""
+    causal = model.facts.mask_token_id is None
+    return causal or (model.family.causal and how.estimator is None)
+
+
+def longest(model: DiffusionModel, how: Scoring) -> int:
+    """Most tokens of a prompt and its continuation.  The last one of a causal network is not fed;
+    Dream's estimator adds an end token."""
+    return model.facts.context_length + _exact(model, how) - (how.kind in ENDS_WITH_EOS)
 
 
 def _completed(model: DiffusionModel, request: ScoreRequest, how: Scoring) -> ScoreRequest:
@@ -293,17 +305,19 @@ def recipe_of(how: Scoring) -> MaskedRecipe:
 
 def _autoregressive(model: DiffusionModel, request: ScoreRequest, how: Scoring) -> Score:
     """The chain rule in one forward.  Without a prompt the first token is given, not scored."""
-    how.go_on()
     ids = np.concatenate([request.prompt, request.continuation])
-    first = max(1, len(request.prompt))
-    select = torch.from_numpy(ids[first:]).to(model.device)
+    text = ids[max(1, len(request.prompt)) :]
+    if not len(text):
+        return Score(0.0, 0.0, len(ids), 0, 0, True)
+    how.go_on()
+    select = torch.from_numpy(text).to(model.device)
     with torch.inference_mode():
-        rows = own_logits(model, ids, 1 + len(select))[:-1]
+        rows = own_logits(model, ids[:-1], len(text))
         result = logits_statistics(rows, select=select, needs=()).numpy()
     assert result.select_logprob is not None
     total = float(result.select_logprob.astype(np.float64).sum())
-    greedy = bool((result.token == ids[first:]).all())
-    return Score(total, 0.0, len(request.continuation), 1, len(ids), greedy)
+    greedy = bool((result.token == text).all())
+    return Score(total, 0.0, len(request.continuation), 1, len(ids) - 1, greedy)
 
 
 def own_logits(model: DiffusionModel, ids: IntArray, last: int) -> torch.Tensor:

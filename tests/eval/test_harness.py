@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import dllm
 from tests.cli.conftest import Run
@@ -144,6 +146,31 @@ def test_long_texts_are_scored_in_windows(tiny: dllm.DiffusionModel) -> None:
     assert lm.usage.shortened == 0  # each window has a token before it
 
 
+def test_a_causal_network_has_the_likelihoods_that_the_harness_finds(
+    tiny: dllm.DiffusionModel,
+) -> None:
+    """Of texts that fill the context, too: the last token is no input."""
+    from lm_eval.models.huggingface import HFLM
+
+    torch.manual_seed(0)
+    hf = LlamaForCausalLM(LlamaConfig(
+        vocab_size=tiny.facts.vocab_size, hidden_size=32, intermediate_size=64,
+        num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=24,
+        initializer_range=0.3, bos_token_id=1, eos_token_id=2,
+    )).eval()  # fmt: skip
+    ours = DLLM(dllm.load(hf, tokenizer=tiny.tokenizer))
+    theirs = HFLM(hf, tokenizer=tiny.tokenizer, prefix_token_id=ours.prefix_token_id)
+    for count in (1, 2, *range(20, 28), 47, 48, 49, 50, 100):
+        text = "7" * count
+        assert len(ours.tok_encode(text, False)) == count
+        roll = Instance("loglikelihood_rolling", {}, (text,), 0, ("t", 0, 1))
+        (expected,) = theirs.loglikelihood_rolling([roll], disable_tqdm=True)
+        assert ours.loglikelihood_rolling([roll], True) == [pytest.approx(expected, abs=1e-4)]
+        pair = Instance("loglikelihood", {}, ("Ben" + text, " Mia"), 0, ("t", 0, 1))
+        ((expected, greedy),) = theirs.loglikelihood([pair], disable_tqdm=True)
+        assert ours.loglikelihood([pair], True) == [(pytest.approx(expected, abs=1e-4), greedy)]
+
+
 def instance(text: str, **settings: Any) -> Instance:
     return Instance("generate_until", {}, (text, settings), 0, ("t", 0, 1))
 
@@ -208,6 +235,17 @@ def test_sampling_only_where_the_task_asks(tiny: dllm.DiffusionModel) -> None:
     assert "temperature" not in lm._settings({"do_sample": False, "temperature": 0.7})
     assert lm._settings({"do_sample": True, "temperature": 0.7})["temperature"] == 0.7
     assert lm._settings({"until": "x"})["stop_strings"] == ("x",)
+    asked = DLLM(tiny, temperature=0.2)._settings({"temperature": 0.7, "top_p": 0.5})
+    assert "temperature" not in asked and asked["top_p"] == 0.5
+
+
+def test_lengths_by_any_of_their_names(tiny: dllm.DiffusionModel) -> None:
+    lm = DLLM(tiny, max_gen_toks=7)
+    for given, expected in (
+        ({"max_completion_tokens": 4}, 4), ({"max_gen_toks": None, "max_tokens": 5}, 5),
+        ({"max_tokens": 5, "max_gen_toks": 6}, 6), ({"max_length": 90}, 7), ({}, 7),
+    ):  # fmt: skip
+        assert lm._settings(given)["max_new_tokens"] == expected
 
 
 def test_a_form_says_where_an_answer_ends(tiny: dllm.DiffusionModel) -> None:
@@ -253,7 +291,7 @@ def test_a_continuation_beyond_the_context_loses_its_beginning(tiny: dllm.Diffus
     request = Instance("loglikelihood", {}, ("Tom", " Anna, Ben" * 200), 0, ("t", 0, 1))
     ((value, _),) = lm.loglikelihood([request], disable_tqdm=True)
     assert math.isfinite(value) and lm.usage.shortened == 1
-    assert lm.scores[0].tokens == tiny.facts.context_length - 1
+    assert lm.scores[0].tokens == tiny.facts.context_length
 
 
 @pytest.mark.parametrize(
@@ -262,6 +300,7 @@ def test_a_continuation_beyond_the_context_loses_its_beginning(tiny: dllm.Diffus
         ({"smapler": "llada"}, "did you mean 'sampler'"),
         ({"sampler": "lada"}, "did you mean 'llada'"),
         ({"cache": "duall"}, "did you mean 'dual'"),
+        ({"max_new_tokens": 9}, "unknown argument"),
         ({"estimator": "lada"}, "did you mean 'llada'"),
         ({"batch_size": "auto"}, "batch_size is a number here"),
     ],
@@ -315,6 +354,17 @@ def test_loading_options_are_heard(cli: Run, tasks: Path, option: str, value: st
     folder = ("--include-path", str(tasks))
     result = cli("eval", "--tasks", "my_reverse", *folder, option, value)
     assert result.exit_code == 2 and value in result.stderr
+
+
+@pytest.mark.usefixtures("quick")
+def test_misspelt_parts_are_told_before_the_model_is_loaded(cli: Run, tasks: Path) -> None:
+    told = {"--sampler": "lada", "--cache": "duall", "--estimator": "lada"}
+    for option, value in told.items():
+        result = cli(
+            "eval", "--tasks", "my_reverse", "--include-path", str(tasks), "--model", "no/model",
+            option, value,
+        )  # fmt: skip
+        assert result.exit_code == 2 and "did you mean" in result.stderr, result.stderr
 
 
 @pytest.mark.usefixtures("quick")
