@@ -22,6 +22,7 @@ from ..core.canvas import BoolArray, IntArray
 from ..core.errors import PromptError, UnknownNameError, check_unicode, one_line, short
 from ..core.text import holes_in
 from ..models import DiffusionModel
+from ..models.tokenizer import special_tokens
 
 Message = Mapping[str, Any]
 TEMPLATE_ARGUMENTS = ("messages", "add_generation_prompt", "continue_final_message", "tokenize")
@@ -321,7 +322,7 @@ def _template(
             raise PromptError(f"{name} is no variable of a chat template: drop it")
     template = str(tokenizer.chat_template)
     variables = {k: v for k, v in variables.items() if re.search(rf"\b{re.escape(k)}\b", template)}
-    specials = [token for token in tokenizer.all_special_tokens if token]
+    specials = [token for token in special_tokens(tokenizer).values() if token]
     marks = [f"\ue000{i}\ue001" for i in range(len(messages))]
     unsafe = any(token in str(m["content"]) for token in specials for m in messages)
     rest = str([{**m, "content": ""} for m in messages] + list(variables.values()))
