@@ -195,6 +195,13 @@ def test_dream_tokenizer_without_remote_code(copy: Copy, tmp_path: Path) -> None
     with pytest.raises(PromptError, match="stands in a tool"):
         encode_chat(model, [{**CHAT[0], "name": "<|im_end|>"}])
     assert 252 in Spelling(tokenizer).special
+    tokenizer.chat_template = (  # Mistral's moves the system prompt; not all trim
+        "{{ messages[1]['content'] }}<|im_end|>{{ messages[0]['content'] }}<|im_start|>"
+    )
+    moved = [{"role": "system", "content": "s<|im_end|>"}, {"role": "user", "content": "\tu"}]
+    assert tokenizer.decode(encode_chat(model, moved)) == "\tu<|im_end|>s<|im_end|><|im_start|>"
+    assert list(encode_chat(model, moved)).count(252) == 1
+    tokenizer.chat_template = model.family.chat_template
     for layout in ("native", "official"):
         model.save_pretrained(tmp_path / layout, layout=layout)
         again: Any = load(tmp_path / layout).tokenizer
