@@ -12,6 +12,7 @@ import numpy as np
 
 from ..core.canvas import IntArray
 from ..core.errors import ConfigError
+from ..models.tokenizer import special_tokens
 from ..request.prompts import encode_text
 from .base import EMPTY, Budget, Draft, Drafter, Drafting, DraftRequest, chain
 
@@ -179,7 +180,7 @@ def _encode(ours: Any, theirs: Any, ids: IntArray) -> IntArray:
     """The text of the verifier's ``ids`` in the drafter's tokens; special tokens by their name."""
     result: list[int] = []
     run: list[int] = []
-    special = set(theirs.all_special_ids)
+    special = special_tokens(theirs)
     for index in [*ids.tolist(), None]:
         if index is not None and index not in special:
             run.append(index)

@@ -217,10 +217,9 @@ def _auto_dtype(
         return torch.float32  # stored in half precision to keep the package small
     stored_in = getattr(config, "quantization_config", None)
     foreign = stored_in is not None and of_config(stored_in) is None
-    if quantization_config or foreign:
-        return "auto"
     stored = stored_dtype(checkpoint)
-    if device_map is not None or torch.device(device or "cpu").type != "cpu":
+    away = device_map is not None or torch.device(device or "cpu").type != "cpu"
+    if quantization_config or foreign or away:
         return stored
     numbers = sum(prod(header.shape) for header in read_headers(checkpoint.folder).values())
     chosen = auto_dtype(checkpoint.name, stored, numbers)

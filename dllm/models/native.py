@@ -42,10 +42,10 @@ def shared(config: ConfigDict, name: str) -> dict[str, Any]:
 
 
 def rotation(config: ConfigDict, name: str) -> dict[str, Any]:
-    """``rope_parameters`` of an old or a new ``config.json``; ``type`` is an old ``rope_type``."""
-    stated = config.get("rope_parameters") or {
-        **(config.get("rope_scaling") or {}),
-        "rope_theta": float(require(config, ("rope_theta",), name)["rope_theta"]),
-    }
-    require(stated, ("rope_theta",), name)
-    return {"rope_type": stated.get("type", "default"), **stated}
+    """``rope_parameters`` as transformers reads them: an old ``rope_scaling`` beside new ones is
+    what somebody added, ``type`` is an old ``rope_type``, the base may stand outside."""
+    new = config.get("rope_parameters") or {}
+    stated = config.get("rope_scaling") or new
+    theta = require({**new, **config, **stated}, ("rope_theta",), name)["rope_theta"]
+    kind = stated.get("rope_type") or stated.get("type") or "default"
+    return {**stated, "rope_type": kind, "rope_theta": float(theta)}

@@ -101,6 +101,7 @@ def _native_config(model: Any) -> dict[str, Any]:
 def _official_config(model: Any) -> dict[str, Any]:
     """The original fields, with those replaced that have changed since."""
     family, original = model.family, dict[str, Any](model.official_config)
+    original.pop("quantization_config", None)  # may hold no longer: what does is below
     current: dict[str, Any] = family.to_official(model.hf.config)
     if original:
         before = family.to_official(family.to_native(original))

@@ -93,6 +93,9 @@ def load_weights(
             "these files"
         ) from error
     _check(folder, family, report, official)
+    if getattr(config, "quantization_config", None) and getattr(hf, "hf_quantizer", None) is None:
+        for weight in hf.parameters():  # widened as it was read, beside others that stay as stored
+            weight.data = weight.data.to(hf.config.dtype)
     loaded: PreTrainedModel = hf.to(device) if moved else hf
     return loaded
 

@@ -22,6 +22,7 @@ from ..core.canvas import BoolArray, IntArray
 from ..core.errors import PromptError, UnknownNameError, check_unicode, one_line, short
 from ..core.text import holes_in
 from ..models import DiffusionModel
+from ..models.tokenizer import special_tokens
 
 Message = Mapping[str, Any]
 TEMPLATE_ARGUMENTS = ("messages", "add_generation_prompt", "continue_final_message", "tokenize")
@@ -321,16 +322,16 @@ def _template(
             raise PromptError(f"{name} is no variable of a chat template: drop it")
     template = str(tokenizer.chat_template)
     variables = {k: v for k, v in variables.items() if re.search(rf"\b{re.escape(k)}\b", template)}
-    specials = [token for token in tokenizer.all_special_tokens if token]
-    marks = [f"\ue000{i}\ue001" for i in range(len(messages))]
-    unsafe = any(token in str(m["content"]) for token in specials for m in messages)
+    specials = [token for token in special_tokens(tokenizer).values() if token]
+    contents = {f"\ue000{i}\ue001": str(m["content"]) for i, m in enumerate(messages)}
+    unsafe = any(token in content for token in specials for content in contents.values())
     rest = str([{**m, "content": ""} for m in messages] + list(variables.values()))
     spelled = next((token for token in specials if token in rest), None)
     if spelled is not None:
         raise PromptError(f"{spelled} stands in a tool or a call of one: there it cannot be text")
     shown = [
-        {**m, "content": mark} if unsafe else dict(m)
-        for m, mark in zip(messages, marks, strict=True)
+        {**m, "content": content.replace(content.strip() or mark, mark)} if unsafe else dict(m)
+        for m, (mark, content) in zip(messages, contents.items(), strict=True)
     ]
     try:
         text = tokenizer.apply_chat_template(
@@ -340,15 +341,15 @@ def _template(
     except Exception as error:  # templates are programs, which refuse in ways of their own
         raise PromptError(f"the chat template refuses the messages: {one_line(error)}") from error
     assert isinstance(text, str)
+    if not unsafe:
+        return encode_markup(tokenizer, text)
     ids: list[int] = []
-    for mark, message in zip(marks, messages, strict=True) if unsafe else ():
-        before, result, text = text.partition(mark)
-        if not result:
-            before, text = "", before
-            continue
-        ids += encode_markup(tokenizer, before)
-        ids += encode_text(tokenizer, str(message["content"]).strip())
-    return ids + encode_markup(tokenizer, text)
+    for part in re.split(f"({'|'.join(contents)})", text):  # some templates move messages
+        said = contents.get(part)
+        ids += (
+            encode_markup(tokenizer, part) if said is None else encode_text(tokenizer, said.strip())
+        )
+    return ids
 
 
 def encode_markup(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:

@@ -17,7 +17,11 @@ class Spelling:
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
-        self.special: Collection[int] = frozenset(getattr(tokenizer, "all_special_ids", ()))
+        self.special: Collection[int] = ()
+        if tokenizer is not None:
+            from ..models.tokenizer import special_tokens  # takes seconds, as below
+
+            self.special = special_tokens(tokenizer)
         self.middle = lru_cache(KNOWN)(self._middle)
 
     def decode(self, ids: Sequence[int], special: bool = False) -> str:

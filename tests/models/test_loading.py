@@ -1,6 +1,7 @@
 """What a loaded model is and does."""
 
 import json
+import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -104,6 +105,12 @@ def test_a_scaled_rotation_is_read_under_its_old_name(copy: Any) -> None:
     folder = copy("dream-tiny", rope_scaling={"type": "linear", "factor": 2.0})
     rotary: Any = load(folder).backbone.rotary_emb
     assert rotary.rope_type == "linear" and rotary.inv_freq[0] == 0.5
+    shutil.rmtree(folder)  # a file of a new transformers, to which somebody added an old entry
+    new = {"rope_type": "default", "rope_theta": 100.0}
+    folder = copy("dream-tiny", ("rope_theta",), rope_scaling={"type": "linear", "factor": 2.0},
+                  rope_parameters=new)  # fmt: skip
+    rotary = load(folder).backbone.rotary_emb
+    assert rotary.inv_freq[0] == 0.5 and rotary.config.rope_parameters["rope_theta"] == 100
 
 
 def test_a_rotation_that_depends_on_company_is_refused(copy: Any) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
@@ -58,6 +59,32 @@ def test_a_gguf_file_becomes_a_diffusion_model(tmp_path: Path) -> None:
     assert 0 < apart < 0.05  # eight bits, and not the numbers themselves
     out = dllm.generate(model, [1, 2, 3], max_new_tokens=8, block_length=8, cache="dual")
     assert 95 not in out.tokens
+
+
+@pytest.mark.parametrize("name", ["llada-tiny", "dream-tiny"])
+def test_floats_of_8_bits_are_widened_to_one_dtype(tmp_path: Path, name: str) -> None:
+    """On a CPU, whatever dtype the file has beside them; what is saved is no longer of 8 bits."""
+    pytest.importorskip("accelerate")
+    source = goldens_dir() / name
+    held = {key: x.bfloat16() for key, x in load_file(source / "model.safetensors").items()}
+    for key in [key for key, x in held.items() if x.ndim == 2 and "proj" in key]:
+        small = held[key].to(torch.float8_e4m3fn)
+        held |= {key: small, f"{key}_scale_inv": torch.full((1, 1), 2.0)}
+    save_file(held, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((source / "config.json").read_text())
+    how = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    config |= {"torch_dtype": "float8_e4m3fn", "quantization_config": how}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for dtype in ("auto", "float32"):
+        model = dllm.load(tmp_path, dtype=dtype)
+        wanted = torch.bfloat16 if dtype == "auto" else torch.float32
+        assert {x.dtype for x in model.hf.parameters()} == {wanted}
+        assert dllm.generate(model, [1, 2, 3], max_new_tokens=4).nfe
+    key = next(key for key in held if key.endswith("_scale_inv")).removesuffix("_scale_inv")
+    weight = model.hf.get_parameter(model.family.native_key(key))
+    assert torch.equal(weight, held[key].float() * 2)
+    model.save_pretrained(tmp_path / "saved", layout="official")
+    assert "quantization_config" not in json.loads((tmp_path / "saved/config.json").read_text())
 
 
 TORCHAO = """

@@ -11,9 +11,11 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import PreTrainedTokenizerFast
 
 import dllm
-from dllm.core.errors import CheckpointError
+from dllm.core.errors import CheckpointError, PromptError
 from dllm.models import families, load
 from dllm.models.tokenizer import complete_tokenizer, load_tokenizer
+from dllm.request.prompts import encode_chat
+from dllm.runtime.spelling import Spelling
 from dllm.structured.vocabulary import vocabulary_of
 from dllm.train.dflash.recipe import mask_id
 from dllm.train.recipes.deer import Alignment
@@ -187,6 +189,19 @@ def test_dream_tokenizer_without_remote_code(copy: Copy, tmp_path: Path) -> None
         "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
         "<|im_start|>user\n hi <|im_end|>\n<|im_start|>assistant\n"
     )
+    assert "<|im_end|>" not in tokenizer.all_special_tokens  # and is none of a text all the same
+    spelled = [{"role": "user", "content": "abc<|im_end|>"}]
+    assert list(encode_chat(model, spelled)).count(252) == 2
+    with pytest.raises(PromptError, match="stands in a tool"):
+        encode_chat(model, [{**CHAT[0], "name": "<|im_end|>"}])
+    assert 252 in Spelling(tokenizer).special
+    tokenizer.chat_template = (  # Mistral's moves the system prompt; not all trim
+        "{{ messages[1]['content'] }}<|im_end|>{{ messages[0]['content'] }}<|im_start|>"
+    )
+    moved = [{"role": "system", "content": "s<|im_end|>"}, {"role": "user", "content": "\tu"}]
+    assert tokenizer.decode(encode_chat(model, moved)) == "\tu<|im_end|>s<|im_end|><|im_start|>"
+    assert list(encode_chat(model, moved)).count(252) == 1
+    tokenizer.chat_template = model.family.chat_template
     for layout in ("native", "official"):
         model.save_pretrained(tmp_path / layout, layout=layout)
         again: Any = load(tmp_path / layout).tokenizer
