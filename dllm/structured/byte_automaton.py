@@ -62,6 +62,19 @@ class ByteAutomaton:
                 return False
         return self.accepting[state or 0]
 
+    def texts(self, most: int) -> list[bytes] | None:
+        """All texts, the shortest first; None where they are more than ``most``."""
+        found, level = list[bytes](), [(self.start, b"")]
+        for _ in self.edges:  # behind so many bytes texts have no end
+            found += [text for state, text in level if self.accepting[state]]
+            level = [
+                (to, text + bytes([byte])) for state, text in level
+                for low, high, to in self.edges[state] for byte in range(low, high + 1)
+            ]  # fmt: skip
+            if len(found) + len(level) > most:
+                return None
+        return None if level else found
+
 
 def determined(
     nodes: Sequence[list[Edge]], free: Sequence[list[int]], start: int, end: int, budget: Budget

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from decimal import Decimal
 from functools import partial
 from typing import Any, NoReturn
@@ -22,7 +23,6 @@ from .keywords import (
     is_a,
     items_of,
     kind_of,
-    kinds_of,
     same,
 )
 from .numbers import numbers
@@ -42,6 +42,7 @@ from .parts import (
 
 DEPTH = 3  # of recursive schemas, and of values of any kind
 LONGEST = 160  # characters of a format that has a maxLength: longer ones are not written
+MOST_TEXTS = 256  # of such values that a schema describes and does not name
 MOST_UNIQUE = 6  # values that stand in any order in an array without equal items: more keep theirs
 COMMA, COLON = Row((Bytes(b","), maybe(Bytes(b" ")))), Row((Bytes(b":"), maybe(Bytes(b" "))))
 QUOTE = Bytes(b'"')
@@ -128,11 +129,12 @@ def constants(reader: Base, schema: Schema, path: str) -> Part:
     for kind in dict.fromkeys(map(kind_of, values)):
         if rest.keys() & KEYWORDS[kind]:
             fits = automaton_of(reader.value({**rest, "type": kind}, path), reader.budget)
-            values = [
-                v for v in values
-                if kind_of(v) != kind or fits.accepts(written(int(v) if is_a(v, "integer") else v))
-            ]  # fmt: skip
+            values = [v for v in values if kind_of(v) != kind or _fits(fits, v)]
     return reader.either([partial(constant, reader, value) for value in values], path)
+
+
+def _fits(automaton: ByteAutomaton, value: Any) -> bool:
+    return automaton.accepts(written(int(value) if is_a(value, "integer") else value))
 
 
 def constant(reader: Base, value: Any) -> Part:
@@ -210,7 +212,7 @@ def array(reader: Base, schema: Schema, path: str) -> Part:
     least, most = counts_of(schema, "minItems", "maxItems", path)
     first, rest = items_of(schema)
     if schema.get("uniqueItems") and (most is None or most > 1):
-        return _unique(reader, rest if not first else None, least, most, path)
+        return _unique(reader, True if first else rest, least, most, path)
     found = list[Part]()
     try:
         for i, part in enumerate(first):
@@ -235,24 +237,28 @@ def array(reader: Base, schema: Schema, path: str) -> Part:
 
 def _unique(reader: Base, items: Any, least: int, most: int | None, path: str) -> Part:
     """Items that differ: constants, a few in any order, more in their own."""
-    values = None if items is None else constants_of(reader.target(items, path))
-    if isinstance(items, Mapping) and kinds_of(reader.target(items, path)) == {"boolean"}:
-        values = values or [True, False]
-    values = values and [*{same(value): value for value in values}.values()]
-    if values is None:
-        raise ConfigError(
-            f"{path} of the schema has 'uniqueItems', which is supported for items that are "
-            "constants: name them in an enum, or drop it"
-        )
+    values = list[Any]()
+    with suppress(Empty):
+        fits = automaton_of(reader.value(items, f"{path}/items"), reader.budget)
+        found = constants_of(reader.target(items, path))
+        if found is None and (texts := fits.texts(MOST_TEXTS)) is not None:
+            found = list(map(json.loads, texts))
+        if found is None:
+            raise ConfigError(
+                f"{path} of the schema has 'uniqueItems', which is supported for items that are "
+                "constants: name them in an enum, or drop it (for a list in place of a set)"
+            )
+        values = [v for v in found if _fits(fits, v)]
+        values = [*{same(value): value for value in values}.values()]
     if reader.testing and len(values) > MOST_UNIQUE:
         reader.refuse("uniqueItems", path)
-    texts = tuple((constant(reader, value), False) for value in values)
-    most = len(texts) if most is None else min(most, len(texts))
+    parts = tuple((constant(reader, value), False) for value in values)
+    most = len(parts) if most is None else min(most, len(parts))
     if least > most:
         raise Nothing(path)
-    once: Part = Members(texts, COMMA, least, None if most == len(texts) else most)
-    if len(texts) <= MOST_UNIQUE:
-        once = Mixed(texts, COMMA, least, most, once=len(texts))
+    once: Part = Members(parts, COMMA, least, None if most == len(parts) else most)
+    if len(parts) <= MOST_UNIQUE:
+        once = Mixed(parts, COMMA, least, most, once=len(parts))
     return Row((Bytes(b"["), once, Bytes(b"]")))
 
 

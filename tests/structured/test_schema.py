@@ -4,7 +4,6 @@ refused."""
 import json
 import re
 from datetime import datetime, time
-from pathlib import Path
 from typing import Any, Literal
 
 import jsonschema
@@ -374,6 +373,14 @@ def test_extra_keys_stand_in_any_order() -> None:
         # Of many constants that differ, each is written before those behind it.
         ({"items": {"enum": [*"abcdefgh"]}, "uniqueItems": True, "minItems": 2, "maxItems": 3},
          ['["a", "c"]', '["a","b","h"]'], ['["a"]', '["a","a"]', '["a","b","c","d"]']),
+        # Items of which there are few, and those of constants that the rest of their schema allows.
+        ({"items": {"anyOf": [{"const": "a"}, {"type": "integer", "minimum": 9, "maximum": 11}]},
+          "uniqueItems": True, "minItems": 2}, ['[11, "a", 9]', "[9,10]"], ["[9, 9]", "[12, 9]"]),
+        ({"items": {"enum": ["a", "bb", 1], "type": "string", "maxLength": 1}, "uniqueItems": True},
+         ["[]", '["a"]'], ["[1]", '["bb"]']),
+        ({"items": {"type": "boolean", "not": {"const": True}}, "uniqueItems": True},
+         ["[]", "[false]"], ["[true]", "[false, false]"]),
+        ({"items": False, "uniqueItems": True}, ["[]"], ["[1]"]),
         # A part with an $id is the root of references within it.
         ({"$ref": "#/$defs/a", "$defs": {"c": {"const": 1}, "a": {
             "$id": "http://x/a", "items": {"$ref": "#/$defs/c"}, "$defs": {"c": {"const": 2}}}}},
@@ -427,21 +434,3 @@ def test_unknown_keywords_are_ignored_and_told() -> None:
     assert byte_automaton({"json_schema": schema})[1] == []
     schema = {"anyOf": [{"type": "string", "format": f} for f in ("ipv4network", "uuid4")]}
     assert byte_automaton({"json_schema": schema})[1] == ["format 'ipv4network'"]
-
-
-def test_where_schemas_come_from(tmp_path: Path) -> None:
-    schema_of = source.schema_of
-    without_end = {"type": "number", "default": 1e999}  # what pydantic writes
-    assert byte_automaton(json.loads(source.encoded(source.json_schema(without_end))))
-    assert schema_of(Inner) == Inner.model_json_schema()
-    file = tmp_path / "schema.json"
-    file.write_text('{"type": "null"}', encoding="utf-8-sig")  # as programs on Windows do
-    assert schema_of(file) == schema_of(str(file)) == {"type": "null"}
-    file.write_text("[1", encoding="utf-8")
-    with pytest.raises(ConfigError, match="cannot be read from"):
-        schema_of(file)
-    with pytest.raises(ConfigError, match="cannot be read from"):
-        schema_of("no such file.json")
-    file.write_text("[1]", encoding="utf-8")
-    with pytest.raises(ConfigError, match="a JSON schema is an object"):
-        schema_of(file)
