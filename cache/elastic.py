@@ -1,7 +1,6 @@
 """Elastic-Cache: refresh when attention drifts, and only the layers above the drift."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -62,21 +61,15 @@ class ElasticCache(Refreshing):
         computed = layer.stream if slots.state(Watch).start >= layer.index else None
         token, before = layer.memory.get(layer.index, (NEVER, None))
         if computed is not None and before is not None and token in computed:
-            now = layer.attention(np.array([token]))[0]
-            if _cosine(now, before) < self.gamma:
+            n = min(len(before), canvas.length)
+            now, before = layer.attention(np.array([token]))[0, :n], before[:n]
+            lengths = np.linalg.norm(now) * np.linalg.norm(before)
+            if now @ before / max(lengths, 1e-30) < self.gamma:
                 slots.state(Watch).start = layer.index
-        self._watch(canvas, slots, layer, computed)
-
-    def _watch(self, canvas: Canvas, slots: Slots, layer: Layer, computed: Any) -> None:
-        """Choose the token to watch, and remember its attention if it was computed."""
+        # Choose the token to watch, and remember its attention if it was computed.
         queries = np.maximum(slots.state(Watch).active - slots.shift, 0)
         mass = layer.attention(queries).sum(0)
         mass[canvas.masked[: canvas.length]] = -1
         token = int(mass.argmax())
         seen = computed is None or token in computed
         layer.memory[layer.index] = token, layer.attention(np.array([token]))[0] if seen else None
-
-
-def _cosine(a: Any, b: Any) -> float:
-    n = min(len(a), len(b))
-    return float(a[:n] @ b[:n] / max(np.linalg.norm(a[:n]) * np.linalg.norm(b[:n]), 1e-30))

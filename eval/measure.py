@@ -133,13 +133,9 @@ def measure(
     texts = [out.text for out in outs]
     return Record(
         key=cell.key(identity + stamp(problems)), model=identity, task=cell.task,
-        method=cell.setting.method,
-        sampler=cell.setting.sampler, cache=cell.setting.cache,
-        arguments=dict(cell.setting.arguments), examples=cell.examples, seed=cell.seed,
-        rows=cell.rows,
+        examples=cell.examples, seed=cell.seed, rows=cell.rows, **vars(cell.setting),
         right=[bool(problems.check(e, t)) for e, t in zip(examples, texts, strict=True)],
         tokens=[len(out.tokens) for out in outs], nfe=[out.nfe for out in outs],
         computed=[out.computed for out in outs], forced=sum(out.forced for out in outs),
-        seconds=seconds,
-        peak_memory=max(out.peak_memory for out in outs),
+        seconds=seconds, peak_memory=max(out.peak_memory for out in outs),
     )  # fmt: skip

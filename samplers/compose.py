@@ -65,18 +65,12 @@ def check_needs(
         missing = part.needs - offered
         for need in sorted(missing, key=attrgetter("name")):
             if source in need.remedies:
-                remedy = need.remedies[source] or f"use {' or '.join(_offering(need))}"
+                others = ((name, SAMPLERS[name].offers) for name in sorted(SAMPLERS))
+                able = (n for n, own in others if isinstance(own, frozenset) and need in own)
+                remedy = need.remedies[source] or f"use {' or '.join(able)}"
                 raise ConfigError(
                     f"{part.name} needs {need}, which {offerer} does not offer; {remedy} instead"
                 )
-
-
-def _offering(need: Capability) -> list[str]:
-    """Names of the parts whose class says that it offers something."""
-    offers = {name: SAMPLERS[name].offers for name in SAMPLERS}
-    return sorted(
-        n for n, result in offers.items() if isinstance(result, frozenset) and need in result
-    )
 
 
 def compose(
@@ -99,7 +93,9 @@ def compose(
     """
     if isinstance(sampler, list | tuple) and not sampler:
         raise ConfigError("there is no sampler: name one, e.g. 'threshold'")
-    parts, spec = _as_parts(sampler), _spec_of(sampler)
+    parts = _as_parts(sampler)
+    named = sampler.spec if isinstance(sampler, Sampler) else "+".join(part.name for part in parts)
+    spec = sampler if isinstance(sampler, str) else named
     if length not in (None, "fixed"):
         parts, spec = (*parts, *_length(length)), f"{spec}+{length}"
     roles = _complete(parts, family)
@@ -255,12 +251,6 @@ def _as_parts(sampler: SamplerLike) -> tuple[Part, ...]:
             raise ConfigError(_no_part(part))
     # What a part wraps stands before it: lopa(localleap) is localleap, explored by lopa.
     return tuple(p for part in parts for p in (*_as_parts(getattr(part, "base", ())), part))
-
-
-def _spec_of(sampler: SamplerLike) -> str:
-    if isinstance(sampler, str | Sampler):
-        return sampler if isinstance(sampler, str) else sampler.spec
-    return "+".join(part.name for part in _as_parts(sampler))
 
 
 def _fill_options(

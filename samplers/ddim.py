@@ -1,7 +1,5 @@
 """Reverse steps of uniform diffusion: every position takes the prediction, stays, or is redrawn."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import numpy as np

@@ -1,7 +1,5 @@
 """ETE: exploit what is sure, explore what would make more sure."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import numpy as np

@@ -346,12 +346,6 @@ class GenerationConfig(Machine):
                 "top_candidates are written to the trace: ask for a trace, or drop them"
             )
 
-    @property
-    def sampler_options(self) -> dict[str, Any]:
-        """What goes to the parts of the sampler."""
-        names = ("steps", "block_length", "eos_policy")
-        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-
 
 class GenerationArguments(TypedDict, total=False):
     """The keyword arguments that end up in a `GenerationConfig`, for type checkers and editors."""

@@ -14,7 +14,8 @@ import numpy as np
 from ..core.access import json_headers
 from ..core.canvas import IntArray
 from ..core.errors import ConfigError, DllmError
-from .base import EMPTY, ROOT, Budget, Draft, Drafter, Drafting, DraftRequest, Feedback
+from .accept.chains import walk
+from .base import EMPTY, Budget, Draft, Drafter, Drafting, DraftRequest, Feedback
 from .naming import DrafterLike, make_drafter
 from .vocabulary import fingerprint
 
@@ -88,13 +89,8 @@ class TextFollower:
         emitted: list[int] = tokens[len(self.tokens) :].tolist()
         if not emitted:
             return
-        path: list[int] = []
-        for token in emitted[:-1]:  # the last one is the verifier's own
-            below = self.draft.children(path[-1] if path else ROOT)
-            same = [node for node in below if self.draft.tokens[node] == token]
-            if not same:
-                break
-            path.append(same[0])
+        known = iter(emitted[:-1])  # the last one is the verifier's own
+        path = walk(self.draft, lambda _: next(known, -1)).path
         self.drafting.observe(Feedback(self.draft, path, emitted))
         self.tokens, self.draft = tokens.copy(), EMPTY
 

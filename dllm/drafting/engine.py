@@ -4,8 +4,6 @@ A step is a round: the drafters propose for all texts, the verifier scores the d
 forward, and a rule says what stays.  Without a drafter it decodes plainly.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress

@@ -127,7 +127,9 @@ class LayerHook:
             return output
         self._widen()
         output = self._partial(module, kwargs)
-        return self._as_packed(output) if index == len(self.layers) - 1 else output
+        if index < len(self.layers) - 1 or output.shape[1] == self.packed.ids.shape[1]:
+            return output
+        return output[:, self._among([piece.job.plan.compute for piece in self.pieces])]
 
     def _ask(self) -> bool:
         """Set every piece's `now`; whether it differs anywhere from the forward as packed."""
@@ -181,12 +183,6 @@ class LayerHook:
                     now, plan.read, at, piece.base, canvas.length, canvas.masked
                 )
             at += len(now)
-
-    def _as_packed(self, hidden: Tensor) -> Tensor:
-        """The rows of the streams that were planned, in their order."""
-        if hidden.shape[1] == self.packed.ids.shape[1]:
-            return hidden
-        return hidden[:, self._among([piece.job.plan.compute for piece in self.pieces])]
 
     def _among(self, parts: list[IntArray]) -> Tensor:
         """Where positions of each piece stand on the packed axis of the streams."""

@@ -7,8 +7,6 @@ order, forwards and computed positions are those of decoding it alone, whatever 
 fails meanwhile.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial

@@ -113,7 +113,8 @@ def _compose(
 ) -> Sampler:
     """The sampler for this model.  What the call gives must be of use to some part; what the
     checkpoint recommends need not.  Those of the last names are remembered."""
-    wanted = config.sampler_options
+    options = {name: getattr(config, name) for name in ("steps", "block_length", "eos_policy")}
+    wanted = {name: value for name, value in options.items() if value is not None}
     named = frozenset(wanted.keys() & config.model_fields_set)
     spec = sampler if isinstance(sampler, str) else None
     key = spec, length, tuple(wanted.items()), named, samplers.SAMPLERS.version

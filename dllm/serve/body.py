@@ -91,7 +91,8 @@ class Body(BaseModel):
         names = cls.taken()
         for name in data.keys() & cls.REFUSED.keys():
             reason, harmless = cls.REFUSED[name]
-            if not _is_among(data[name], (None, *harmless)):
+            kinds = [(type(one) is bool, one) for one in (None, *harmless)]  # true is not 1
+            if (type(data[name]) is bool, data[name]) not in kinds:
                 text = f"{name}={shortened(data[name])} is not supported: {reason}"
                 raise Problem(400, text, name, UNSUPPORTED)
         fields = {k: v for k, v in data.items() if k not in names and k not in cls.REFUSED}
@@ -135,13 +136,6 @@ class Echoed(Body):
     """A part that clients send back as they got it, which may hold more than is read here."""
 
     STRICT = False
-
-
-def _is_among(value: Any, harmless: Collection[Any]) -> bool:
-    """Whether a JSON value is one of some: 1.0 is 1, and true is not."""
-    return any(
-        value == one and isinstance(value, bool) == isinstance(one, bool) for one in harmless
-    )
 
 
 def is_unicode(value: Any) -> bool:

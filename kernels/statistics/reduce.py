@@ -4,8 +4,6 @@ The sums leave out the largest logit: what the others weigh in comparison to it 
 relative precision, also where the largest has a probability that float32 cannot tell from one.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 from typing import Any
 

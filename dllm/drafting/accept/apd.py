@@ -54,7 +54,7 @@ class AdaptiveParallel(AcceptRule):
                 "rule 'apd' mixes the distributions of both models: use search='apd' with a "
                 "diffusion drafter"
             )
-        if not rows.may_follow(-1, int(draft.tokens[0])):
+        if not rows.log_distribution[0, int(draft.tokens[0])] > -torch.inf:  # banned, filtered
             return Outcome([], rows.keyed(-1))
         verifier = rows.log_distribution[: len(draft)]
         drafter = torch.from_numpy(np.asarray(draft.log_q, np.float32)).to(verifier.device)

@@ -170,10 +170,6 @@ class Rows:
         result: list[int] = best.where(alive, -1).tolist()
         return result
 
-    def may_follow(self, node: int, token: int) -> bool:
-        """Whether ``token`` has any probability after ``node``: no ban and no filter took it."""
-        return bool(self.log_distribution[node + 1, token] > -torch.inf)
-
     def keyed(self, node: int) -> int:
         """The token that plain sampling with this seed draws after ``node``."""
         if self.sampling.filters.temperature == 0:

@@ -5,8 +5,6 @@ takes many small steps, each of which needs the token of the one before: on the 
 step takes microseconds, where launching its products on a device would take longer than they do.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

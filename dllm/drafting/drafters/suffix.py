@@ -1,7 +1,5 @@
 """SuffixDecoding: continue suffixes that were seen before, here or in earlier requests."""
 
-from __future__ import annotations
-
 import math
 import threading
 from collections import deque

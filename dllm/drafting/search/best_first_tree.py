@@ -1,7 +1,5 @@
 """Trees of the most probable prefixes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 
