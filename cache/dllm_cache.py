@@ -82,8 +82,8 @@ class DLLMCache(Cache):
 
     def _moved(self, layer: Layer, response: IntArray) -> IntArray:
         """The positions whose values changed most."""
-        count = int(self.ratio * len(response))
-        if not count:
+        if not self.ratio:
             return response[:0]
-        similarity = layer.value_similarity(response)
+        similarity = layer.value_similarity(response)  # also keeps all values, for the prompt
+        count = int(self.ratio * len(response))
         return np.sort(response[np.argsort(similarity, kind="stable")[:count]])

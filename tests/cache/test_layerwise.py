@@ -81,3 +81,20 @@ def test_both_lanes_of_a_guided_row_ask_for_the_attention_of_what_they_computed(
     how: dict[str, Any] = {"cfg_scale": 1.0, "max_new_tokens": 32, "sampler": "llada"}
     generate(load("llada-tiny"), [1, 2, 3], cache="elastic(beta=4, gamma=1)", **how)
     assert asked and all(asked)
+
+
+@pytest.mark.parametrize("ratio", [0, 0.01])
+def test_values_are_renewed_where_the_ratio_is_too_small_for_a_position(
+    monkeypatch: pytest.MonkeyPatch, ratio: float
+) -> None:
+    """As in the official code: the prompt, when it is computed, attends to them."""
+    renewed, similarity = set[int](), View.value_similarity
+
+    def watched(self: View, positions: Any) -> Any:
+        renewed.add(len(positions))
+        return similarity(self, positions)
+
+    monkeypatch.setattr(View, "value_similarity", watched)
+    cache = f"dllm_cache(1, 3, ratio={ratio}, force_pending=False)"
+    generate(load("llada-tiny"), [1, 2, 3], cache=cache, max_new_tokens=8, sampler="llada")
+    assert renewed == ({8} if ratio else set())
