@@ -15,13 +15,14 @@ from numbers import Integral, Real
 from types import UnionType
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from .errors import ConfigError, DllmError, UnknownNameError
+from .errors import ConfigError, DllmError, UnknownNameError, short
 from .limits import check_limits
 from .registry import Registry
 
 T = TypeVar("T")
 FamilyDefaults = Mapping[str, Mapping[str, Any]]  # family -> field -> value
 LONGEST = 4096  # characters of a spec
+LARGEST = 1e30  # of what is finite: float32 goes little further
 WORDS = {"inf": math.inf, "true": True, "false": False}
 # Python 3.11 counts the depth of a syntax tree per interpreter while it makes one: two threads that
 # do so at a time may end in a SystemError.
@@ -169,6 +170,10 @@ def check_types(cls: Any, given: Mapping[str, Any]) -> None:
     """Raise for a value that is not of its field's type."""
     hints = _hints(cls)
     for name, value in given.items():
+        if isinstance(value, Real) and LARGEST < abs(value) < math.inf:
+            raise ConfigError(
+                f"{name} must lie between {-LARGEST:g} and {LARGEST:g}, not {short(value)}"
+            )
         hint = hints.get(name, Any)
         if _fits(value, hint):
             continue
@@ -176,7 +181,7 @@ def check_types(cls: Any, given: Mapping[str, Any]) -> None:
         remedy = f"; write {others[0]}={value!r}" if others and _holds_parts(hint) else ""
         raise ConfigError(
             f"wrong argument for {getattr(cls, 'name', cls)}: {name} takes {_in_words(hint)}, "
-            f"not {value!r}{remedy}"
+            f"not {short(value)}{remedy}"
         )
 
 
