@@ -1,7 +1,7 @@
 """The string syntax of samplers and caches: ``"adablock+localleap(tau_r=0.7)"``.
 
 ``name``, ``name(argument, key=value)`` and ``a+b``.  Values are Python literals; a bare word is a
-string (``remasking=random``), ``inf`` is infinity, and a positional name or call is a nested part.
+string (``remasking=random``), ``inf`` is infinity, and where parts are taken a name or call is one.
 """
 
 import ast
@@ -120,19 +120,20 @@ def _build(node: ast.expr, registry: Registry[T], spec: str) -> T:
         return build(registry[node.id], {})
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         cls = registry[node.func.id]
-        names = list(arguments(cls))
+        names, hints, given = list(arguments(cls)), _hints(cls), dict[str, Any]()
         if len(node.args) > len(names):
             raise ConfigError(f"{node.func.id} takes at most {len(names)} arguments")
-        given = {
-            name: _positional(value, registry, spec)
-            for name, value in zip(names, node.args, strict=False)
-        }
-        given |= {key.arg or "**": _value(key.value, spec) for key in node.keywords}
+        keywords = [(key.arg or "**", key.value) for key in node.keywords]
+        for name, value in [*zip(names, node.args, strict=False), *keywords]:
+            if name in given:
+                raise ConfigError(f"{name} is given twice in {spec!r}: keep one")
+            parts = _holds_parts(hints.get(name))
+            given[name] = _parts(value, registry, spec) if parts else _value(value, spec)
         return build(cls, given)
     raise ConfigError(f"cannot read {ast.unparse(node)!r} in {registry.kind} {spec!r}")
 
 
-def _positional(node: ast.expr, registry: Registry[T], spec: str) -> Any:
+def _parts(node: ast.expr, registry: Registry[T], spec: str) -> Any:
     named = isinstance(node, ast.Name) and node.id not in WORDS
     if named or isinstance(node, ast.Call | ast.BinOp):
         return tuple(_build(term, registry, spec) for term in _terms(node))

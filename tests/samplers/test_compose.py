@@ -108,6 +108,8 @@ def test_what_is_brought_along_fits_what_is_given(spec: str, selectors: str) -> 
         ("threshold - blocks", {}, ConfigError, "cannot read"),
         ("threshold(tau=f(1))", {}, ConfigError, "cannot read the value"),
         ("threshold(0.9, 2, 3)", {}, ConfigError, "at most 2"),
+        ("threshold(0.8, tau=0.9)", {}, ConfigError, "tau is given twice"),
+        ("threshold(tau=0.8, tau=0.9)", {}, ConfigError, "tau is given twice"),
         ("blocks+whole", {}, ConfigError, "both a window"),
         ("threshold+margin", {}, ConfigError, "use prob instead"),
         ("threshold+random", {}, ConfigError, "use prob instead"),
@@ -189,6 +191,11 @@ def test_objects_are_checked_as_strings_are(make: Callable[[], object], words: s
     with pytest.raises(ConfigError) as result:
         make()
     assert words in str(result.value)
+
+
+def test_a_value_is_read_as_its_field_takes_it() -> None:
+    assert compose("lopa(base=localleap, k=3)").parts == compose("lopa(localleap, k=3)").parts
+    assert compose("llada(4, random)").parts == compose("llada(4, remasking=random)").parts
 
 
 def test_a_list_is_as_good_as_a_tuple() -> None:
