@@ -45,7 +45,7 @@ class DPadCache(Refreshing):
     by_block = True
     limits = bounds(
         base=one_of(BASES), dropout=one_of(DROPOUTS), window=COUNT, number=NOT_NEGATIVE,
-        sigma=FINITE, scale=NOT_NEGATIVE
+        sigma=FINITE, scale=FINITE
     )  # fmt: skip
 
     base: str = "prefix"

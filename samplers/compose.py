@@ -28,7 +28,7 @@ DEFAULTS = ("threshold", "fixed", "blocks", "prob", "eos")
 # What kind of part the needs of others call it by, where that is not its role.
 SOURCES = {
     "course": "a selector", "stop": "a selector", "transform": "a selector",
-    "eos": "an eos rule", "length": "a length rule",
+    "eos": "an eos rule", "length": "a length rule", "explorer": "an explorer",
 }  # fmt: skip
 
 SamplerLike = str | Part | Sequence[Part] | Sampler
@@ -131,8 +131,9 @@ def _complete(parts: Iterable[Part], family: str) -> dict[str, list[Part]]:
     roles: dict[str, list[Part]] = {role: [] for role in ROLES}
     for part in parts:
         if part.role in EXCLUSIVE and roles[part.role]:
+            kind = SOURCES.get(part.role, f"a {part.role}")
             raise ConfigError(
-                f"{roles[part.role][0].name} and {part.name} are both a {part.role}: keep one"
+                f"{roles[part.role][0].name} and {part.name} are both {kind}: keep one"
             )
         roles[part.role].append(part)
     given = [part for group in roles.values() for part in group]

@@ -6,7 +6,7 @@ import numpy as np
 
 from ..core.canvas import SELECTION, Canvas, FloatArray, IntArray
 from ..core.capabilities import UNIFORM_NOISE
-from ..core.limits import COUNT, NOT_NEGATIVE, POSITIVE, bounds, one_of
+from ..core.limits import COUNT, NOT_NEGATIVE, TEMPERATURE, bounds, one_of
 from .base import Draws, Prediction, top
 from .compose import register
 from .entropy_bound import Settled
@@ -38,7 +38,7 @@ class DDIM(Reviser):
     needs = frozenset({UNIFORM_NOISE})
     limits = bounds(
         num_inference_steps=COUNT, stability_threshold=COUNT, confidence_threshold=NOT_NEGATIVE,
-        corrector_steps=NOT_NEGATIVE, corrector_k=COUNT, corrector_selection_tau=POSITIVE,
+        corrector_steps=NOT_NEGATIVE, corrector_k=COUNT, corrector_selection_tau=TEMPERATURE,
         corrector_selection=one_of(SELECTIONS),
     )  # fmt: skip
     statistics: ClassVar = {"entropy": 1, "top_token": 2, "top_logprob": 2}

@@ -7,7 +7,7 @@ import numpy as np
 
 from ..core.canvas import Canvas, FloatArray, IntArray
 from ..core.capabilities import GREEDY, UNIFORM_NOISE
-from ..core.limits import COUNT, NOT_NEGATIVE, POSITIVE, bounds
+from ..core.limits import COUNT, NOT_NEGATIVE, TEMPERATURE, bounds
 from .base import Draws, Prediction
 from .compose import register
 from .turn import Reviser
@@ -44,7 +44,7 @@ class EntropyBound(Reviser):
     needs = frozenset({GREEDY, UNIFORM_NOISE})
     statistics: ClassVar = {"entropy": 1, "top_token": 1, "top_logprob": 1}
     limits = bounds(
-        entropy_bound=NOT_NEGATIVE, max_denoising_steps=COUNT, t_min=POSITIVE, t_max=POSITIVE,
+        entropy_bound=NOT_NEGATIVE, max_denoising_steps=COUNT, t_min=TEMPERATURE, t_max=TEMPERATURE,
         stability_threshold=NOT_NEGATIVE, confidence_threshold=NOT_NEGATIVE,
     )  # fmt: skip
 

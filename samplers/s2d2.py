@@ -7,7 +7,7 @@ import numpy as np
 
 from ..core.canvas import SELECTION, Canvas, FloatArray, IntArray
 from ..core.capabilities import BLOCK_CAUSAL, FINAL, FIXED_WINDOW, KEEPS_TEXT, MASKED
-from ..core.limits import COUNT, NOT_NEGATIVE, POSITIVE, SHARE, THRESHOLD, bounds, one_of
+from ..core.limits import COUNT, FINITE, POSITIVE, SHARE, THRESHOLD, bounds, one_of
 from .base import NO_SCORES, Part, Prediction, View
 from .compose import register
 from .threshold import Threshold
@@ -64,8 +64,8 @@ class S2D2(Explorer):
     statistics: ClassVar = {"residual": 1, "entropy": 1, "margin": 1}
     limits = bounds(
         policy=one_of(("span", "score", "hysteresis")), estimator=one_of(("entropy", "margin")),
-        tau_span=COUNT, c=NOT_NEGATIVE, tau=THRESHOLD, margin=SHARE,
-        entropy_temperature=NOT_NEGATIVE, tempering=POSITIVE, n=COUNT, ratio=SHARE
+        tau_span=COUNT, c=FINITE, tau=THRESHOLD, margin=SHARE,
+        entropy_temperature=FINITE, tempering=POSITIVE, n=COUNT, ratio=SHARE
     )  # fmt: skip
 
     policy: str = "score"

@@ -1,7 +1,7 @@
 """The string syntax of samplers and caches: ``"adablock+localleap(tau_r=0.7)"``.
 
 ``name``, ``name(argument, key=value)`` and ``a+b``.  Values are Python literals; a bare word is a
-string (``remasking=random``), ``inf`` is infinity, and a positional name or call is a nested part.
+string (``remasking=random``), ``inf`` is infinity, and where parts are taken a name or call is one.
 """
 
 import ast
@@ -15,13 +15,14 @@ from numbers import Integral, Real
 from types import UnionType
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from .errors import ConfigError, DllmError, UnknownNameError
+from .errors import ConfigError, DllmError, UnknownNameError, short
 from .limits import check_limits
 from .registry import Registry
 
 T = TypeVar("T")
 FamilyDefaults = Mapping[str, Mapping[str, Any]]  # family -> field -> value
 LONGEST = 4096  # characters of a spec
+LARGEST = 1e30  # of what is finite: float32 goes little further
 WORDS = {"inf": math.inf, "true": True, "false": False}
 # Python 3.11 counts the depth of a syntax tree per interpreter while it makes one: two threads that
 # do so at a time may end in a SystemError.
@@ -119,19 +120,20 @@ def _build(node: ast.expr, registry: Registry[T], spec: str) -> T:
         return build(registry[node.id], {})
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         cls = registry[node.func.id]
-        names = list(arguments(cls))
+        names, hints, given = list(arguments(cls)), _hints(cls), dict[str, Any]()
         if len(node.args) > len(names):
             raise ConfigError(f"{node.func.id} takes at most {len(names)} arguments")
-        given = {
-            name: _positional(value, registry, spec)
-            for name, value in zip(names, node.args, strict=False)
-        }
-        given |= {key.arg or "**": _value(key.value, spec) for key in node.keywords}
+        keywords = [(key.arg or "**", key.value) for key in node.keywords]
+        for name, value in [*zip(names, node.args, strict=False), *keywords]:
+            if name in given:
+                raise ConfigError(f"{name} is given twice in {spec!r}: keep one")
+            parts = _holds_parts(hints.get(name))
+            given[name] = _parts(value, registry, spec) if parts else _value(value, spec)
         return build(cls, given)
     raise ConfigError(f"cannot read {ast.unparse(node)!r} in {registry.kind} {spec!r}")
 
 
-def _positional(node: ast.expr, registry: Registry[T], spec: str) -> Any:
+def _parts(node: ast.expr, registry: Registry[T], spec: str) -> Any:
     named = isinstance(node, ast.Name) and node.id not in WORDS
     if named or isinstance(node, ast.Call | ast.BinOp):
         return tuple(_build(term, registry, spec) for term in _terms(node))
@@ -169,6 +171,10 @@ def check_types(cls: Any, given: Mapping[str, Any]) -> None:
     """Raise for a value that is not of its field's type."""
     hints = _hints(cls)
     for name, value in given.items():
+        if isinstance(value, Real) and LARGEST < abs(value) < math.inf:
+            raise ConfigError(
+                f"{name} must lie between {-LARGEST:g} and {LARGEST:g}, not {short(value)}"
+            )
         hint = hints.get(name, Any)
         if _fits(value, hint):
             continue
@@ -176,7 +182,7 @@ def check_types(cls: Any, given: Mapping[str, Any]) -> None:
         remedy = f"; write {others[0]}={value!r}" if others and _holds_parts(hint) else ""
         raise ConfigError(
             f"wrong argument for {getattr(cls, 'name', cls)}: {name} takes {_in_words(hint)}, "
-            f"not {value!r}{remedy}"
+            f"not {short(value)}{remedy}"
         )
 
 

@@ -310,10 +310,25 @@ def check_format(sampler: Sampler, judged: bool, filtered: bool = False) -> None
             )
 
 
+def _check_vocabulary(sampler: Sampler, size: int) -> None:
+    """Refuse parts that were told ids, or a number of them, that the model does not have."""
+    for part in sampler.parts:
+        if getattr(part, "vocab_size", None) not in (None, size):
+            raise ConfigError(f"{part.name}: vocab_size is the model's, {size}: leave it out")
+        for name in ("eos_token_id", "expand_token_id", "delimiters"):
+            told = getattr(part, name, None)
+            for token in np.ravel([] if told is None else told).tolist():
+                if not 0 <= token < size:
+                    raise ConfigError(
+                        f"{part.name}: {name} {token} is outside the vocabulary of {size}"
+                    )
+
+
 def check_recipe(recipe: MaskedRecipe, cache: Cache, model: DiffusionModel) -> None:
     """Refuse parts that cannot work with the cache, the model or the request."""
     sampler, config = recipe.sampler, recipe.config
     check_pair(sampler, cache)
+    _check_vocabulary(sampler, model.facts.vocab_size)
     if config.temperature > 0:
         name = f"temperature={config.temperature}"
         check_needs(sampler.parts, "a temperature", name, frozenset())

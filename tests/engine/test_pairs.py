@@ -126,6 +126,19 @@ def test_forbidden_caches_are_refused(spec: str, cache: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("s2d2(vocab_size=7)", "s2d2: vocab_size is the model's, 32: leave it out"),
+        ("eos(eos_token_id=32)", "eos: eos_token_id 32 is outside the vocabulary of 32"),
+        ("adablock(delimiters=(3, -1))", "adablock: delimiters -1 is outside the vocabulary of 32"),
+    ],
+)
+def test_ids_are_those_of_the_model(spec: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        decode(spec)
+
+
+@pytest.mark.parametrize(
     ("explorer", "cache"), some(product([e for e in EXPLORERS if e], ["prefix", "dual"]), 1)
 )
 def test_branches_share_a_cache(explorer: str, cache: str) -> None:

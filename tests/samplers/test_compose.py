@@ -108,6 +108,8 @@ def test_what_is_brought_along_fits_what_is_given(spec: str, selectors: str) -> 
         ("threshold - blocks", {}, ConfigError, "cannot read"),
         ("threshold(tau=f(1))", {}, ConfigError, "cannot read the value"),
         ("threshold(0.9, 2, 3)", {}, ConfigError, "at most 2"),
+        ("threshold(0.8, tau=0.9)", {}, ConfigError, "tau is given twice"),
+        ("threshold(tau=0.8, tau=0.9)", {}, ConfigError, "tau is given twice"),
         ("blocks+whole", {}, ConfigError, "both a window"),
         ("threshold+margin", {}, ConfigError, "use prob instead"),
         ("threshold+random", {}, ConfigError, "use prob instead"),
@@ -163,6 +165,11 @@ def test_errors_say_what_to_do(
         ("threshold(true)", "tau takes a number, not True"),
         ("threshold(tau=None)", "tau takes a number, not None"),
         ("s2d2(causal=1)", "causal takes True or False, not 1"),
+        ("credit(credit_alpha=1e39)", "credit_alpha must lie between -1e+30 and 1e+30, not 1e+39"),
+        (f"threshold(tau=1{'0' * 400})", "tau must lie between"),
+        ("dream(alg_temp=1e-300)", "alg_temp must be 0 or at least 1e-6, not 1e-300"),
+        ("entropy_bound(t_min=inf)", "t_min must lie between 1e-6 and 1e6, not inf"),
+        ("edit(tau=2)", "tau=2 is outside [0, 1]; tau=inf is reached by nothing"),
     ],
 )
 def test_values_of_a_wrong_type_are_refused(spec: str, words: str) -> None:
@@ -184,6 +191,11 @@ def test_objects_are_checked_as_strings_are(make: Callable[[], object], words: s
     with pytest.raises(ConfigError) as result:
         make()
     assert words in str(result.value)
+
+
+def test_a_value_is_read_as_its_field_takes_it() -> None:
+    assert compose("lopa(base=localleap, k=3)").parts == compose("lopa(localleap, k=3)").parts
+    assert compose("llada(4, random)").parts == compose("llada(4, remasking=random)").parts
 
 
 def test_a_list_is_as_good_as_a_tuple() -> None:
