@@ -182,7 +182,7 @@ class Reader(Base):
                 part = todo.pop(0)
                 if isinstance(part, Mapping) and "$ref" in part:
                     name = part["$ref"]
-                    if self.open.count(name) >= self.depth:
+                    if self.open.count(name) >= max(1, self.depth):  # once in any case
                         self.cut = True
                         if self.testing:
                             self.refuse("$ref", path)
