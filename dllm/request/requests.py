@@ -401,17 +401,17 @@ def _check_repetitions(repetitions: Any, prompts: int) -> None:
 
 def _check_room(recipe: Recipe, canvas: Canvas) -> None:
     """Refuse a canvas in which no text of the format can be written."""
-    form, name = recipe.format, recipe.config.formatted
+    form = recipe.format
     if form is None or form.fits(canvas):
         return
+    name = (recipe.config.formatted or "form").removeprefix("json_")
     room, least = int(canvas.masked.sum()), form.least()
     if room == canvas.end - canvas.start and least > room and not canvas.holes:
         raise ConfigError(
             f"a text of this {name} has at least {least} tokens, max_new_tokens is {room}: raise it"
         )
     raise ConfigError(
-        f"no text of this {name or 'form'} fits the {room} open positions and what stands around "
-        "them"
+        f"no text of this {name} fits the {room} open positions and what stands around them"
     )
 
 

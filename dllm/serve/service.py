@@ -317,8 +317,11 @@ class Service:
                         handles.append(session.submit(prompt, **given))
                     else:
                         handles.append(session.infill(text, prompt=prompt, **given))
-        except BaseException:
+        except BaseException as error:
             cancel_all(handles)
+            if ask.forced and "text of this schema" in str(error):
+                text = str(error).replace("text of this schema", "call of these tools")
+                raise ConfigError(text) from None
             raise
         return handles
 

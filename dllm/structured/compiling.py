@@ -118,16 +118,18 @@ class Compiler:
             return Repeat(self.part(value[0]), value[1], value[2])
         if kind == "grammar":
             grammar = Grammar(value, self.budget, self.depth)
-            part = grammar.part()
-            self.cut = self.cut or grammar.cut  # whether rules would go deeper
-            return part
+            try:
+                return grammar.part()
+            finally:
+                self.cut = self.cut or grammar.cut  # whether rules would go deeper
         if kind == "free":
             return Leaf(self._free(value))
         reader = Reader(value, self.budget, self.depth, loose=kind == "open_schema")
         reader.spells = self.spells
-        part = reader.read()
-        self.cut, self.ignored = self.cut or reader.cut, {**self.ignored, **reader.ignored}
-        return part
+        try:
+            return reader.read()
+        finally:  # where it is too large, less deep it may not be
+            self.cut, self.ignored = self.cut or reader.cut, {**self.ignored, **reader.ignored}
 
     def _free(self, words: Sequence[str]) -> ByteAutomaton:
         """Any text that contains none of the ``words``."""
@@ -149,12 +151,12 @@ def byte_automaton(source: Mapping[str, Any]) -> tuple[ByteAutomaton, list[str]]
             automaton = automaton_of(compiler.part(source), compiler.budget)
             if len(automaton.edges) <= MOST_STATES:
                 return automaton, list(compiler.ignored)
-            failed = TooLarge(
+            failed = failed or TooLarge(
                 f"has {len(automaton.edges):,} states, at most {MOST_STATES:,} are taken: "
                 "allow less"
             )
         except TooLarge as error:
-            failed = error
+            failed = failed or error
         except ConfigError:
             if failed is None:
                 raise

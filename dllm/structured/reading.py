@@ -182,7 +182,7 @@ class Reader(Base):
                 part = todo.pop(0)
                 if isinstance(part, Mapping) and "$ref" in part:
                     name = part["$ref"]
-                    if self.open.count(name) >= self.depth:
+                    if self.open.count(name) >= max(1, self.depth):  # once in any case
                         self.cut = True
                         if self.testing:
                             self.refuse("$ref", path)
@@ -209,10 +209,12 @@ class Reader(Base):
         rest, parts = without(schema, key), list(schema[key])
         others = [list[Any]() for _ in parts]  # that may hold with each
         if key == "oneOf" and not self._differ(parts, path):
+            shared = {key: rest[key] for key in ("type", "required") if key in rest}
+            known = [p if p is False else merged(shared, self.target(p, path), path) for p in parts]
             for i, part in enumerate(parts):
                 for j, other in enumerate(parts[:i]):
                     self.budget.spend(20)
-                    if not self._apart(part, other, path):
+                    if not self._apart(known[i], known[j], path):
                         others[i].append(other)
                         others[j].append(part)
 
@@ -268,10 +270,11 @@ class Reader(Base):
         for _ in range(8):
             if isinstance(schema, Mapping) and "$ref" in schema:
                 schema = self.resolve(schema["$ref"], path)
-            elif isinstance(schema, Mapping) and len(schema.get("allOf", ())) == 1:
-                (only,) = schema["allOf"]
-                found = merged(without(schema, "allOf"), self.target(only, path), path)
-                schema = found if isinstance(found, Mapping) else {}
+            elif isinstance(schema, Mapping) and "allOf" in schema:
+                parts, schema = schema["allOf"], without(schema, "allOf")
+                for part in parts:
+                    self.budget.spend(20)
+                    schema = merged(schema, self.target(part, path), path)
         return schema if isinstance(schema, Mapping) else {}
 
     def _apart(self, a: Any, b: Any, path: str) -> bool:

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jsonschema
+import openai
 import pydantic
 import pytest
 
@@ -47,6 +48,9 @@ def test_what_cannot_be_is_refused(served: Served) -> None:
                         (r"(a)\1", "references")):  # fmt: skip
         answer = served.post(CHAT, {**HOW, "structured_outputs": {"regex": regex}})
         assert answer.status_code == 400 and word in answer.json()["error"]["message"], answer.text
+    schema = {"type": "json_schema", "json_schema": {"schema": {"const": "a" * 99}, "name": "a"}}
+    answer = served.post(CHAT, {**HOW, "response_format": schema})
+    assert "a text of this schema has at least" in answer.json()["error"]["message"]
 
 
 def test_a_stop_string_beside_a_form(served: Served) -> None:
@@ -119,6 +123,9 @@ def test_an_agent_loop(start: Start) -> None:
     one = {"name": "calculator", "arguments": numbers}
     for made, fits in ((one, True), ([one, one], True), ([one], False), ([], False)):
         assert jsonschema.Draft202012Validator(twice).is_valid(made) == fits
+    short = "a call of these tools has at least [0-9]+ tokens, max_tokens is 4: raise it"
+    with pytest.raises(openai.BadRequestError, match=short):
+        ask(model="nano", messages=messages, tools=[CALCULATOR], tool_choice=named, max_tokens=4)
     many = ask(model="nano", messages=messages, tools=[CALCULATOR], tool_choice="required",
                max_tokens=96, parallel_tool_calls=True, temperature=1, seed=2)  # fmt: skip
     assert all(c.function.name == "calculator" for c in many.choices[0].message.tool_calls)

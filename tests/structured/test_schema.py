@@ -85,6 +85,7 @@ STRINGS = {"type": "string"}
 OBJECT: dict[str, Any] = {"type": "object", "properties": {
     "a": {"type": ["integer", "string"]}, "b": {"type": "string"}, "c": {"type": "integer"},
 }}  # fmt: skip
+MANY: dict[str, Any] = {**dict.fromkeys("abcde", STRINGS), "f": {"type": "object"}}
 SUPPORTED: list[dict[str, Any]] = [
     {"type": "string"}, {"type": "integer"}, {"type": "number"}, {"type": "boolean"},
     {"type": "null"}, {"type": ["string", "null"]}, {"type": ["integer", "number"]},
@@ -177,6 +178,12 @@ SUPPORTED: list[dict[str, Any]] = [
     {**OBJECT, "not": {"required": ["a"]}}, {**OBJECT, "not": {"required": ["a", "b"]}},
     {**OBJECT, "not": {"properties": {"a": {"type": "integer"}}}},
     {**OBJECT, "oneOf": [{"required": [name]} for name in "abc"]},
+    # Apart by what stands beside the alternatives, or by all parts of one.
+    {"type": "object", "required": ["a"], "oneOf": [
+        {"properties": {**MANY, "a": {"const": x}}} for x in (1, 2)]},
+    {"type": "object", "oneOf": [
+        {"properties": MANY, "additionalProperties": False},
+        {"allOf": [{"properties": {**MANY, "g": {}}}, {"required": ["g"]}]}]},
     {"oneOf": [{"type": "integer"}, {"minimum": 2}]},
     {"oneOf": [{"type": "string", "maxLength": 2}, {"type": "string", "minLength": 2}]},
     {"oneOf": [{"type": "number", "multipleOf": 2}, {"type": "number", "multipleOf": 3}]},

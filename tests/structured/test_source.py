@@ -2,12 +2,13 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
 from dllm.core.errors import ConfigError
-from dllm.structured import source
+from dllm.structured import compiling, reading, source
 from dllm.structured.compiling import byte_automaton
 
 
@@ -31,3 +32,19 @@ def test_where_schemas_come_from(tmp_path: Path) -> None:
     file.write_text("[1]", encoding="utf-8")
     with pytest.raises(ConfigError, match="a JSON schema is an object"):
         schema_of(file)
+
+
+def test_what_is_too_large_is_written_less_deep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What contains itself, also where reading it is too much, and values of any kind; what a
+    reference stands for that leads to no other is not left out."""
+    names = {f"a{i}": {"$ref": f"#/$defs/{i}"} for i in range(4)}
+    node = {"type": "object", "required": ["x"], "properties": {"x": {"type": "null"}, **names}}
+    schema: dict[str, Any] = {"$ref": "#/$defs/0", "$defs": dict.fromkeys("0123", node)}
+    monkeypatch.setattr(reading, "MOST_PARTS", 500)
+    found = byte_automaton({"json_schema": schema})[0]
+    assert found.accepts(b'{"x": null, "a1": {"x": null}}')
+    inner = {"type": "object", "properties": {"y": {"type": "null"}}}
+    schema = {"properties": {"a": {"$ref": "#/$defs/b"}, "c": {}}, "$defs": {"b": inner}}
+    monkeypatch.setattr(compiling, "MOST_STATES", 100)
+    found = byte_automaton({"json_schema": schema | {"type": "object"}})[0]
+    assert found.accepts(b'{"a": {"y": null}, "c": 1}') and not found.accepts(b'{"c": []}')
