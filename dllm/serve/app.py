@@ -16,6 +16,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from .. import __version__
 from ..core.errors import one_line
@@ -61,7 +62,7 @@ def create_app(serving: Service) -> Starlette:
         paths += serving.verifying.paths()
     paths = [*paths, *Operation(serving, paths).paths()]
     app = Starlette(
-        routes=[Route(one.path, guarded(serving, one.answer), methods=[one.verb]) for one in paths],
+        routes=[Route(one.path, Guarded(serving, one.answer), methods=[one.verb]) for one in paths],
         exception_handlers={HTTPException: _http_problem},
         middleware=[Middleware(CORSMiddleware, **origins(serving.settings.cors))],
         lifespan=lifespan,
@@ -71,29 +72,29 @@ def create_app(serving: Service) -> Starlette:
     return app
 
 
-def guarded(
-    serving: Service, work: Callable[[Request], Awaitable[Response]]
-) -> Callable[[Request], Awaitable[Response]]:
+class Guarded:
     """``work`` behind the API key; whatever it raises becomes an envelope."""
 
-    async def handle(request: Request) -> Response:
+    def __init__(self, serving: Service, work: Callable[[Request], Awaitable[Response]]) -> None:
+        self.serving, self.work = serving, work
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request, serving = Request(scope, receive), self.serving
         try:
             request.state.client = client_of(request, serving.settings.api_key)
-            response = await work(request)
+            response = await self.work(request)
         except (ClientDisconnect, asyncio.CancelledError) as error:
             serving.failed(asyncio.CancelledError())
             if isinstance(error, asyncio.CancelledError):
                 raise
-            return Response(status_code=CLOSED)
+            response = Response(status_code=CLOSED)
         except Exception as error:
             problem = serving.failed(error)
             response = refusal(problem)
-            path = quote(request.scope["path"])[:80]  # on one line, whatever a client writes
+            path = quote(scope["path"])[:80]  # on one line, whatever a client writes
             said = one_line(problem, 200).partition(", not ")[0]  # what was sent may be private
             ACCESS.info("%s %s %d: %s", request.method, path, problem.status, said)
-        return named(request, response)
-
-    return handle
+        await named(request, response)(scope, receive, send)
 
 
 class Operation:

@@ -6,10 +6,10 @@ import re
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import PydanticCustomError, core_schema
 
 from ..core.errors import UnknownNameError
@@ -57,7 +57,6 @@ class Body(BaseModel):
     STRICT: ClassVar[bool] = True
     TAKES: ClassVar[Collection[str]] = ()  # parameters of `GenerationConfig` beside the fields
     REFUSED: ClassVar[Refusals] = {}
-    _how: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod
@@ -101,7 +100,7 @@ class Body(BaseModel):
         except ValidationError as error:
             raise _problem(cls, error) from None
         sent = {k: v for k, v in data.items() if k in names and v is not None}
-        body._how = parameters(sent, names)
+        body.__dict__["how"] = parameters(sent, names)
         return body
 
     @classmethod
@@ -111,15 +110,15 @@ class Body(BaseModel):
         every, own = wire_names(tuple(cls.TAKES)), cls.own() | cls.REFUSED.keys()
         return {there: name for there, name in every.items() if there not in own}
 
-    @property
+    @cached_property
     def how(self) -> dict[str, Any]:
         """Those of `GenerationConfig` that were sent, checked."""
-        return dict(self._how)
+        return {}
 
     def value(self, name: str) -> Any:
         """What was sent as ``name``, a field or a parameter."""
         known = self.taken()
-        return self._how.get(known[name]) if name in known else getattr(self, name)
+        return self.how.get(known[name]) if name in known else getattr(self, name)
 
     @property
     def texts(self) -> list[Any]:

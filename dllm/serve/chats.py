@@ -34,7 +34,7 @@ class Chats:
 
     def shown(self, ask: GenerateRequest) -> Sequence[dict[str, Any]]:
         """The tools that the template shows to the model."""
-        return ask.tools if shows_tools(self.template) else ()
+        return ask.tools if ask.tools and shows_tools(self.template) else ()
 
     def prompt(self, ask: GenerateRequest, model: DiffusionModel, prompt: Any) -> IntArray:
         """The ids of a prompt."""
@@ -70,13 +70,16 @@ class Chats:
             ids = self.prompt(ask, model, [*prompt[:lead], *prompt[begin:]])
         return ids
 
-    def parser(self, ask: GenerateRequest, prompt: Sequence[int]) -> Parser | None:
+    def parser(self, ask: GenerateRequest, prompt: IntArray) -> Parser | None:
         """Who reads calls and thoughts out of an answer behind ``prompt``; None: it has neither."""
+        if ask.kind != "chat":
+            return None
         names = [tool["function"]["name"] for tool in ask.tools]
         if ask.forced or ask.either:
             return Forced(names, ask.most_calls, ask.either)
         thinking = thinks(self.template)
-        if ask.kind != "chat" or not (names or thinking):
+        if not (names or thinking):
             return None
-        opened = thinking and self.spelling.decode(prompt[-TAIL:]).rstrip().endswith(THINK)
+        tail = prompt[-TAIL:].tolist()
+        opened = thinking and self.spelling.decode(tail).rstrip().endswith(THINK)
         return self.syntax.parser(names, ask.most_calls, thinking, opened)

@@ -26,6 +26,7 @@ T = TypeVar("T")
 Failure = Callable[[Problem], bytes]
 OPEN = ("/", "/health", "/ready", "/ping", "/version", "/metrics", "/favicon.ico")  # need no key
 BODY_PATIENCE = 30.0  # seconds in which a body must have arrived
+ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 LOOPBACK = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
 SEPARATORS = tuple((each.encode(), f"\\u{ord(each):04x}".encode()) for each in "\x85\u2028\u2029")
 
@@ -100,20 +101,23 @@ async def outcome(work: Future[T], until: float | None = None) -> T:
 
 async def read_body(request: Request, most: int) -> bytes:
     """The body; `Problem` where it is too large or too slow."""
-    too_large = Problem(413, f"the body may have {most} bytes", code="body_too_large")
     length = request.headers.get("content-length", "0")
     if length.isascii() and length.isdigit() and int(length[:19]) > most:
-        raise too_large
+        raise _too_large(most)
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_PATIENCE):
             async for part in request.stream():
                 body += part
                 if len(body) > most:
-                    raise too_large
+                    raise _too_large(most)
     except TimeoutError:
         raise Problem(408, f"the body did not arrive in {BODY_PATIENCE:g} seconds") from None
     return bytes(body)
+
+
+def _too_large(most: int) -> Problem:
+    return Problem(413, f"the body may have {most} bytes", code="body_too_large")
 
 
 class Client(NamedTuple):
@@ -141,7 +145,7 @@ def client_of(request: Request, keys: str | None) -> Client:
 
 def dumps(value: Any) -> bytes:
     """JSON on one line, also for clients that end lines at separators of Unicode (httpx)."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    text = ENCODER.encode(value).encode()
     for separator, escaped in SEPARATORS:
         text = text.replace(separator, escaped)
     return text
@@ -165,7 +169,8 @@ def refusal(problem: Problem) -> Response:
 def named(request: Request, response: Response) -> Response:
     """``response`` with the id that the client gave to the request, or one of ours."""
     name = request.headers.get("x-request-id", "")[:128].strip()
-    response.headers["x-request-id"] = name or f"req_{secrets.token_hex(12)}"
+    name = name or f"req_{secrets.token_hex(12)}"
+    response.raw_headers.append((b"x-request-id", name.encode("latin-1")))
     return response
 
 

@@ -22,6 +22,7 @@ from .bodies import (
 from .problems import Problem, shortened, unsupported
 
 MOST_CALLS = 16
+NO_OPTIONS = StreamOptions()
 PENALTIES = {"frequency_penalty": 0, "presence_penalty": 0, "repetition_penalty": 1}
 NEUTRAL = ("logit_bias", "stop_strings", "constraints", "remask", "top_k", "min_new_tokens")
 
@@ -211,7 +212,7 @@ def _request(
 ) -> GenerateRequest:
     if body.stream_options and not body.stream:
         raise Problem(400, "stream_options needs stream=true", "stream_options", "invalid_value")
-    options = body.stream_options or StreamOptions()
+    options = body.stream_options or NO_OPTIONS
     if len(prompts) * body.n > MOST_TEXTS:
         raise Problem(400, f"a request has at most {MOST_TEXTS} answers", "n", "invalid_value")
     penalties = {

@@ -69,7 +69,7 @@ class Server(uvicorn.Server):
             uvicorn.Config(
                 app, log_level=log_level, timeout_keep_alive=KEEP_ALIVE,
                 timeout_graceful_shutdown=2, server_header=False, date_header=True,
-                http=Connection, ws="none",
+                http=Connection, ws="none", access_log=log_level == "info",
             )
         )  # fmt: skip
         self.serving = serving

@@ -91,7 +91,9 @@ class Service:
         self.spelling = Spelling(model.tokenizer)
         self.chats = Chats(self.spelling, self.settings.tool_parser)
         self._seconds = 1.0  # of a request, lately
-        self._weights = digest(model.hf)
+        self._facts = hashlib.sha256(
+            "\0".join([__version__, model.name, digest(model.hf), ""]).encode()
+        )
         self._forms: deque[str] = deque(maxlen=MOST_FORMS)
         self.verifying = None
         if is_causal_model(model):
@@ -149,8 +151,9 @@ class Service:
     def fingerprint(self, ask: GenerateRequest) -> str:
         """What the answer is a function of, besides the request: versions, dtype, method."""
         sampler, cache = ask.sampler or self.settings.sampler or SAMPLER, self.cache_of(ask)
-        facts = [__version__, self.model.name, self._weights, sampler, cache]
-        return "fp_" + hashlib.sha256("\0".join(facts).encode()).hexdigest()[:12]
+        facts = self._facts.copy()
+        facts.update(f"{sampler}\0{cache}".encode())
+        return f"fp_{facts.hexdigest()[:12]}"
 
     def reply(self, ask: GenerateRequest) -> Reply:
         """The reply that ``ask`` wants."""
@@ -358,12 +361,12 @@ class Service:
         """What the client gets of a result."""
         if ask.suffix is not None:
             return Choice(result, "".join(result.holes))
-        prompt = result.sequences[: result.prompt_length].tolist()
+        prompt = result.sequences[: result.prompt_length]
         parser = self.chats.parser(ask, prompt)
         if parser is not None:
             parser.feed(result.text)
             parser.end()
-        before = self.spelling.decode(prompt) if ask.echo else ""
+        before = self.spelling.decode(prompt.tolist()) if ask.echo else ""
         if ask.only_prompt:
             result = replace(result, text="", tokens=[], order=[], logprobs=result.logprobs[:0],
                              finish_reason="length")  # fmt: skip

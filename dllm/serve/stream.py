@@ -94,9 +94,9 @@ class Stream:
         if not any(one.steps for one in self.shown):
             self.service.metrics.observe("first_draft_seconds", time.monotonic() - self.arrived)
         if not shown.steps:
-            prompt = happened.canvas.tokens[: happened.canvas.prompt_length].tolist()
+            prompt = happened.canvas.tokens[: happened.canvas.prompt_length]
             shown.parser = self.service.chats.parser(ask, prompt)
-            shown.text = self.service.spelling.decode(prompt) if ask.echo else ""
+            shown.text = self.service.spelling.decode(prompt.tolist()) if ask.echo else ""
         shown.steps += 1
         shown.text += happened.text
         if happened.result is not None:
