@@ -93,6 +93,14 @@ class Verifier:
         check_packed(model.hf)
         self.prefixes: Prefixes[Any] = Prefixes(self._release)
 
+    @property
+    def tolerance(self) -> float:
+        """What two orders of the same sums may differ by, as a share of the largest logit.  A key
+        that is hidden moves a third of it."""
+        if any(type(module) is QuantisedLinear for module in self.hf.modules()):
+            return 0.2  # rows in 8 bits: a last bit that differs becomes a step
+        return 1e-3 if self.model.dtype == torch.float32 else 0.1
+
     def check_drafts(self, trees: bool) -> None:
         """Raise `ConfigError` where the network cannot verify drafts, or no ``trees``."""
         if trees and not self.trees:
@@ -198,14 +206,6 @@ def once_per_network(ask: Callable[[Any], bool]) -> Callable[[Any], bool]:
             return known[about.hf]
 
     return asked
-
-
-def tolerance(model: DiffusionModel) -> float:
-    """What two orders of the same sums may differ by, as a share of the largest logit.  A key that
-    is hidden moves a third of it."""
-    if any(type(module) is QuantisedLinear for module in model.hf.modules()):
-        return 0.2  # rows in 8 bits: a last bit that differs becomes a step
-    return 1e-3 if model.dtype == torch.float32 else 0.1
 
 
 @contextmanager

@@ -22,17 +22,7 @@ from ...models import DiffusionModel
 from ...models.attention import PREFIX
 from ...models.decoder import computes_all
 from ..base import Draft, chain
-from .base import (
-    Scored,
-    Text,
-    Verifier,
-    Work,
-    joined,
-    once_per_network,
-    recorded,
-    running,
-    tolerance,
-)
+from .base import Scored, Text, Verifier, Work, joined, once_per_network, recorded, running
 
 BASES = ("sdpa", "eager")  # attention that the packed one stands for
 CAUSAL = Visibility(causal=True)
@@ -234,4 +224,4 @@ def _agrees(model: DiffusionModel) -> bool:
     pairs = zip(alone, rows, strict=True)
     error = max(float((a[2:].float() - b.logits.float()).abs().max()) for a, b in pairs)
     scale = max(float(a.float().abs().max()) for a in alone)
-    return error <= tolerance(model) * scale
+    return error <= verifier.tolerance * scale

@@ -13,34 +13,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import Cache, DynamicCache
-from transformers.cache_utils import (
-    DummyLayer,
-    DynamicIndexedLayer,
-    DynamicLayer,
-    DynamicSlidingWindowLayer,
-    LinearAttentionCacheLayerMixin,
-)
+from transformers import Cache, DynamicCache, cache_utils
 
 from ...core.canvas import IntArray
 from ...core.errors import ConfigError
 from ...models import DiffusionModel
 from ...models.forwards import CACHE
 from ..base import Draft
-from .base import (
-    Scored,
-    Text,
-    Verifier,
-    Work,
-    joined,
-    once_per_network,
-    recorded,
-    running,
-    tolerance,
-)
+from .base import Scored, Text, Verifier, Work, joined, once_per_network, recorded, running
 from .stepping import States
 
-CUT = DynamicLayer, DynamicIndexedLayer, DynamicSlidingWindowLayer, DummyLayer  # to any length
+WHOLE, WINDOW = cache_utils.DynamicLayer, cache_utils.DynamicSlidingWindowLayer
+# layers of a cache that can be cut to any length
+CUT = WHOLE, WINDOW, cache_utils.DynamicIndexedLayer, cache_utils.DummyLayer
 
 
 @dataclass(eq=False)
@@ -81,10 +66,7 @@ class RowVerifier(Verifier):
 
     def _new_cache(self) -> Cache:
         cache = DynamicCache(config=self.hf.config.get_text_config())
-        cache.layers = [
-            DynamicLayer() if type(layer) is DynamicSlidingWindowLayer else layer
-            for layer in cache.layers
-        ]
+        cache.layers = [WHOLE() if type(one) is WINDOW else one for one in cache.layers]
         return cache
 
     def check_drafts(self, trees: bool) -> None:
@@ -184,11 +166,11 @@ def goes_on(verifier: RowVerifier) -> bool:
     except (TypeError, ValueError, RuntimeError, AttributeError, LookupError, AssertionError):
         return False  # it does not take such pieces
     gap = (rows[0] - rows[1]).abs().max() / rows[1].abs().max()
-    return bool(gap <= tolerance(verifier.model)) and not any(map(remembers, text.cache.layers))
+    return bool(gap <= verifier.tolerance) and not any(map(remembers, text.cache.layers))
 
 
 def remembers(layer: Any) -> bool:
     """Whether a layer of a cache keeps more than keys and values of every token."""
-    if isinstance(layer, LinearAttentionCacheLayerMixin):
+    if isinstance(layer, cache_utils.LinearAttentionCacheLayerMixin):
         return bool(layer.is_recurrent_states_initialized[0])
     return type(layer) not in CUT
