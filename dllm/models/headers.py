@@ -77,14 +77,20 @@ def weight_files(folder: Path) -> list[Path]:
 def read_headers(folder: Path) -> dict[str, Header]:
     """Every weight of the checkpoint by its name in the files.
 
-    Raises `CheckpointError` when a file is truncated or corrupt.
+    Raises `CheckpointError` when a file is truncated or corrupt, or two hold the same weight.
     """
     result: dict[str, Header] = {}
     for file in weight_files(folder):
+        own = {}
         with _opened(file) as opened:
             for name in opened.keys():  # noqa: SIM118 (not a mapping)
                 part = opened.get_slice(name)
-                result[name] = Header(part.get_dtype(), tuple(part.get_shape()))
+                own[name] = Header(part.get_dtype(), tuple(part.get_shape()))
+        for name in sorted(own.keys() & result):
+            raise CheckpointError(
+                f"two weight files in {folder} hold {name}: take both from the original checkpoint"
+            )
+        result |= own
     return result
 
 

@@ -184,7 +184,7 @@ def loop(
         eval_steps=schedule.evaluate_every or None, save_total_limit=2,
         logging_steps=report.log_every, remove_unused_columns=False, report_to=[*report.to],
         seed=schedule.seed, dataloader_pin_memory=False, disable_tqdm=True,
-        logging_nan_inf_filter=False,
+        logging_nan_inf_filter=False, ddp_broadcast_buffers=False,  # they are the verifier's
     )  # fmt: skip
     try:
         run = Loop(

@@ -67,6 +67,15 @@ def test_a_missing_shard(copy: Copy, llada: DiffusionModel, tmp_path: Path) -> N
         load(tmp_path / "shards")
 
 
+def test_a_weight_in_two_shards(llada: DiffusionModel, tmp_path: Path) -> None:
+    llada.save_pretrained(tmp_path / "shards", max_shard_size=200_000)
+    first, second = sorted((tmp_path / "shards").glob("*.safetensors"))[:2]
+    name, weight = next(iter(load_file(first).items()))
+    save_file(load_file(second) | {name: weight + 1}, second, metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=f"two weight files in .* hold {name}: take both"):
+        load(tmp_path / "shards")
+
+
 def test_pickles_only(copy: Copy) -> None:
     folder = copy("llada-tiny")
     torch.save(load_file(folder / WEIGHTS), folder / "pytorch_model.bin")

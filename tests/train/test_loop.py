@@ -297,6 +297,7 @@ for _ in by_the_first(write(), "cpu"):
 assert (folder / "answers").read_text() == "answer\\n"
 run = run_of(folder / "checkpoints")
 resume(run)
+assert not run.model_wrapped.broadcast_buffers
 if is_first():
     torch.save(weights_of(run), folder / "weights.pt")
 """

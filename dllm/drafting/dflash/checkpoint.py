@@ -20,7 +20,7 @@ from transformers.utils.hub import cached_file
 
 from ...core.errors import CheckpointError, DllmError
 from ...models.checkpoint import Checkpoint, find, read_json
-from ...models.headers import is_finite, read_tensors, weight_files
+from ...models.headers import is_finite, read_headers, read_tensors, weight_files
 from .config import DFLASH, Variant, format_of, read_config
 
 Tensors = dict[str, torch.Tensor]
@@ -90,6 +90,7 @@ def load_checkpoint(name: str | Path) -> BlockCheckpoint:
     folder, hub = find(name)
     folder = Checkpoint(name, folder, raw, {}, hub).with_weights()
     tensors: Tensors = {}
+    read_headers(folder)  # every weight stands in one file
     for file in weight_files(folder):
         tensors |= read_tensors(file)
     if (folder / EXTRAS).is_file():

@@ -17,13 +17,10 @@ from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from ...core.errors import ConfigError
 from ...models import DiffusionModel
-from ...models.forwards import CACHE
 from ..base import Draft
-from .base import Scored, once_per_network, running
-from .rowwise import RowVerifier
+from .base import Scored, running
+from .rowwise import RowVerifier, goes_on, remembers
 from .stepping import recurrences, stepping
-
-ROUNDING = 0.05  # of the largest logit: what two orders of the same sums may differ by
 
 
 class RecurrentVerifier(RowVerifier):
@@ -61,7 +58,7 @@ class RecurrentVerifier(RowVerifier):
             stepping(self.hf, len(draft), text.kept) if stepped else nullcontext(),
         ):
             scored = super()._score(text, draft)
-        if len(draft) and len(text.kept) != sum(map(_remembers, _recurrent(text.cache))):
+        if len(draft) and len(text.kept) != sum(map(remembers, _recurrent(text.cache))):
             raise ConfigError(
                 f"{self.model.name} computes recurrent layers in an unknown way: it cannot verify "
                 "drafts; use drafter=None"
@@ -73,7 +70,7 @@ class RecurrentVerifier(RowVerifier):
         rejected = len(draft) - len(path)
         for layer in text.cache.layers:
             layer.crop(-rejected)
-        states = [layer for layer in _recurrent(text.cache) if _remembers(layer)]
+        states = [layer for layer in _recurrent(text.cache) if remembers(layer)]
         for layer, kept in zip(states, text.kept, strict=bool(rejected)):
             if rejected:
                 layer.recurrent_states[0].copy_(kept[len(path)])
@@ -88,23 +85,6 @@ class RecurrentVerifier(RowVerifier):
                 layer.crop(0)
 
 
-@once_per_network
-def goes_on(verifier: RecurrentVerifier) -> bool:
-    """Whether a network without a known recurrence keeps no states but the windows of its
-    convolutions, and several tokens behind a text give the logits they give in one piece with it.
-    Jamba's do not in transformers."""
-    hf = verifier.hf
-    ids = torch.arange(2, 11, device=verifier.model.device)[None] * 7
-    ids = ids % verifier.model.facts.vocab_size
-    with torch.inference_mode(), running(hf, verifier._attention):
-        whole = hf(input_ids=ids).logits[0, 5:].float()
-        cache = verifier._new_cache()
-        for piece in (ids[:, :5], ids[:, 5:]):
-            out = hf(input_ids=piece, use_cache=True, **{CACHE: cache})
-    gap = (out.logits[0].float() - whole).abs().max() / whole.abs().max()
-    return bool(gap < ROUNDING) and not any(map(_remembers, _recurrent(cache)))
-
-
 def has_recurrent_layers(model: DiffusionModel) -> bool:
     """Whether some of its layers keep a state instead of keys and values in transformers' cache."""
     cache = DynamicCache(config=model.hf.config.get_text_config())
@@ -113,7 +93,3 @@ def has_recurrent_layers(model: DiffusionModel) -> bool:
 
 def _recurrent(cache: Any) -> list[Any]:
     return [layer for layer in cache.layers if isinstance(layer, LinearAttentionCacheLayerMixin)]
-
-
-def _remembers(layer: Any) -> bool:
-    return bool(layer.is_recurrent_states_initialized[0])

@@ -11,16 +11,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
-from transformers import Cache, DynamicCache
+from transformers import Cache, DynamicCache, cache_utils
 
 from ...core.canvas import IntArray
 from ...core.errors import ConfigError
 from ...models import DiffusionModel
 from ...models.forwards import CACHE
 from ..base import Draft
-from .base import Scored, Text, Verifier, Work, joined, recorded, running
+from .base import Scored, Text, Verifier, Work, joined, once_per_network, recorded, running
 from .stepping import States
+
+WHOLE, WINDOW = cache_utils.DynamicLayer, cache_utils.DynamicSlidingWindowLayer
+# layers of a cache that can be cut to any length
+CUT = WHOLE, WINDOW, cache_utils.DynamicIndexedLayer, cache_utils.DummyLayer
 
 
 @dataclass(eq=False)
@@ -45,7 +50,8 @@ class RowVerifier(Verifier):
     ) -> None:
         super().__init__(model, target_layer_ids, exact)
         self._accepted = set(inspect.signature(self.hf.forward).parameters)
-        if CACHE not in self._accepted:
+        takes_any = getattr(self.hf, "_supports_default_dynamic_cache", lambda: True)
+        if CACHE not in self._accepted or not takes_any():
             raise ConfigError(
                 f"{type(self.hf).__name__} keeps its state in a form of its own, not in a cache of "
                 "transformers: it cannot verify drafts; use another model"
@@ -53,12 +59,23 @@ class RowVerifier(Verifier):
         # networks that dispatch their attention can be told to use the exact one
         backend = getattr(self.hf, "_supports_attention_backend", False)
         self._attention = "eager" if self.exact and backend else None
+        self.whole_prefixes |= any(map(remembers, self._new_cache().layers))
 
     def _new(self, prompt: IntArray, limit: int) -> CachedText:
         return CachedText(prompt.tolist(), limit, cache=self._new_cache())
 
     def _new_cache(self) -> Cache:
-        return DynamicCache()
+        cache = DynamicCache(config=self.hf.config.get_text_config())
+        cache.layers = [WHOLE() if type(one) is WINDOW else one for one in cache.layers]
+        return cache
+
+    def check_drafts(self, trees: bool) -> None:
+        super().check_drafts(trees)
+        if not goes_on(self):
+            raise ConfigError(
+                f"{self.model.name} does not read several tokens behind a text as one by one: it "
+                "cannot verify drafts; use another model, or drafter=None"
+            )
 
     def score(self, work: Work) -> list[Scored]:
         return [self._once(text, draft) for text, draft in work]
@@ -117,7 +134,8 @@ class RowVerifier(Verifier):
         return Scored(logits, joined(outputs, self.target_layer_ids))
 
     def _keep(self, text: Any, draft: Draft, path: Sequence[int]) -> None:
-        text.cache.crop(len(path) - len(draft))
+        if len(path) < len(draft):
+            text.cache.crop(len(path) - len(draft))
 
     def _release(self, text: Any) -> None:
         text.cache, text.kept = None, []
@@ -127,3 +145,32 @@ class RowVerifier(Verifier):
         text.cache = copy.deepcopy(kept.cache)
         if n < kept.cached:
             text.cache.crop(n - kept.cached)
+
+
+@once_per_network
+def goes_on(verifier: RowVerifier) -> bool:
+    """Whether several tokens behind a text give the logits that they give one by one, and the cache
+    holds nothing of them that cannot be taken back.  Jamba's do not in transformers, and those of
+    encoders see what stands behind them."""
+    ids = [n * 7 % verifier.model.facts.vocab_size for n in range(2, 11)]
+    rows = []
+    try:
+        for sizes in ((5, 4), (5, 1, 1, 1, 1)):
+            text, at, outs = verifier._new(np.asarray(ids), len(ids)), 0, []
+            for size in sizes:
+                outs.append(verifier._feed(text, ids[at : at + size], size, at).logits.float())
+                at += size
+                for layer in text.cache.layers:
+                    layer.crop(0)
+            rows.append(torch.cat(outs[1:]))
+    except (TypeError, ValueError, RuntimeError, AttributeError, LookupError, AssertionError):
+        return False  # it does not take such pieces
+    gap = (rows[0] - rows[1]).abs().max() / rows[1].abs().max()
+    return bool(gap <= verifier.tolerance) and not any(map(remembers, text.cache.layers))
+
+
+def remembers(layer: Any) -> bool:
+    """Whether a layer of a cache keeps more than keys and values of every token."""
+    if isinstance(layer, cache_utils.LinearAttentionCacheLayerMixin):
+        return bool(layer.is_recurrent_states_initialized[0])
+    return type(layer) not in CUT

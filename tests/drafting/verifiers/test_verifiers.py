@@ -24,6 +24,15 @@ SHAPES: dict[str, dict[str, Any]] = {
     "gemma2": {**GROUPED, "head_dim": 8, "sliding_window": 6},  # no sdpa
     "jetmoe": {**GROUPED, "kv_channels": 8, "num_local_experts": 2},
     "lfm2": {**GROUPED, "layer_types": ["conv", "full_attention"]},
+    "deepseek_v32": {  # attends to the keys that an indexer finds, which has a cache of its own
+        **SIZES, "intermediate_size": 48, "num_key_value_heads": 4, "head_dim": 8,
+        "kv_lora_rank": 8, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
+        "v_head_dim": 8, "index_topk": 8, "index_n_heads": 32, "index_head_dim": 8,
+        "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
+        "moe_intermediate_size": 16, "max_position_embeddings": 256},
+    "electra": {**SIZES, "embedding_size": 32, "intermediate_size": 48},  # an encoder
+    "minimax": {**GROUPED, "layer_types": ["linear_attention", "full_attention"],
+                "num_local_experts": 2, "head_dim": 8},
     "mamba": {"hidden_size": 32, "state_size": 8, "num_hidden_layers": 2},
     "rwkv": {"hidden_size": 32, "num_hidden_layers": 2, "attention_hidden_size": 32},
 }  # fmt: skip
@@ -46,7 +55,8 @@ def greedy(hf: Any, count: int = 10) -> list[int]:
     return tokens[len(PROMPT) :]
 
 
-@pytest.mark.parametrize("kind", ["falcon", "gptj", "bamba", "bloom", "gemma2", "jetmoe", "lfm2"])
+@pytest.mark.parametrize("kind", ["falcon", "gptj", "bamba", "bloom", "gemma2", "jetmoe", "lfm2",
+                                  "deepseek_v32"])  # fmt: skip
 def test_the_text_is_the_networks_own(kind: str) -> None:
     hf = network(kind)
     expected = greedy(hf)
@@ -62,10 +72,17 @@ def test_packed_attention_can_be_viewed() -> None:
     assert len(dllm.speculate(hf, None, PROMPT, max_new_tokens=3).tokens) == 3
 
 
-@pytest.mark.parametrize("kind", ["mamba", "rwkv"])
+def test_what_sees_tokens_behind_it_verifies_no_drafts() -> None:
+    hf = network("electra")
+    assert len(dllm.speculate(hf, None, PROMPT, max_new_tokens=4).tokens) == 4
+    with pytest.raises(dllm.ConfigError, match="does not read several tokens behind a text as one"):
+        dllm.speculate(hf, "prompt_lookup", PROMPT, max_new_tokens=4)
+
+
+@pytest.mark.parametrize("kind", ["mamba", "minimax", "rwkv"])
 def test_networks_without_a_cache_are_refused(kind: str) -> None:
     hf = network(kind)
-    if CACHE in signature(hf.forward).parameters:  # Mamba takes one since transformers 5.24
+    if kind == "mamba" and CACHE in signature(hf.forward).parameters:  # from transformers 5.24 on
         assert dllm.speculate(hf, None, PROMPT, max_new_tokens=10).tokens == greedy(hf)
         return
     with pytest.raises(dllm.ConfigError, match="keeps its state in a form of its own"):
