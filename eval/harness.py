@@ -9,7 +9,6 @@ early; likelihoods are those of `dllm.score`.
 
 import inspect
 import logging
-import math
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +26,7 @@ from ..api import as_completed
 from ..cache import compose as compose_cache
 from ..core.config import FILTERS, FORMATS, GenerationConfig
 from ..core.errors import ConfigError, UnknownNameError
-from ..likelihood.scoring import Score, ScoreRequest, Scoring, longest, score_requests
+from ..likelihood.scoring import Score, ScoreRequest, Scoring, longest, score_requests, whole
 from ..models import load
 from ..request.prompts import chat_openings, encode_chat, encode_text
 from ..request.requests import occurrences
@@ -336,16 +335,6 @@ class DLLM(TemplateLM):  # type: ignore[misc]
             f"prompt and answer exceed the context of {self.max_length}: beginnings of prompts are "
             "cut or canvases shortened (counted in usage.shortened)"
         )
-
-
-def whole(parts: Sequence[Score]) -> Score:
-    """The score of a text from those of its windows, whose estimates are independent."""
-    return Score(
-        logprob=sum(part.logprob for part in parts),
-        stderr=math.hypot(*(part.stderr for part in parts)),
-        tokens=sum(part.tokens for part in parts), nfe=sum(part.nfe for part in parts),
-        computed=sum(part.computed for part in parts),
-    )  # fmt: skip
 
 
 _warned: set[str] = set()

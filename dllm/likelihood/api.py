@@ -46,13 +46,14 @@ def score(
     ``prompt``: as for `dllm.generate`, or empty or None; ``continuation``: text or ids.  Lists of
     either are scored together and give a list; one prompt with several continuations compares
     choices.  ``estimator``: "stratified" (default: unbiased, and exact where the continuation has
-    few tokens), "llada" and "dream" (those of the official evaluations), "left_to_right" and
-    "right_to_left" (chain rule).  ``samples`` (default 128): forwards per request.  ``greedy``:
-    also find out whether greedy decoding writes the continuation.  ``early_stop``: of several
-    continuations of one prompt, stop once the best is ahead by 3 standard errors; the estimates
-    are then rougher.  ``cfg_scale``: classifier-free guidance.  ``seed``: of the masks; the result
-    does not depend on the batch.  ``max_batch_tokens``: token positions per forward.
-    ``before_forward``: called before every forward; what it raises ends the call.
+    few tokens; block by block where attention is causal between blocks), "llada" and "dream"
+    (those of the official evaluations), "left_to_right" and "right_to_left" (chain rule).
+    ``samples`` (default 128): forwards per request.  ``greedy``: also find out whether greedy
+    decoding writes the continuation.  ``early_stop``: of several continuations of one prompt, stop
+    once the best is ahead by 3 standard errors; the estimates are then rougher.  ``cfg_scale``:
+    classifier-free guidance.  ``seed``: of the masks; the result does not depend on the batch.
+    ``max_batch_tokens``: token positions per forward.  ``before_forward``: called before every
+    forward; what it raises ends the call.
 
     An autoregressive model is scored exactly, in one forward per request, and so is a WeDLM model,
     which is one as well, unless an ``estimator`` is named.  The texts of chat prompts are a turn of

@@ -132,6 +132,7 @@ ESTIMATORS: dict[str, Estimator] = {
     "stratified": stratified, "llada": llada, "dream": dream,
     "left_to_right": left_to_right, "right_to_left": right_to_left,
 }  # fmt: skip
+OFFICIAL = {"llada", "dream"}
 ENDS_WITH_EOS = {"dream"}  # estimators that score the continuation and its end
 
 

@@ -1,8 +1,10 @@
 """Scoring continuations of token ids: masks of many requests, in packed forwards."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from inspect import signature
+from itertools import chain, pairwise
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,7 +23,7 @@ from ..engine.recipe import RowOptions, check_recipe
 from ..engine.rows import Job, Row
 from ..kernels.statistics import logits_statistics, token_statistics
 from ..models import DiffusionModel
-from .estimators import ENDS_WITH_EOS, Masking, Weights, estimator
+from .estimators import ENDS_WITH_EOS, OFFICIAL, Masking, Weights, estimator
 
 ROUND = 16  # samples between two looks at who leads
 DECIDED = 3.0  # standard errors that the leader must be ahead
@@ -122,15 +124,17 @@ def score_requests(
                 "estimator and cfg_scale out"
             )
         return [_autoregressive(model, request, how) for request in requests]
-    running = [_Running(_completed(model, request, how), how) for request in requests]
-    rounds = how.rounds
-    for number in range(rounds):
-        live = [run for run in running if not run.decided]
-        _advance(model, live, how, number)
+    pieces = [_pieces(model, _completed(model, request, how), how) for request in requests]
+    running = [[_Running(piece, how, len(parts)) for piece in parts] for parts in pieces]
+    every = [run for runs in running for run in runs]
+    for number in range(how.rounds):
+        _advance(model, [run for run in every if not run.decided], how, number)
         if how.early_stop and number:
             _decide(running)
-    greedy = _greedy(model, requests, how) if how.greedy else [None] * len(requests)
-    return [run.score(is_greedy) for run, is_greedy in zip(running, greedy, strict=True)]
+    if how.greedy:
+        for run, is_greedy in zip(every, _greedy(model, [*chain(*pieces)], how), strict=True):
+            run.greedy = is_greedy
+    return [whole([run.score() for run in runs]) for runs in running]
 
 
 def _exact(model: DiffusionModel, how: Scoring) -> bool:
@@ -156,12 +160,38 @@ def _completed(model: DiffusionModel, request: ScoreRequest, how: Scoring) -> Sc
     return ScoreRequest(request.prompt, ended, request.group, request.length)
 
 
+def _pieces(model: DiffusionModel, request: ScoreRequest, how: Scoring) -> list[ScoreRequest]:
+    """The request block by block, each behind the text of those before: what a model was trained
+    on whose attention is causal between blocks.  The official estimators mask whole texts."""
+    size, start = model.facts.block_length, len(request.prompt)
+    if size is None or how.kind in OFFICIAL:
+        return [request]
+    ids = np.concatenate([request.prompt, request.continuation])
+    first = start + size - (start % size if model.facts.mask_kind == "block_causal" else 0)
+    edges = [start, *range(first, len(ids), size), len(ids)]
+    return [replace(request, prompt=ids[:a], continuation=ids[a:b]) for a, b in pairwise(edges)]
+
+
+def whole(parts: Sequence[Score]) -> Score:
+    """The score of a text from those of its parts, whose estimates are independent."""
+    return Score(
+        logprob=sum(part.logprob for part in parts),
+        stderr=math.hypot(*(part.stderr for part in parts)),
+        tokens=sum(part.tokens for part in parts), nfe=sum(part.nfe for part in parts),
+        computed=sum(part.computed for part in parts),
+        greedy=None if parts[0].greedy is None else all(part.greedy for part in parts),
+    )  # fmt: skip
+
+
 @dataclass
 class _Running:
-    """A request and what its rows have contributed, round by round."""
+    """A request, one of ``pieces`` that share its samples, and what its rows have contributed,
+    round by round."""
 
     request: ScoreRequest
     how: Scoring
+    pieces: int
+    greedy: bool | None = None
     sums: list[float] = field(default_factory=list)
     errors: list[float] = field(default_factory=list)
     nfe: int = 0
@@ -178,6 +208,7 @@ class _Running:
     def draws(self, number: int) -> Masking:
         each, more = divmod(self.how.samples, self.how.rounds)
         rows = each + (number < more)
+        rows = max(min(rows, 2), rows // self.pieces)
         sizes = len(self.request.continuation), len(self.request.prompt)
         return estimator(self.how.kind)(*sizes, rows, (self.how.seed, number))
 
@@ -186,11 +217,12 @@ class _Running:
         self.errors.append(draws.standard_error(values))
         self.decided |= draws.spread == "exact"  # another round would say the same
 
-    def score(self, greedy: bool | None) -> Score:
+    def score(self) -> Score:
         size = len(self.request.prompt) + len(self.request.continuation)
         lanes = 2 if self.how.cfg_scale else 1
         tokens = len(self.request.continuation)
-        return Score(self.logprob, self.stderr, tokens, self.nfe, self.nfe * size * lanes, greedy)
+        computed = self.nfe * size * lanes
+        return Score(self.logprob, self.stderr, tokens, self.nfe, computed, self.greedy)
 
 
 @dataclass(frozen=True)
@@ -219,25 +251,26 @@ def _advance(model: DiffusionModel, live: list[_Running], how: Scoring, number: 
         run.add(draws, value)
 
 
-def _decide(running: list[_Running]) -> None:
+def _decide(running: list[list[_Running]]) -> None:
     """Mark the requests of every group whose leader is clear, in total and per length."""
-    groups: dict[int, list[_Running]] = {}
-    for run in running:
-        groups.setdefault(run.request.group, []).append(run)
-    for runs in groups.values():
-        if len(runs) > 1 and all(_clear(runs, norm) for norm in (False, True)):
-            for run in runs:
+    groups: dict[int, list[list[_Running]]] = {}
+    for runs in running:
+        groups.setdefault(runs[0].request.group, []).append(runs)
+    for rivals in groups.values():
+        scores = [whole([run.score() for run in runs]) for runs in rivals]
+        lengths = [runs[0].request.length for runs in rivals]
+        if len(rivals) > 1 and _clear(scores, [1] * len(scores)) and _clear(scores, lengths):
+            for run in chain(*rivals):
                 run.decided = True
 
 
-def _clear(runs: list[_Running], normalised: bool) -> bool:
-    by = [run.request.length if normalised else 1 for run in runs]
-    means = [run.logprob / n for run, n in zip(runs, by, strict=True)]
-    errors = [run.stderr / n for run, n in zip(runs, by, strict=True)]
+def _clear(scores: list[Score], by: list[int]) -> bool:
+    means = [score.logprob / n for score, n in zip(scores, by, strict=True)]
+    errors = [score.stderr / n for score, n in zip(scores, by, strict=True)]
     best = int(np.argmax(means))
     return all(
         means[best] - means[i] > DECIDED * float(np.hypot(errors[best], errors[i]))
-        for i in range(len(runs))
+        for i in range(len(scores))
         if i != best
     )
 

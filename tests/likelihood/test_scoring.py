@@ -38,6 +38,45 @@ def bound(model: dllm.DiffusionModel, prompt: list[int], text: list[int]) -> flo
     return total
 
 
+def test_blocks_are_scored_behind_clean_ones() -> None:
+    """As a model learns it whose attention is causal between blocks; two of them begin here."""
+    model = dllm.load("tests/golden/data/llada2-tiny")
+    size, mask = model.facts.block_length, model.facts.mask_token_id
+    assert size is not None
+    ids, start, hf, total = list(range(40, 42 + size)), size - 3, model.hf, 0.0
+    where = torch.arange(len(ids))
+    unseen = where[:, None] // size < where // size
+    for positions in (range(start, size), range(size, len(ids))):
+        for k in range(1, len(positions) + 1):
+            subsets = list(combinations(positions, k))
+            for chosen in subsets:
+                row = torch.tensor(ids)
+                row[list(chosen)] = mask
+                seen = torch.zeros(unseen.shape).masked_fill(unseen, -1e30)[None, None]
+                with torch.inference_mode():
+                    result: Any = hf(row[None], attention_mask=seen).logits[0].log_softmax(-1)
+                total += sum(float(result[i, ids[i]]) for i in chosen) / k / len(subsets)
+    ours = dllm.score(model, ids[:start], ids[start:], greedy=True)
+    assert ours.logprob == pytest.approx(total, rel=1e-4)
+    assert (ours.stderr, ours.nfe, ours.tokens, ours.greedy) == (0.0, 7 + 3, 5, False)
+
+
+def test_blocks_share_the_samples() -> None:
+    model = dllm.load("tests/golden/data/llada2-tiny")
+    size = model.facts.block_length or 0
+    text = [40 + i % 60 for i in range(3 * size)]
+    result = [dllm.score(model, text[:4], text[4:], samples=24, seed=i) for i in range(12)]
+    assert {one.nfe for one in result} == {24}
+    spread = np.std([one.logprob for one in result], ddof=1)
+    claimed = np.sqrt(np.mean([one.stderr**2 for one in result]))
+    assert 0.5 * spread < claimed < 2.5 * spread
+    rivals = dllm.score(model, text[:4], [text[4:], text[:40]], samples=64, early_stop=True)
+    assert all(one.stderr < np.inf for one in rivals)
+    out = dllm.generate(model, text[:4], sampler="llada", max_new_tokens=size + 8,
+                        eos_policy="none", suppress_mask=False)  # fmt: skip
+    assert dllm.score(model, text[:4], out.tokens, samples=4, greedy=True).greedy
+
+
 @pytest.mark.parametrize("length", [1, 2, 5])
 def test_short_continuations_are_exact(tiny: dllm.DiffusionModel, length: int) -> None:
     result = dllm.score(tiny, PROMPT, TEXT[:length])
