@@ -59,6 +59,11 @@ def open_gguf(file: Path) -> tuple[Any, str, dict[str, Any], dict[str, Any]]:
         raise CheckpointError(f"{file} is no complete GGUF file ({one_line(error)})") from error
     fields = {name: field.contents() for name, field in reader.fields.items()
               if not name.startswith("tokenizer.ggml.") or name.endswith("_id")}  # fmt: skip
+    parts = fields.get("split.count", 1)
+    if parts != 1:
+        raise CheckpointError(
+            f"{file.name} is one of {short(parts)} parts: join them with llama-gguf-split --merge"
+        )
     kind = fields.get("general.architecture")
     if not isinstance(kind, str) or kind not in FAMILIES:
         raise CheckpointError(

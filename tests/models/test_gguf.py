@@ -189,6 +189,7 @@ FEW = np.zeros(96, np.float32)
         ({"llada.embedding_length": 128}, {}, "for a width of 128"),
         ({"llada.context_length": None}, {}, "lacks"),
         ({"general.architecture": ["llada"]}, {}, "holds a network of architecture"),
+        ({"split.count": 2}, {}, "one of 2 parts: join them"),
         ({}, {"token_embd.weight": FEW}, "embeddings of shape"),
         ({}, {"output_norm.weight": FEW}, "output_norm.weight in changed.gguf has the shape"),
         ({}, {"blk.0": FEW}, "blk.0 in changed.gguf has no place"),
