@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import transformers
@@ -93,8 +93,7 @@ def load_weights(
             "these files"
         ) from error
     _check(folder, family, report, official)
-    loaded: PreTrainedModel = hf.to(device) if moved else hf
-    return loaded
+    return cast(PreTrainedModel, hf.to(device) if moved else hf)
 
 
 def _check(folder: Path, family: Family, report: dict[str, Any], official: bool) -> None:
