@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, Literal, Unpack, overload
+from typing import Any, Literal, Unpack, cast, overload
 
 from .cache.base import CacheLike, compose
 from .core.config import GenerationArguments, GenerationConfig
@@ -152,8 +152,7 @@ def infill(
     loaded = remembered(model)
     recipe = recipe_for(loaded, sampler, config, given, holes=True)
     request = filling(loaded, recipe, text, prompt, trace)
-    result: Result = _scheduler(loaded, cache, [request]).completed()[0]
-    return result
+    return cast(Result, _scheduler(loaded, cache, [request]).completed()[0])
 
 
 def _answering(

@@ -223,7 +223,11 @@ class Session:
             if self._listen():
                 began = time.perf_counter()
                 progress = self._scheduler.advance()
-                self._publish(progress)
+                for request, event in events(progress):
+                    self._handles[request]._put(event)
+                for request, _ in progress:
+                    if request.done:
+                        self._let_go(request)
                 self._report(progress, time.perf_counter() - began)
                 return True
         except BaseException as error:  # not one request's: nobody may wait for ever
@@ -248,14 +252,6 @@ class Session:
         for request in self._scheduler.expire():
             self._let_go(request)
         return True
-
-    def _publish(self, progress: Progress) -> None:
-        """Tell every handle what happened to its request."""
-        for request, event in events(progress):
-            self._handles[request]._put(event)
-        for request, _ in progress:
-            if request.done:
-                self._let_go(request)
 
     def _let_go(self, request: Request) -> None:
         handle = self._handles.pop(request, None)

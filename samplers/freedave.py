@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..core.canvas import BoolArray, Canvas
+from ..core.canvas import Canvas
 from ..core.capabilities import (
     BRANCHES,
     CONSTRAINED,
@@ -16,7 +16,7 @@ from ..core.capabilities import (
 )
 from ..core.limits import LANES, bounds
 from ..core.spec import FamilyDefaults
-from .base import Part, View
+from .base import Part
 from .compose import register
 from .fixed import Fixed
 from .turn import Explorer, Turn
@@ -66,17 +66,12 @@ class FreeDave(Explorer):
             turn.keep(self._confirmed(turn))
         turn.go_on()
         if turn.goes_on:
-            turn.try_next(self._drafted(turn.view, turn.chosen))
-
-    def _drafted(self, view: View, chosen: BoolArray) -> list[BoolArray]:
-        order = np.argsort(-view.score, kind="stable")
-        order = order[~chosen[order]][: self.width - 1]
-        if not order.size:
-            return []
-        drafts = np.zeros((len(order) + 1, len(chosen)), np.bool_)
-        for j, i in enumerate(order):
-            drafts[j + 1 :, i] = True
-        return list(drafts)
+            order = np.argsort(-turn.view.score, kind="stable")
+            order = order[~turn.chosen[order]][: self.width - 1]
+            drafts = np.zeros((len(order) + 1, len(turn.chosen)), np.bool_)
+            for j, i in enumerate(order):
+                drafts[j + 1 :, i] = True
+            turn.try_next(list(drafts) if order.size else [])
 
     def _confirmed(self, turn: Turn) -> int:
         branches = [seen.canvas for seen in turn.seen]

@@ -113,8 +113,7 @@ def known_tasks(given: str, manager: Any) -> list[str]:
     for name in names:
         if not manager.match_tasks([name]):
             raise UnknownNameError("task", name, manager.all_tasks)
-    matched: list[str] = manager.match_tasks(names)
-    return matched
+    return list(manager.match_tasks(names))
 
 
 def cost(used: Usage) -> str:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -108,8 +108,7 @@ class Draft:
     def q(self, node: int) -> Array:
         """The distribution (V,) from which the children of ``node`` were drawn."""
         assert self.log_q is not None
-        distribution: Array = np.exp(self.log_q[self.depth(node) + 1].astype(np.float64))
-        return distribution
+        return cast(Array, np.exp(self.log_q[self.depth(node) + 1].astype(np.float64)))
 
     def checked(self, vocab_size: int) -> Draft:
         """The draft, its ids and parents as arrays.  Raises `ConfigError` for one that cannot be

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from ..cache import Cache
-from ..core.canvas import PROPOSAL, BoolArray, IntArray
+from ..core.canvas import PROPOSAL, IntArray
 from ..core.errors import ConfigError, NumericError
 from ..kernels.divergence import drawn_from, log_probabilities, residual
 from ..kernels.linear import check_packed
@@ -222,7 +222,10 @@ class Forward:
             shares = [job.canvas.uniform(PROPOSAL, job.asked) for job in jobs]
             up["uniforms"] = np.concatenate(shares)
         if options.conditional:
-            up["banned"] = self._banned_rows(jobs, options)
+            ids = options.banned[-options.conditional :]
+            some = [bans(job.row.recipe, job.canvas, job.asked, ids) for job in jobs]
+            up["banned"] = np.ones((sum(map(len, some)), len(options.banned)), np.bool_)
+            up["banned"][:, -options.conditional :] = np.concatenate(some)
         if options.signal is not None:
             up["held"] = np.concatenate(
                 [job.canvas.fed_ids(job.asked, self.uniform) for job in jobs]
@@ -298,14 +301,6 @@ class Forward:
             "stands": q.gather(1, ids) - p.gather(1, ids).clamp_min(UNLIKELIEST),
             "residual": token, "residual_logprob": scores.gather(1, token[:, None])[:, 0],
         }  # fmt: skip
-
-    def _banned_rows(self, jobs: list[Job], options: RowOptions) -> BoolArray:
-        """Which of the banned ids are so in each row, (R, n) bool."""
-        ids = options.banned[-options.conditional :]
-        some = [bans(job.row.recipe, job.canvas, job.asked, ids) for job in jobs]
-        rows = np.ones((sum(map(len, some)), len(options.banned)), np.bool_)
-        rows[:, -options.conditional :] = np.concatenate(some)
-        return rows
 
     def _statistics(self, group: Group, hidden: torch.Tensor) -> TokenStatistics:
         jobs, options, up = group.jobs, group.options, group.up

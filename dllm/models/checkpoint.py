@@ -46,7 +46,14 @@ class Checkpoint:
         if self.hub is not None:
             snapshot(self.hub, self.revision, WEIGHTS)
         if not any(self.folder.glob("*.safetensors")):
-            raise CheckpointError(_no_weights(self))
+            pickles = sorted(each.name for each in self.folder.iterdir() if each.suffix in PICKLES)
+            held = f"only pickles ({', '.join(pickles)})" if pickles else "no weights"
+            raise CheckpointError(
+                f"{self.folder} holds {held}, and only safetensors are loaded, because unpickling "
+                "runs code; convert a trusted checkpoint once with "
+                "safetensors.torch.save_file(torch.load(file, weights_only=True), "
+                "'model.safetensors')"
+            )
         return self.folder
 
 
@@ -87,7 +94,13 @@ def find(model: str | os.PathLike[str], revision: str | None = None) -> tuple[Pa
     """The folder with the small files of ``model``, and its hub id if it came from there."""
     name = _named(model)
     if name in BUNDLED:
-        return _bundled(name), None
+        folder = Path(str(resources.files("dllm"))) / "nano" / name
+        if not folder.is_dir():
+            raise CheckpointError(
+                f"the bundled model {name!r} is not part of this installation; install a released "
+                "wheel of dllm, or train it with dllm.train"
+            )
+        return folder, None
     path = os.path.expanduser(name)  # what can be no path is none, without an error
     if os.path.isdir(path):
         return Path(path), None
@@ -99,16 +112,6 @@ def find(model: str | os.PathLike[str], revision: str | None = None) -> tuple[Pa
     if "/" not in name and get_close_matches(name, BUNDLED, cutoff=0.75):
         raise UnknownNameError("model", name, BUNDLED)
     return snapshot(name, revision, SMALL_FILES), name
-
-
-def _bundled(name: str) -> Path:
-    folder = Path(str(resources.files("dllm"))) / "nano" / name
-    if not folder.is_dir():
-        raise CheckpointError(
-            f"the bundled model {name!r} is not part of this installation; install a released "
-            "wheel of dllm, or train it with dllm.train"
-        )
-    return folder
 
 
 def snapshot(repo: str, revision: str | None, patterns: tuple[str, ...]) -> Path:
@@ -148,13 +151,3 @@ def read_json(file: Path) -> dict[str, Any] | None:
 def looks_like_a_path(name: str) -> bool:
     """Whether ``name`` can be no hub id."""
     return name.startswith((".", "~", os.sep)) or name.count("/") > 1 or "\\" in name
-
-
-def _no_weights(checkpoint: Checkpoint) -> str:
-    pickles = sorted(file.name for file in checkpoint.folder.iterdir() if file.suffix in PICKLES)
-    result = f"only pickles ({', '.join(pickles)})" if pickles else "no weights"
-    return (
-        f"{checkpoint.folder} holds {result}, and only safetensors are loaded, because unpickling "
-        "runs code; convert a trusted checkpoint once with "
-        "safetensors.torch.save_file(torch.load(file, weights_only=True), 'model.safetensors')"
-    )

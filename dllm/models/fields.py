@@ -5,7 +5,7 @@ instead.  Fields that are not listed belong to the family or to transformers.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from ..core.errors import CheckpointError, short
 
@@ -77,8 +77,7 @@ CONFIG: Mapping[str, Check] = {
 
 def own_section(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The ``dllm`` section of a ``config.json``, empty where there is none."""
-    section: Mapping[str, Any] = config.get("dllm") or {}
-    return section
+    return cast(Mapping[str, Any], config.get("dllm") or {})
 
 
 def check_config(config: Mapping[str, Any]) -> None:

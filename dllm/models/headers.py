@@ -5,7 +5,7 @@ noticed before anything is built or allotted.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
@@ -133,7 +133,11 @@ def check_headers(folder: Path, family: Family, config: PreTrainedConfig, offici
     Quantised checkpoints pack their weights: of those only the sizes are compared, roughly.
     """
     headers = read_headers(folder)
-    _check_layers(folder, config, headers)
+    layers = getattr(config.get_text_config(), "num_hidden_layers", None)
+    numbers = [int(match[1]) for key in headers if (match := LAYER.search(key))]
+    present = 1 + max(numbers) if numbers else len(headers)
+    if isinstance(layers, int) and layers > present:
+        raise lacking(folder, f"config.json asks for {layers} layers, the files hold {present}")
     network = blueprint(family, config, folder.name)
     packed = getattr(config, "quantization_config", None) is not None
     tensors = network.state_dict()
@@ -153,14 +157,6 @@ def check_headers(folder: Path, family: Family, config: PreTrainedConfig, offici
     asked = sum(parameter.numel() for parameter in network.parameters())
     if asked - shared > held * (PACKED if packed else 1):
         raise lacking(folder, f"config.json asks for {asked:,} numbers, the files hold {held:,}")
-
-
-def _check_layers(folder: Path, config: PreTrainedConfig, headers: Mapping[str, Header]) -> None:
-    layers = getattr(config.get_text_config(), "num_hidden_layers", None)
-    numbers = [int(match[1]) for key in headers if (match := LAYER.search(key))]
-    present = 1 + max(numbers) if numbers else len(headers)
-    if isinstance(layers, int) and layers > present:
-        raise lacking(folder, f"config.json asks for {layers} layers, the files hold {present}")
 
 
 def lacking(folder: Path, what: str) -> CheckpointError:

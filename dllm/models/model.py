@@ -69,8 +69,7 @@ class DiffusionModel:
     @property
     def layers(self) -> int:
         """How many layers have keys and values."""
-        count: int = self.hf.config.get_text_config().num_hidden_layers
-        return count
+        return int(self.hf.config.get_text_config().num_hidden_layers)
 
     @property
     def embedding(self) -> Any:

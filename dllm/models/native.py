@@ -1,6 +1,6 @@
 """Configs of transformers' classes from a ``config.json`` that has their field names."""
 
-from typing import Any
+from typing import Any, cast
 
 from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen2Config, Qwen3Config
 
@@ -28,8 +28,7 @@ def native(
         fields["head_dim"] = config["head_dim"]
     if made is not LlamaConfig:
         fields |= {"use_sliding_window": False, "sliding_window": None}
-    result: PreTrainedConfig = made(**fields)
-    return result
+    return cast(PreTrainedConfig, made(**fields))
 
 
 def shared(config: ConfigDict, name: str) -> dict[str, Any]:

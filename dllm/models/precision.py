@@ -47,5 +47,4 @@ def auto_dtype(name: str, stored: str, parameters: int) -> str | torch.dtype:
 
 def free_memory() -> int:
     """Bytes that a process can still have, files that may be forgotten included."""
-    available: int = psutil.virtual_memory().available
-    return available
+    return int(psutil.virtual_memory().available)

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import transformers
@@ -96,8 +96,7 @@ def load_weights(
     if getattr(config, "quantization_config", None) and getattr(hf, "hf_quantizer", None) is None:
         for weight in hf.parameters():  # widened as it was read, beside others that stay as stored
             weight.data = weight.data.to(hf.config.dtype)
-    loaded: PreTrainedModel = hf.to(device) if moved else hf
-    return loaded
+    return cast(PreTrainedModel, hf.to(device) if moved else hf)
 
 
 def _check(folder: Path, family: Family, report: dict[str, Any], official: bool) -> None:

@@ -186,10 +186,12 @@ def encode_holes(model: DiffusionModel, text: Any) -> tuple[IntArray, BoolArray,
     if 0 in sizes:
         raise PromptError("[[0]] is a hole of no tokens: write how many it has, from 1")
     if not holes.any():
-        if isinstance(text, str) and (marked := _mask_in(model, text)):
-            raise PromptError(
-                f"{marked} marks no hole: write [[1]] for each of them, or [[8]] for 8 tokens"
-            )
+        own = None if model.tokenizer is None else model.tokenizer.mask_token
+        for mask in (own, "[MASK]", "<mask>", "<|mask|>", "<|mdm_mask|>"):
+            if isinstance(text, str) and mask and str(mask) in text:
+                raise PromptError(
+                    f"{mask} marks no hole: write [[1]] for each of them, or [[8]] for 8 tokens"
+                )
         mark = SEEMING_HOLE.search(text) if isinstance(text, str) else None
         odd = "" if mark is None else f"; {short(mark[0])} is none"
         raise PromptError(
@@ -198,13 +200,6 @@ def encode_holes(model: DiffusionModel, text: Any) -> tuple[IntArray, BoolArray,
     if not isinstance(text, str):
         sizes = tuple(len(list(run)) for hole, run in groupby(holes.tolist()) if hole)
     return np.maximum(array, 0), holes, sizes
-
-
-def _mask_in(model: DiffusionModel, text: str) -> str | None:
-    """What a text marks a hole by that is none here."""
-    own = None if model.tokenizer is None else model.tokenizer.mask_token
-    names = (own, "[MASK]", "<mask>", "<|mask|>", "<|mdm_mask|>")
-    return next((name for name in names if name and str(name) in text), None)
 
 
 def check_lengths_alone(text: Any, what: str) -> None:

@@ -5,7 +5,7 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
-from typing import Any
+from typing import Any, cast
 
 from ..models import DiffusionModel
 from ..request.request import Request
@@ -151,8 +151,7 @@ class Handle:
     def _outcome(self) -> Result:
         self._raise()
         assert self._request.result is not None
-        result: Result = self._request.result
-        return result
+        return cast(Result, self._request.result)
 
     def _raise(self) -> None:
         if self._request.error is not None:

@@ -320,11 +320,8 @@ class Service:
                         handles.append(session.submit(prompt, **given))
                     else:
                         handles.append(session.infill(text, prompt=prompt, **given))
-        except BaseException as error:
+        except BaseException:
             cancel_all(handles)
-            if ask.forced and "text of this schema" in str(error):
-                text = str(error).replace("text of this schema", "call of these tools")
-                raise ConfigError(text) from None
             raise
         return handles
 

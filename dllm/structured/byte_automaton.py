@@ -39,11 +39,10 @@ class Budget:
 
 @dataclass(frozen=True, eq=False)
 class ByteAutomaton:
-    """Per state its ``edges``, ascending and apart, and whether it is ``accepting``; ``start``."""
+    """Per state its ``edges``, ascending and apart, and whether it is ``accepting``; 0 begins."""
 
     edges: list[list[Edge]]
     accepting: list[bool]
-    start: int
 
     def table(self) -> np.ndarray:
         """(S + 1, 256) next states, the last state being dead."""
@@ -55,12 +54,12 @@ class ByteAutomaton:
         return table
 
     def accepts(self, text: bytes) -> bool:
-        state: int | None = self.start
+        state = 0
         for byte in text:
-            state = next((t for a, b, t in self.edges[state or 0] if a <= byte <= b), None)
-            if state is None:
+            state = next((t for a, b, t in self.edges[state] if a <= byte <= b), -1)
+            if state < 0:
                 return False
-        return self.accepting[state or 0]
+        return self.accepting[state]
 
     def texts(self, most: int) -> list[bytes] | None:
         """All texts, the shortest first; None where they are more than ``most``."""
@@ -147,9 +146,7 @@ def _split(edges: list[Edge]) -> Iterator[tuple[int, int, frozenset[int]]]:
             active.pop(target, None)
 
 
-def minimal(
-    rows: list[list[Edge]], accepting: list[bool], budget: Budget, start: int = 0
-) -> ByteAutomaton:
+def minimal(rows: list[list[Edge]], accepting: list[bool], budget: Budget) -> ByteAutomaton:
     """The same language in fewest states.  Raises `Unfit` where it is empty.
 
     Classes of states that may accept the same texts are split until none is left to split.  A
@@ -160,7 +157,7 @@ def minimal(
     flat = [(s, a, b, t) for s, row in enumerate(rows) for a, b, t in row]
     edges = np.array(flat, np.int64).reshape(-1, 4)
     far = distances(edges[:, [3, 0]].T, np.flatnonzero(accepting), size)
-    if far[start] < 0:
+    if far[0] < 0:
         raise Empty("allows no text")
     source, low, high, target = edges[far[edges[:, 3]] >= 0].T
     random = np.random.default_rng(1).integers(1, 2**63, 257 + size + 1, np.uint64)
@@ -203,14 +200,12 @@ def minimal(
         moved = todo[order][np.repeat(~stays, groups)]
         at = into[ranges(entering[moved], entering[moved + 1] - entering[moved])]
         todo = np.unique(source[at])
-    return _renumbered(rows, accepting, np.where(far < 0, -1, classes).tolist(), start)
+    return _renumbered(rows, accepting, np.where(far < 0, -1, classes).tolist())
 
 
-def _renumbered(
-    rows: list[list[Edge]], accepting: list[bool], classes: list[int], start: int
-) -> ByteAutomaton:
+def _renumbered(rows: list[list[Edge]], accepting: list[bool], classes: list[int]) -> ByteAutomaton:
     """One state per class, in the order in which they are reached; without the class -1."""
-    number, order, result = {classes[start]: 0}, [start], list[list[Edge]]()
+    number, order, result = {classes[0]: 0}, [0], list[list[Edge]]()
     for state in order:  # which grows
         row: list[Edge] = []
         for low, high, target in rows[state]:
@@ -225,7 +220,7 @@ def _renumbered(
             else:
                 row.append((low, high, number[which]))
         result.append(row)
-    return ByteAutomaton(result, [accepting[state] for state in order], 0)
+    return ByteAutomaton(result, [accepting[state] for state in order])
 
 
 def distances(arcs: IntArray, seeds: IntArray, size: int) -> IntArray:
@@ -258,7 +253,7 @@ def combined(
 ) -> ByteAutomaton:
     """The texts that both accept; ``without``: those that only the first does.  Raises `Unfit`
     where there are none."""
-    number, pairs, rows = {(a.start, b.start): 0}, [(a.start, b.start)], list[list[Edge]]()
+    number, pairs, rows = {(0, 0): 0}, [(0, 0)], list[list[Edge]]()
     for x, y in pairs:  # which grows
         other = [(low, high, -1 - target) for low, high, target in b.edges[y]] if y >= 0 else []
         row: list[Edge] = []
@@ -279,4 +274,4 @@ def combined(
     return minimal(rows, ends, budget)
 
 
-EVERYTHING = ByteAutomaton([[(0, 255, 0)]], [True], 0)
+EVERYTHING = ByteAutomaton([[(0, 255, 0)]], [True])

@@ -172,11 +172,11 @@ def with_blank(automaton: ByteAutomaton) -> tuple[IntArray, BoolArray]:
     start, where a blank that comes first counts for nothing."""
     table, size = automaton.table().astype(np.int64), len(automaton.edges)
     table[table == size] = size + 1
-    stripped = table[automaton.start].copy()
-    stripped[0x20] = automaton.start
+    stripped = table[0].copy()
+    stripped[0x20] = 0
     table = np.vstack([table[:-1], stripped, table[-1:]])
     ends = np.array(automaton.accepting)
-    return table, np.append(ends, ends[automaton.start])
+    return table, np.append(ends, ends[0])
 
 
 @dataclass(frozen=True)
@@ -289,7 +289,7 @@ def compile_tokens(
     """
     automaton, ignored = byte_automaton(source)
     table, accepting = with_blank(automaton)
-    states, starts = len(accepting), [automaton.start, len(accepting) - 1]
+    states, starts = len(accepting), [0, len(accepting) - 1]
     moves = Moves(table, len(pieces), tree)
     rows = moves.rows
     arcs = np.stack(np.divmod(np.unique(rows.state * states + rows.target), states))

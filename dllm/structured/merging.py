@@ -39,7 +39,12 @@ def merged(a: Any, b: Any, path: str) -> Any:
     if (a.keys() | b.keys()) & OBJECT:
         result |= _merged_members(a, b, path)
     if a.keys() & ARRAY and b.keys() & ARRAY:
-        result |= _merged_items(a, b)
+        sides = [items_of(each) for each in (a, b)]
+        result["prefixItems"] = [
+            conjoined([mine[i] if i < len(mine) else rest for mine, rest in sides])
+            for i in range(max(len(mine) for mine, _ in sides))
+        ]
+        result["items"] = conjoined([rest for _, rest in sides])
     if result.get("type") == []:
         return False
     return result
@@ -69,16 +74,6 @@ def _merged_members(a: Schema, b: Schema, path: str) -> dict[str, Any]:
     found = {"properties": properties, "patternProperties": patterns,
              "additionalProperties": conjoined(more)}  # fmt: skip
     return {key: value for key, value in found.items() if key in a or key in b}
-
-
-def _merged_items(a: Schema, b: Schema) -> dict[str, Any]:
-    """Keywords about the items of an array."""
-    sides = [items_of(each) for each in (a, b)]
-    first = [
-        conjoined([mine[i] if i < len(mine) else rest for mine, rest in sides])
-        for i in range(max(len(mine) for mine, _ in sides))
-    ]
-    return {"prefixItems": first, "items": conjoined([rest for _, rest in sides])}
 
 
 def conjoined(schemas: Sequence[Any]) -> Any:

@@ -12,7 +12,7 @@ from .merging import merged
 from .parts import Bytes, Either, Leaf, Members, Mixed, Part, Row, automaton_of
 from .values import COLON, COMMA, QUOTE, Base, listed, pattern_of, quoted
 
-NONE = ByteAutomaton([[]], [False], 0)
+NONE = ByteAutomaton([[]], [False])
 KINDS = 8  # of undeclared names, where so many have to differ
 MOST_WRONG = 4  # properties whose values count, of names that may stand twice
 MOST_NEEDED = 3, 6  # properties that stand in any order; in schemas that may not hold
@@ -95,7 +95,7 @@ def _of_kind(reader: Base, others: Either, kind: int) -> Part:
     """Those whose names have a sum of bytes that leaves the remainder ``kind``: names of several
     kinds differ."""
     edges = [[(b, b, (s + b) % KINDS) for b in range(256)] for s in range(KINDS)]
-    sums, ways = ByteAutomaton(edges, [s == kind for s in range(KINDS)], 0), list[Part]()
+    sums, ways = ByteAutomaton(edges, [s == kind for s in range(KINDS)]), list[Part]()
     for way in others.parts:
         assert isinstance(way, Row)
         with suppress(Empty):

@@ -186,7 +186,7 @@ class Leaf(Part):
             net.node([(first, last, low + target) for first, last, target in edges])
             if automaton.accepting[state]:
                 net.free[-1].append(then)
-        return low + automaton.start
+        return low
 
 
 class Net:
@@ -298,7 +298,7 @@ def erased(automaton: ByteAutomaton, byte: int, budget: Budget) -> ByteAutomaton
             row += [(a, b, low + target) for a, b in sides if a <= b]
             free += [low + target] if first <= byte <= last else []
         net.free[net.node(row)] += free
-    return determined(net.edges, net.free, low + automaton.start, end, budget)
+    return determined(net.edges, net.free, low, end, budget)
 
 
 def union(ranges: Iterable[tuple[int, int]]) -> Ranges:

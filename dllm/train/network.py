@@ -6,7 +6,7 @@ a text with masks goes in and logits come out that stand where the tokens stand.
 
 import copy
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -178,8 +178,7 @@ def visible(facts: Facts, ids: torch.Tensor, positions: torch.Tensor) -> torch.T
         masks: Any = ids == facts.mask_token_id
         first = masks[:, :, None] & ~masks[:, None, :]  # a mask sees every decided token
         same: Any = masks[:, :, None] == masks[:, None, :]
-        seen: torch.Tensor = (first | (same & causal))[:, None]
-        return seen
+        return cast(torch.Tensor, (first | (same & causal))[:, None])
     return causal[None, None]
 
 

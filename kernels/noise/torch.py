@@ -77,7 +77,10 @@ def _words(keys: torch.Tensor, counters: torch.Tensor) -> torch.Tensor:
     y[1] = (stream & MASK)[:, None]
     here, there = (y, *y.unbind(0)), (product, *product.unbind(0))
     x0, x1 = x.unbind(0)
-    for k in _subkeys(seed).unbind(0):
+    halves = torch.stack([seed & MASK, (seed >> 32) & MASK])
+    weyl = torch.tensor(WEYL, device=seed.device).view(1, 2, 1)
+    rounds = torch.arange(ROUNDS, device=seed.device).view(-1, 1, 1)
+    for k in ((halves + rounds * weyl) & MASK).unsqueeze(-1).unbind(0):  # the key of every round
         product, product0, product1 = there
         torch.mul(x1, MULTIPLIERS[1], out=product0)
         torch.mul(x0, MULTIPLIERS[0], out=product1)
@@ -88,11 +91,3 @@ def _words(keys: torch.Tensor, counters: torch.Tensor) -> torch.Tensor:
     words[..., 0].copy_(x.permute(1, 2, 0))
     words[..., 1].copy_(here[0].permute(1, 2, 0))
     return words.bitwise_and_(MASK).view(rows, 4 * groups)
-
-
-def _subkeys(seed: torch.Tensor) -> torch.Tensor:
-    """The key of every round, (ROUNDS, 2, R, 1) int64."""
-    halves = torch.stack([seed & MASK, (seed >> 32) & MASK])
-    weyl = torch.tensor(WEYL, device=seed.device).view(1, 2, 1)
-    rounds = torch.arange(ROUNDS, device=seed.device).view(-1, 1, 1)
-    return ((halves + rounds * weyl) & MASK).unsqueeze(-1)

@@ -140,22 +140,17 @@ def _backend(name: str, device: _torch.device) -> ModuleType:
     if name == "auto":
         name = "triton" if device.type == "cuda" and _find_spec("triton") else "torch"
     if name == "triton":
-        return _triton(device)
+        if not _find_spec("triton"):
+            raise ConfigError("backend='triton' needs the package triton; use backend='torch'")
+        from . import triton as kernels  # only when it is first asked for
+
+        if device.type != "cuda" and not kernels.interpreted():
+            raise ConfigError(
+                f"backend='triton' runs on a GPU, not on {device}: use backend='torch', or set "
+                "TRITON_INTERPRET=1 before the first import to try it in Triton's interpreter"
+            )
+        return kernels
     try:
         return _BACKENDS[name]
     except KeyError:
         raise UnknownNameError("backend", name, ("auto", "triton", *_BACKENDS)) from None
-
-
-def _triton(device: _torch.device) -> ModuleType:
-    """The Triton version, imported when it is first asked for."""
-    if not _find_spec("triton"):
-        raise ConfigError("backend='triton' needs the package triton; use backend='torch'")
-    from . import triton as kernels
-
-    if device.type != "cuda" and not kernels.interpreted():
-        raise ConfigError(
-            f"backend='triton' runs on a GPU, not on {device}: use backend='torch', or set "
-            "TRITON_INTERPRET=1 before the first import to try it in Triton's interpreter"
-        )
-    return kernels

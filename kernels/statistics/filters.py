@@ -70,7 +70,14 @@ def dropped(logits: torch.Tensor, filters: Filters) -> torch.Tensor:
             rows = where[first : first + step]
             values = logits[rows].sort(dim=1, descending=True).values
             cut[rows], keep[rows] = _border(values, best[rows], total[rows], scale, top_p, limit)
-    return _below(logits, cut, keep)
+    lost, equal = logits < cut, logits == cut
+    # the nucleus may hold only some of the tokens that equal its last one: the lowest ids
+    quota = keep - (logits > cut).sum(1, keepdim=True)
+    crowded = (equal.sum(1, keepdim=True) > quota).flatten()
+    if bool(crowded.any()):
+        rank = equal[crowded].cumsum(1, dtype=torch.int32)
+        lost[crowded] |= equal[crowded] & (rank > quota[crowded])
+    return lost
 
 
 def _border(
@@ -86,15 +93,3 @@ def _border(
     keep = 1 + (p.cumsum(1) <= top_p).sum(1, keepdim=True)
     at = keep.clamp(max=min(limit, values.shape[1])) - 1
     return values.gather(1, at), keep
-
-
-def _below(logits: torch.Tensor, cut: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
-    lost = logits < cut
-    equal = logits == cut
-    # the nucleus may hold only some of the tokens that equal its last one: the lowest ids
-    quota = keep - (logits > cut).sum(1, keepdim=True)
-    crowded = (equal.sum(1, keepdim=True) > quota).flatten()
-    if bool(crowded.any()):
-        rank = equal[crowded].cumsum(1, dtype=torch.int32)
-        lost[crowded] |= equal[crowded] & (rank > quota[crowded])
-    return lost

@@ -123,7 +123,7 @@ def test_an_agent_loop(start: Start) -> None:
     one = {"name": "calculator", "arguments": numbers}
     for made, fits in ((one, True), ([one, one], True), ([one], False), ([], False)):
         assert jsonschema.Draft202012Validator(twice).is_valid(made) == fits
-    short = "a call of these tools has at least [0-9]+ tokens, max_tokens is 4: raise it"
+    short = "a text of this schema has at least [0-9]+ tokens, max_tokens is 4: raise it"
     with pytest.raises(openai.BadRequestError, match=short):
         ask(model="nano", messages=messages, tools=[CALCULATOR], tool_choice=named, max_tokens=4)
     many = ask(model="nano", messages=messages, tools=[CALCULATOR], tool_choice="required",

@@ -77,7 +77,7 @@ def texts(automaton: ByteAutomaton, count: int) -> list[str]:
             break
     rng, found = np.random.default_rng(0), []
     for _ in range(count):
-        state, spelt, most = automaton.start, bytearray(), int(rng.integers(40))
+        state, spelt, most = 0, bytearray(), int(rng.integers(40))
         while not automaton.accepting[state] or (len(spelt) < most and automaton.edges[state]):
             edges = automaton.edges[state]
             if len(spelt) >= most:

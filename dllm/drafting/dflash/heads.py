@@ -86,8 +86,7 @@ class ConfidenceHead:
 
 
 def _host(values: torch.Tensor) -> Floats:
-    result: Floats = values.detach().float().cpu().numpy()
-    return result
+    return np.asarray(values.detach().float().cpu(), np.float32)
 
 
 def head_of(

@@ -5,7 +5,7 @@ holds many blocks that start at random anchors, and each sees the text before it
 itself, nothing else.
 """
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -95,8 +95,7 @@ def new_drafter(config: MuseGlimmerAssistantConfig) -> MuseGlimmerAssistantModel
     """A drafter with random weights, ready for training."""
     model: Any = MuseGlimmerAssistantModel(config)
     model.set_attn_implementation(ATTENTION)
-    result: MuseGlimmerAssistantModel = model.float()
-    return result
+    return cast(MuseGlimmerAssistantModel, model.float())
 
 
 @torch.no_grad()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -132,5 +132,4 @@ class Trainee(nn.Module):
         else:
             table = torch.zeros_like(counted, dtype=torch.float32)
             weights = dpace_weights(table.masked_scatter(counted, q.detach()), counted)
-        mean: torch.Tensor = (losses * weights[counted]).sum() / weights.sum()
-        return mean
+        return cast(torch.Tensor, (losses * weights[counted]).sum() / weights.sum())
