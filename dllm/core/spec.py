@@ -120,7 +120,7 @@ def _build(node: ast.expr, registry: Registry[T], spec: str) -> T:
         return build(registry[node.id], {})
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         cls = registry[node.func.id]
-        names, hints, given = list(arguments(cls)), _hints(cls), dict[str, Any]()
+        names, hints, given = list(arguments(cls)), _hints(cast(Any, cls)), dict[str, Any]()
         if len(node.args) > len(names):
             raise ConfigError(f"{node.func.id} takes at most {len(names)} arguments")
         keywords = [(key.arg or "**", key.value) for key in node.keywords]
@@ -171,7 +171,8 @@ def check_types(cls: Any, given: Mapping[str, Any]) -> None:
     """Raise for a value that is not of its field's type."""
     hints = _hints(cls)
     for name, value in given.items():
-        if isinstance(value, Real) and LARGEST < abs(value) < math.inf:
+        size: Any = abs(value) if isinstance(value, Real) else 0
+        if LARGEST < size < math.inf:
             raise ConfigError(
                 f"{name} must lie between {-LARGEST:g} and {LARGEST:g}, not {short(value)}"
             )

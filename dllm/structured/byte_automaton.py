@@ -63,7 +63,7 @@ class ByteAutomaton:
 
     def texts(self, most: int) -> list[bytes] | None:
         """All texts, the shortest first; None where they are more than ``most``."""
-        found, level = list[bytes](), [(self.start, b"")]
+        found, level = list[bytes](), [(0, b"")]
         for _ in self.edges:  # behind so many bytes texts have no end
             found += [text for state, text in level if self.accepting[state]]
             level = [

@@ -23,7 +23,8 @@ from ..base import Draft
 from .base import Scored, Text, Verifier, Work, joined, once_per_network, recorded, running
 from .stepping import States
 
-WHOLE, WINDOW = cache_utils.DynamicLayer, cache_utils.DynamicSlidingWindowLayer
+WHOLE: Any = cache_utils.DynamicLayer
+WINDOW = cache_utils.DynamicSlidingWindowLayer
 # layers of a cache that can be cut to any length
 CUT = WHOLE, WINDOW, cache_utils.DynamicIndexedLayer, cache_utils.DummyLayer
 
