@@ -47,8 +47,6 @@ ROUTINES: dict[str, str] = {
     "`threshold(tau=0)+blocks`. The official code keeps the verifier's logits of the last token, "
     "this one feeds that token again, with the draft. Nothing here is its `max_lookahead` "
     "without a verifier.",
-    "localleap_llada": "A third-party copy of the authors' code.",
-    "localleap_dream": "A third-party copy of the authors' code.",
     "dcd_llada": "With `ReleasedDCD` where cached: what the window has left and the padding "
     "behind an end of text stay as they were until the next refresh.",
     "dcd_dream": "As for LLaDA.",
@@ -124,13 +122,11 @@ METHODS: dict[tuple[str, str], str] = {
         "localleap",
     ): "The authors' code was not readable; a third-party copy was recorded.",
     ("sampler", "lopa"): "`k` counts the row as it stands, the official `branching_factor` does "
-    "not.",
+    "not. A branch that ends the text is fed up to there.",
+    ("sampler", "dmax"): "A `settled` block commits its remaining masks; the official code leaves "
+    "those below a higher `threshold`.",
     ("sampler", "prophet"): "Where no selector keeps a schedule and no `steps` are given, progress "
     "is the decided share; regions other than the answer behind given text are extensions.",
-    (
-        "sampler",
-        "r2",
-    ): "The paper's 88 % fewer steps are with its fine-tuned checkpoints.",
     ("sampler", "dcd"): "Each row has its own window; the official code shares one over a batch.",
     (
         "sampler",
@@ -155,7 +151,6 @@ METHODS: dict[tuple[str, str], str] = {
     "are shifted, the prompt's last position, which predicts the first token, belongs to the "
     "response.",
     ("cache", "elastic"): "Could not be recorded; the rule follows paper and code.",
-    ("cache", "block"): "Exact by construction: equals no cache on block-causal models (tested).",
     ("cache", "vicinity"): "Run beside dInfer's code, which refreshes twice where its warm-up "
     "ends in a later block.",
     ("cache", "window_diffusion"): "A phase ends where the active masks leave its window: the code "

@@ -77,13 +77,12 @@ class DLLMCache(Cache):
         prompt, response = np.arange(start), np.arange(start, canvas.length)
         if not response_due:
             changed = slots.state(Phases).changed
-            response = np.union1d(self._moved(layer, response), changed[changed >= start])
+            moved = self._moved(layer, response) if self.ratio else response[:0]
+            response = np.union1d(moved, changed[changed >= start])
         return np.concatenate([prompt, response]) if prompt_due else response
 
     def _moved(self, layer: Layer, response: IntArray) -> IntArray:
         """The positions whose values changed most."""
-        if not self.ratio:
-            return response[:0]
         similarity = layer.value_similarity(response)  # also keeps all values, for the prompt
         count = int(self.ratio * len(response))
         return np.sort(response[np.argsort(similarity, kind="stable")[:count]])

@@ -53,4 +53,5 @@ FAST_DLLM_V2 = Family(
         Published("Efficient-Large-Model/Fast_dLLM_v2_7B", "Apache-2.0"),
     ),
     verified="logits of official code, within 5e-6",
+    note="Its own loop commits a block's first token with the pass that keeps the block before.",
 )
