@@ -94,7 +94,7 @@ class Recipe:
                 f"the prompt has {prompt} tokens, the context {limit}: shorten it by at least "
                 f"{prompt - limit + 1}"
             )
-        if self.named is None:
+        if wanted is None or "max_new_tokens" not in config.model_fields_set:
             if self.grows:
                 wanted = max(config.min_new_tokens, room)
             elif (draft < 0).any():
@@ -102,7 +102,6 @@ class Recipe:
             else:
                 wanted = max(config.min_new_tokens, min(wanted or DEFAULT_LENGTH, room))
                 wanted = min(wanted, whole or wanted)
-        assert wanted is not None
         if len(draft) > wanted:
             raise ConfigError(
                 f"the draft has {len(draft)} tokens, the answer at most {wanted}: raise "
