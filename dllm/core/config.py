@@ -215,8 +215,8 @@ class GenerationConfig(Machine):
     )] = 0.0  # fmt: skip
     eos_policy: Annotated[str | None, about(
         "How an EOS token ends the answer: prefix_complete, none, block_contains, block_all, "
-        "first_commit, last_block, suppress or rank_last.  See `dllm.samplers.eos`.",
-        ANSWER, kind="a name such as 'none'",
+        "first_commit, first_commit_cut, last_block, suppress or rank_last.  "
+        "See `dllm.samplers.eos`.", ANSWER, kind="a name such as 'none'",
     )] = None  # fmt: skip
     stop_strings: Annotated[tuple[str, ...], BeforeValidator(_texts), about(
         "Text that ends the answer where it first appears.", *EVERY, wire="stop",
