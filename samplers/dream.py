@@ -6,7 +6,7 @@ import numpy as np
 
 from ..core.canvas import SCHEDULE, SELECTION, BoolArray, Canvas
 from ..core.capabilities import FIXED_LENGTH, FIXED_WINDOW, FORESIGHT
-from ..core.limits import COUNT, bounds, limit, one_of
+from ..core.limits import COUNT, NOT_NEGATIVE, bounds, limit, one_of
 from .base import Part, Selector, View, top
 from .compose import register
 from .llada import block_steps
@@ -58,9 +58,7 @@ class Dream(Selector):
     scheduled = True
     limits = bounds(
         steps=COUNT, eps=limit(lambda x: 0 <= x < 1, "{name} must lie in [0, 1), not {value}"),
-        alg=one_of(ALGORITHMS), alg_temp=limit(
-            lambda x: x == 0 or x >= 1e-6, "{name} must be 0 or at least 1e-6, not {value}"
-        ),
+        alg=one_of(ALGORITHMS), alg_temp=NOT_NEGATIVE,
     )  # fmt: skip
 
     steps: int | None = None
@@ -100,5 +98,5 @@ class Dream(Selector):
         score = view.score
         if self.alg_temp > 0:  # Gumbel top-k is drawing without replacement
             noise = view.canvas.uniform(SELECTION, view.positions)
-            score = score / np.float32(self.alg_temp) - np.log(-np.log(noise))
+            score = score / np.float32(max(self.alg_temp, 1e-6)) - np.log(-np.log(noise))
         return top(score, self._count(view.canvas))

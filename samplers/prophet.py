@@ -87,7 +87,7 @@ class Prophet(Stop):
         """The positions (n,) whose mean gap decides, ascending; none: nothing is committed."""
         low = self._first(canvas)
         if low is not None:
-            answer = np.arange(low, max(low, min(low + self.answer, canvas.end)))
+            answer = np.arange(min(low, canvas.end), min(low + self.answer, canvas.end))
             return answer if self.include_committed else answer[canvas.masked[answer]]
         if self.region == "window_masked":
             return canvas.masks()

@@ -47,6 +47,16 @@ def test_a_draft_with_open_positions_is_filled_like_holes(tiny: dllm.DiffusionMo
     assert ids.min() == -1 and ids[2] == 12  # the caller's array is left alone
 
 
+def test_masks_among_ids_are_open(tiny: dllm.DiffusionModel) -> None:
+    mask, how = tiny.facts.mask_token_id, {**HOW, "eos_policy": "none"}
+    open_, masks = [10, -1, 12, -1, -1], [10, mask, 12, mask, mask]
+    for first in (open_, masks):
+        filled = dllm.infill(tiny, first, sampler="threshold(tau=0.4)")
+        assert filled.tokens[::2][:2] == [10, 12] and mask not in filled.tokens
+    drafted = [dllm.generate(tiny, "one", initial_text=ids, **how) for ids in (open_, masks)]
+    assert outcome(drafted[0]) == outcome(drafted[1])
+
+
 def test_an_answer_is_edited_and_extended() -> None:
     """On the bundled model: its own answer with a wrong sum, mended where it is masked."""
     question = "What is 23 + 12?"

@@ -247,11 +247,11 @@ class Canvas:
         self.text_floor = max(self.text_floor, here.stop)
 
     def draft(self, tokens: IntArray) -> None:
-        """Begin the region with a draft, -1 where it is open: it counts as decided, and not as
-        given, so that a reviser may change it and the text may end within it."""
+        """Begin the region with a draft, -1 or a mask where it is open: the rest counts as decided,
+        and not as given, so that a reviser may change it and the text may end within it."""
         here = slice(self.start, self.start + len(tokens))
-        self.masked[here] = tokens < 0
-        self.tokens[here] = np.where(tokens < 0, self.mask_id, tokens)
+        self.masked[here] = open_ = (tokens < 0) | (tokens == self.mask_id)
+        self.tokens[here] = np.where(open_, self.mask_id, tokens)
 
     def remask(self, positions: IntArray) -> None:
         """Take decisions back; given text cannot be taken back."""

@@ -57,9 +57,14 @@ Bias = Annotated[float, Field(ge=-MAX_TEMPERATURE, le=MAX_TEMPERATURE), Numeric]
 EVERY = ANSWER, HOLES, VERIFIER
 
 
+def _listed(value: Any) -> Any:
+    """Arrays as lists, those of one number as that."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
 def _texts(value: Any, info: ValidationInfo) -> tuple[str, ...]:
     """One text or several, as a tuple."""
-    name, texts = info.field_name or "", (value,) if isinstance(value, str) else value
+    name, texts = info.field_name or "", (value,) if isinstance(value, str) else _listed(value)
     if isinstance(texts, Mapping | bytes) or not isinstance(texts, Iterable):
         raise ConfigError(f"{name} is a text or a list of texts, not {short(value)}")
     texts = tuple(texts)
@@ -99,8 +104,7 @@ def _schema(value: Any, info: ValidationInfo) -> Any:
 
 def _draft(value: Any) -> Any:
     """A text, ids, or several of either; arrays as lists."""
-    if hasattr(value, "tolist"):
-        value = value.tolist()
+    value = _listed(value)
     if isinstance(value, str):
         check_unicode(value, "initial_text")
     elif not isinstance(value, list | tuple | None) or value in ([], ()):
@@ -110,7 +114,7 @@ def _draft(value: Any) -> Any:
 
 def _spans(value: Any) -> tuple[tuple[int, int], ...]:
     """Positions and (first, past the last) pairs, all as pairs."""
-    kinds = "remask is a list of positions and (first, past the last) pairs"
+    kinds, value = "remask is a list of positions and (first, past the last) pairs", _listed(value)
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         raise ConfigError(f"{kinds}, not {short(value)}")
     spans = []
@@ -211,8 +215,8 @@ class GenerationConfig(Machine):
     )] = 0.0  # fmt: skip
     eos_policy: Annotated[str | None, about(
         "How an EOS token ends the answer: prefix_complete, none, block_contains, block_all, "
-        "first_commit, last_block, suppress or rank_last.  See `dllm.samplers.eos`.",
-        ANSWER, kind="a name such as 'none'",
+        "first_commit, first_commit_cut, last_block, suppress or rank_last.  "
+        "See `dllm.samplers.eos`.", ANSWER, kind="a name such as 'none'",
     )] = None  # fmt: skip
     stop_strings: Annotated[tuple[str, ...], BeforeValidator(_texts), about(
         "Text that ends the answer where it first appears.", *EVERY, wire="stop",

@@ -76,12 +76,19 @@ class Recipe:
         """Whether its tokens come from outside: such a row waits for them and takes no place."""
         return False
 
+    @cached_property
+    def named(self) -> int | None:
+        """``max_new_tokens`` where the caller named it; a canvas may be longer."""
+        given = "max_new_tokens" in self.config.model_fields_set
+        return self.config.max_new_tokens if given else None
+
     def cap(self, facts: Facts, prompt: int, draft: IntArray = NOTHING) -> int:
         """Most positions of the answer to a prompt of so many tokens, which begins as ``draft``
         (-1 where it is open).  A length that the caller did not name is shortened to what fits."""
         config, limit = self.config, facts.context_length
         block = facts.block_length if facts.uniform else None
         room, wanted = limit - prompt, config.max_new_tokens
+        whole = room - room % (block or 1)
         if room < 1:
             raise PromptError(
                 f"the prompt has {prompt} tokens, the context {limit}: shorten it by at least "
@@ -94,19 +101,19 @@ class Recipe:
                 wanted = len(draft)
             else:
                 wanted = max(config.min_new_tokens, min(wanted or DEFAULT_LENGTH, room))
-                whole = room - room % (block or 1)
                 wanted = min(wanted, whole or wanted)
-        if block:  # a canvas is never cut
-            wanted += -wanted % block
-        if wanted > room:
-            raise PromptError(
-                f"{prompt} prompt tokens and {wanted} new ones exceed the context of {limit}: "
-                f"shorten the prompt or pass max_new_tokens={room}"
-            )
         if len(draft) > wanted:
             raise ConfigError(
                 f"the draft has {len(draft)} tokens, the answer at most {wanted}: raise "
                 "max_new_tokens"
+            )
+        if block:  # a canvas is never cut
+            wanted += -wanted % block
+        if wanted > room:
+            remedy = f" or pass max_new_tokens={whole}" if whole else ""
+            raise PromptError(
+                f"{prompt} prompt tokens and {wanted} new ones exceed the context of {limit}: "
+                f"shorten the prompt{remedy}"
             )
         return wanted
 

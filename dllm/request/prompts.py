@@ -175,13 +175,13 @@ def check_ids(model: DiffusionModel, ids: Sequence[int], least: int = 0) -> IntA
 
 
 def encode_holes(model: DiffusionModel, text: Any) -> tuple[IntArray, BoolArray, tuple[int, ...]]:
-    """A text with ``[[n]]`` holes, or ids with -1 for them: ids (n,), any at holes, where the
-    holes are, and how long each is.
+    """A text with ``[[n]]`` holes, or ids with -1 or masks for them: ids (n,), any at holes, where
+    the holes are, and how long each is.
 
     Raises `PromptError` where there is no hole, or more than the context holds.
     """
     array = encode_open(model, text, "a text to fill in")
-    holes = array == -1
+    holes = (array == -1) | (array == model.facts.mask_token_id)
     sizes = tuple(int(hole.size) for hole in holes_in(text) if hole.plain)
     if 0 in sizes:
         raise PromptError("[[0]] is a hole of no tokens: write how many it has, from 1")

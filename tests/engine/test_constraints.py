@@ -47,6 +47,7 @@ def test_constraints_as_ids_and_texts_agree() -> None:
         ({16: 5}, "does not fit"),
         ({-1: 5}, "offset"),
         ({2: 10**6}, "no id of the vocabulary"),
+        ({2: 1}, "the constraint 1 is the mask token"),
         ({1: 5, 0: "The answer"}, "offset 1 stands in the tokens of the one before it"),
     ],
 )

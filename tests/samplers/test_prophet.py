@@ -34,6 +34,11 @@ def test_prophet_counts_the_steps_of_a_block_that_has_less_to_decide() -> None:
     assert Prophet().threshold(canvas) == Prophet().mid  # two steps stood before, of eight
 
 
+def test_an_answer_that_starts_behind_the_text_is_empty() -> None:
+    for start in (40, 2**70):
+        assert not Prophet(start=start).span(canvas_of(40)).size
+
+
 @pytest.mark.parametrize(("gap", "fills"), [(7.6, True), (7.4, False)])
 def test_prophet_commits_everything_at_once(gap: float, fills: bool) -> None:
     canvas, sampler = canvas_of(40), compose("prophet(start=2, answer=3)")
