@@ -164,7 +164,7 @@ def counts_of(schema: Schema, low: str, high: str, path: str) -> tuple[int, int 
     least, most = schema.get(low, 0), schema.get(high)
     for value in (least, most):
         if value is not None and not (
-            is_a(value, "number") and math.isfinite(value) and value == int(value) and value >= 0
+            is_a(value, "number") and 0 <= value < math.inf and value == int(value)
         ):
             raise ConfigError(f"{path} of the schema has {low} or {high} that is no count")
     if most is not None and least > most:
@@ -181,7 +181,7 @@ def bounds_of(schema: Schema, path: str) -> tuple[Any, Any, bool, bool]:
     if isinstance(below, bool):
         below = high if below else None
     for value in (low, high, above, below):
-        if value is not None and not (is_a(value, "number") and math.isfinite(value)):
+        if value is not None and not (is_a(value, "number") and -math.inf < value < math.inf):
             raise ConfigError(f"{path} of the schema has a bound that is no number")
     open_low = above is not None and (low is None or above >= low)
     open_high = below is not None and (high is None or below <= high)

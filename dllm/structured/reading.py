@@ -173,26 +173,46 @@ class Reader(Base):
                 raise ConfigError(f"{path} of the schema refers to {name}, which is not there")
         return target
 
+    def _leads_back(self, name: str) -> bool:
+        """Whether what a reference stands for contains the reference."""
+        if name not in self._back:
+            seen, todo, self._back[name] = {""}, [self.resolve(name, "#")], False
+            for part in todo:  # which grows
+                self.budget.spend()
+                if isinstance(part, Mapping):
+                    self._back[name] |= part.get("$ref") == name
+                    with contextlib.suppress(ConfigError):
+                        if (other := str(part.get("$ref", ""))) not in seen:
+                            seen.add(other)
+                            todo.append(self.resolve(other, "#"))
+                inner = part.values() if isinstance(part, Mapping) else part
+                todo += [each for each in inner if isinstance(each, Mapping | list)]
+        return self._back[name]
+
     def followed(self, parts: Sequence[Any], rest: Schema, path: str) -> Part:
         opened = len(self.open)
         try:
-            todo, schema = list(parts), dict(rest)
+            todo, schema, done = list(parts), dict(rest), set[str]()
             while todo:
                 self.budget.spend()
                 part = todo.pop(0)
-                if isinstance(part, Mapping) and "$ref" in part:
-                    name = part["$ref"]
-                    if self.open.count(name) >= max(1, self.depth):  # once in any case
+                if isinstance(part, tuple):  # all of what it names is there
+                    done.update(part)
+                elif isinstance(part, Mapping) and "$ref" in part:
+                    name, more = part["$ref"], without(part, "$ref")
+                    target = self.resolve(name, path)
+                    if name in done:
+                        todo.insert(0, more)
+                        continue
+                    if self.open.count(name) >= max(1, self.depth) and self._leads_back(name):
                         self.cut = True
                         if self.testing:
                             self.refuse("$ref", path)
                         raise TooDeep(path)
-                    target = self.resolve(name, path)
                     self.open.append(name)
-                    alone = not (part.keys() - {"$ref"}) & CHECKED
-                    if alone and not todo and not schema:
+                    if not more and not todo and not schema:
                         return self.value(target, name)
-                    todo[:0] = [target, *([] if alone else [without(part, "$ref")])]
+                    todo[:0] = [target, (name,), more]
                 elif isinstance(part, Mapping) and "allOf" in part:
                     todo[:0] = [*part["allOf"], without(part, "allOf")]
                 else:

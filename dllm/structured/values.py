@@ -73,6 +73,7 @@ class Base:
         self.repeats = False  # whether an object may have a name twice, of which the last counts
         self.unsure = False  # in testing: whether texts of such objects may not be read
         self.open: list[str] = []  # references that are being followed
+        self._back: dict[str, bool] = {}  # whether they lead back
         self.parts = 0
         self.ignored: dict[str, None] = {}
         self.cut = False  # whether something was written to a depth

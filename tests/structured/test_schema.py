@@ -388,6 +388,17 @@ def test_extra_keys_stand_in_any_order() -> None:
         ({"items": {"type": "boolean", "not": {"const": True}}, "uniqueItems": True},
          ["[]", "[false]"], ["[true]", "[false, false]"]),
         ({"items": False, "uniqueItems": True}, ["[]"], ["[1]"]),
+        # What several parts name, and each level of what is nested, does not contain itself.
+        ({"$ref": "#/$defs/a", "$defs": {
+            "x": {"required": ["v"], "properties": {"v": {"const": 1}}},
+            **{k: {"allOf": [{"$ref": "#/$defs/x"}]} for k in "defg"},
+            "a": {"allOf": [{"$ref": f"#/$defs/{k}"} for k in "defg"]}}},
+         ['{"v": 1}'], ["{}"]),
+        ({"$ref": "#/$defs/0", "$defs": {"x": {"type": "object"}, **{str(i): {"allOf": [
+            {"$ref": "#/$defs/x"}, {"properties": {"n": {"$ref": f"#/$defs/{i + 1}"}}}]}
+            for i in range(4)}, "4": {"const": 1}}},
+         ['{"n": {"n": {"n": {"n": 1}}}}'], ['{"n": 1}']),
+        ({"type": "integer", "minimum": 10**400}, ["1" * 401], ["1" * 400]),
         # A part with an $id is the root of references within it.
         ({"$ref": "#/$defs/a", "$defs": {"c": {"const": 1}, "a": {
             "$id": "http://x/a", "items": {"$ref": "#/$defs/c"}, "$defs": {"c": {"const": 2}}}}},
@@ -431,13 +442,3 @@ def test_which_texts_a_schema_has(schema: Any, taken: list[str], refused: list[s
     found = byte_automaton(source.json_schema(schema))[0]
     assert all(found.accepts(text.encode()) for text in taken)
     assert not any(found.accepts(text.encode()) for text in refused)
-
-
-def test_unknown_keywords_are_ignored_and_told() -> None:
-    schema = {"type": "object", "properties": {"a": {"type": "null", "minimun": 3}}, "x-a": 1}
-    assert byte_automaton({"json_schema": schema})[1] == ["minimun"]
-    parts = {"schemas": {"a": {"type": "null"}}}  # as OpenAPI has them
-    schema = {"$ref": "#/components/schemas/a", "components": parts}
-    assert byte_automaton({"json_schema": schema})[1] == []
-    schema = {"anyOf": [{"type": "string", "format": f} for f in ("ipv4network", "uuid4")]}
-    assert byte_automaton({"json_schema": schema})[1] == ["format 'ipv4network'"]

@@ -48,3 +48,13 @@ def test_what_is_too_large_is_written_less_deep(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(compiling, "MOST_STATES", 100)
     found = byte_automaton({"json_schema": schema | {"type": "object"}})[0]
     assert found.accepts(b'{"a": {"y": null}, "c": 1}') and not found.accepts(b'{"c": []}')
+
+
+def test_unknown_keywords_are_ignored_and_told() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "null", "minimun": 3}}, "x-a": 1}
+    assert byte_automaton({"json_schema": schema})[1] == ["minimun"]
+    parts = {"schemas": {"a": {"type": "null"}}}  # as OpenAPI has them
+    schema = {"$ref": "#/components/schemas/a", "components": parts}
+    assert byte_automaton({"json_schema": schema})[1] == []
+    schema = {"anyOf": [{"type": "string", "format": f} for f in ("ipv4network", "uuid4")]}
+    assert byte_automaton({"json_schema": schema})[1] == ["format 'ipv4network'"]
