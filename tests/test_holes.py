@@ -120,3 +120,26 @@ def test_holes_are_found_as_an_expression_finds_them() -> None:
     for more in (0, 1):
         long = "[[8:" + "a" * (LONGEST_FORM + more) + "]]"
         assert len(hole_forms(long)) == 1 - more == len(every.findall(long))
+
+
+@pytest.mark.parametrize("text", ["23 + 12: 3 + 2 =[[1]]: 2 + 1 =[[8]].", "Tom has[[24]]. Tom"])
+def test_a_stop_string_ends_the_last_hole_and_what_is_behind_it(text: str) -> None:
+    """Also where the same stands before it, or behind: what is not written any more costs
+    nothing."""
+    model = dllm.load("nano")
+    how: dict[str, Any] = {"sampler": "llada", "block_length": 8}
+    plain = dllm.infill(model, text, **how)
+    for stop in (plain.holes[-1][3:5], plain.holes[-1][-2:], ".", "Tom", "nowhere"):
+        hole = plain.holes[-1].partition(stop)[0]
+        cut = dllm.infill(model, text, stop_strings=["nowhere", stop], **how)
+        assert cut.holes == [*plain.holes[:-1], hole] and cut.finish_reason == "stop"
+        if hole == plain.holes[-1]:
+            assert cut.text == plain.text and cut.tokens == plain.tokens
+        else:
+            assert plain.text.startswith(cut.text) and cut.text.endswith(hole)
+            assert cut.tokens == plain.tokens[: len(cut.tokens)] and cut.nfe <= plain.nfe
+        with dllm.Session(model, sampler="llada") as session:
+            told = session.infill(text, stop_strings=stop, block_length=8)
+            assert "".join(event.text for event in told) == cut.text
+    if plain.decided > 8:  # a block
+        assert dllm.infill(model, text, stop_strings=plain.holes[-1][1], **how).nfe < plain.nfe

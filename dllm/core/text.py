@@ -95,7 +95,9 @@ def stop_at(text: str, stops: Sequence[str], floor: int = 0) -> int | None:
 
 def stop_floor(canvas: Canvas, config: GenerationConfig) -> int:
     """The position before which no stop string ends the text, because something is given there or
-    within ``min_new_tokens``."""
+    within ``min_new_tokens``; of a text with holes, where the last one begins."""
+    if canvas.holes:
+        return canvas.holes[-1].low
     return max(canvas.text_floor, canvas.start + config.min_new_tokens)
 
 

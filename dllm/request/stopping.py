@@ -20,7 +20,8 @@ class StopSearch:
 
 def stop_strings(model: DiffusionModel, config: GenerationConfig) -> Callable[[Canvas], None]:
     """After a step: finish a row whose decided beginning contains a stop string, also where a stop
-    id of the same step lies behind it, but not before `stop_floor`."""
+    id of the same step lies behind it, but not before `stop_floor`.  In the last hole of a text one
+    also cuts off what is given behind it."""
     if model.tokenizer is None:
         raise ConfigError(f"{model.name} came without a tokenizer: it has no stop_strings")
     tokenizer = model.tokenizer
@@ -36,12 +37,13 @@ def stop_strings(model: DiffusionModel, config: GenerationConfig) -> Callable[[C
         if frontier == search.frontier:
             return
         search.frontier = frontier
-        tokens = canvas.tokens[canvas.start : frontier]
-        last = _stop_in(
-            decode, tokens, config.stop_strings, stop_floor(canvas, config) - canvas.start
-        )
+        floor = stop_floor(canvas, config)
+        low = floor if canvas.holes else canvas.start
+        tokens = canvas.tokens[low:frontier]
+        last = _stop_in(decode, tokens, config.stop_strings, floor - low)
         if last is not None:
-            canvas.stop_position = canvas.start + last
+            canvas.text_floor = min(canvas.text_floor, floor)
+            canvas.stop_position = low + last
             canvas.cut(canvas.stop_position)
             canvas.finish("stop")
 

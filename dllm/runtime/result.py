@@ -89,7 +89,7 @@ class Result:
             return str(tokenizer.decode(ids.tolist(), skip_special_tokens=True))
 
         text = "" if tokenizer is None else decode(tokens)
-        if config.stop_strings:
+        if config.stop_strings and not canvas.holes:
             floor = max(0, stop_floor(canvas, config) - low)
             least = len(decode(tokens[:floor])) if floor else 0
             text = text[: stop_at(text, config.stop_strings, least)]
@@ -97,6 +97,9 @@ class Result:
         if canvas.holes and tokenizer is not None:
             spans = [(hole.low - low, hole.high - low) for hole in canvas.holes]
             holes = [_hole(decode, tokens, *span) for span in spans]
+            if (at := stop_at(holes[-1], config.stop_strings)) is not None:
+                holes[-1] = holes[-1][:at]
+                text = decode(tokens[: spans[-1][0]]) + holes[-1]
         if request.trace is not None:
             request.trace.close(canvas, tokenizer.decode if tokenizer else None)
         made = {

@@ -151,8 +151,8 @@ async def _http_problem(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.scope["path"]
     about = next((text for start, text in ELSEWHERE.items() if path.startswith(start)), None)
-    known = {route.path for route in request.app.routes}
-    right = next((p for p in (path.rstrip("/"), f"/v1{path}", path[3:]) if p in known), None)
+    known, plain = {route.path for route in request.app.routes}, f"/{path.strip('/')}"
+    right = next((p for p in (plain, f"/v1{plain}", plain[3:]) if p in known), None)
     if error.status_code == 404 and about is None and right is not None:
         about = f"it is at {right}: the base URL of clients is http://HOST:PORT/v1"
     text = f"{request.method} {path[:80]}: {about or error.detail}"

@@ -192,7 +192,9 @@ def tokens_used(prompt: int, written: int) -> dict[str, int]:
 
 
 def given_tokens(result: Result) -> int:
-    """Tokens of the prompt, and of what was fixed in the answer."""
+    """Tokens of the prompt, and of what was fixed in the answer, or stood behind its hole."""
+    if len(result.holes) == 1:
+        return len(result.sequences) - result.canvas
     return result.prompt_length + len(result.tokens) - result.decided
 
 
@@ -230,19 +232,20 @@ def entries(choice: Choice, ask: GenerateRequest, spelling: Spelling) -> list[En
     before = result.tokens[max(0, said[0] - BEFORE) : said[0]] if hole else []  # the text goes on
     kept = [i for i in said if result.tokens[i] not in spelling.special]
     pieces = spelling.pieces([*before, *(result.tokens[i] for i in kept)])[len(before) :]
-    texts, left = dict(zip(kept, pieces, strict=True)), len(result.text)
+    texts, left = dict(zip(kept, pieces, strict=True)), len(choice.text if hole else result.text)
+    whole = hole and "stop_strings" not in ask.arguments  # all tokens of the hole are its text
     tops = _alternatives(result) if ask.logprobs or ask.logprob_ids else {}
     found = given_entries(choice.given, ask, spelling) if ask.echo and choice.given else []
     for i in said:
-        text = texts.get(i, "") if left > 0 or hole else ""  # an end, or behind a stop string
-        if not ask.echo and (i not in texts or (left <= 0 and not hole)):
+        text = texts.get(i, "") if left > 0 or whole else ""  # an end, or behind a stop string
+        if not ask.echo and (i not in texts or (left <= 0 and not whole)):
             continue  # readers of an echo count on every token
         others = tops.get(result.prompt_length + i, [])
         if ask.logprob_ids:
             others = [one for one in others if one[0] in ask.logprob_ids]
         else:
             others = others[: ask.logprobs]
-        text = text if hole else text[:left]
+        text = text if whole else text[:left]
         found.append(Entry(result.tokens[i], text, float(result.logprobs[i]), others))
         left -= len(text)
     return found

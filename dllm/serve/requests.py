@@ -183,7 +183,7 @@ def read_text(data: Any) -> GenerateRequest:
     only = isinstance(data, dict) and data.get("max_tokens") == 0 and data.get("echo") is True
     body = TextBody.read(data | {"max_tokens": 1} if only else data)
     several = isinstance(body.prompt, list) and not isinstance(body.prompt[0], int)
-    for name in ("stop", "min_tokens", "ignore_eos", "constraints", "length", "initial_text"):
+    for name in ("min_tokens", "ignore_eos", "constraints", "length", "initial_text"):
         if body.suffix and body.value(name):
             raise unsupported(name, f"{name} does not go with suffix: the hole has max_tokens "
                               "positions and all of them are written")  # fmt: skip

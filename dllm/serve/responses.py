@@ -44,7 +44,7 @@ class Item(Echoed):
     type: Annotated[
         Literal["message", "reasoning", "function_call", "function_call_output"],
         Must("message, reasoning, function_call or function_call_output: this model reads text "
-             "only"),
+             "only, and no items are kept"),
     ] = "message"  # fmt: skip
     role: Role = "assistant"
     content: Content = ""

@@ -171,7 +171,9 @@ class Stream:
                 shown.prefix = self.service.spelling.decode(given)
             full = not canvas.masked[canvas.start : canvas.end].any()
             # Once the hole is full the suffix stands behind it: the last event says where it ends.
-            ready = "" if full else ready.removeprefix(shown.prefix)
+            # Before it a stop string may hold back the end of what was given.
+            begun = not full and ready.startswith(shown.prefix)
+            ready = ready[len(shown.prefix) :] if begun else ""
         piece, shown.sent = ready[shown.sent :], max(shown.sent, len(ready))
         if piece or (shown.choice is not None and not shown.began):
             return piece

@@ -56,6 +56,13 @@ def test_a_file_with_a_sampler_of_its_own_has_the_commands(
     assert json.loads(done.stdout)["nfe"] == 1
 
 
+def test_the_end_of_a_command_is_not_searched_for_garbage() -> None:
+    """All that torch and transformers have made would be looked through once more."""
+    told = "import atexit, gc; atexit.register(lambda: print(gc.get_freeze_count() > 1000))"
+    done = python("-c", f"{told}; from dllm.cli import main; main()", "--version")
+    assert (done.returncode, done.stdout) == (0, f"dllm {dllm.__version__}\nTrue\n")
+
+
 def test_the_version() -> None:
     done = python("-m", "dllm", "--version")
     assert done.stdout == f"dllm {dllm.__version__}\n"

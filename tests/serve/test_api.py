@@ -217,6 +217,7 @@ def test_the_document_describes_what_is_answered(served: Served) -> None:
     ("path", "word"),
     [("/v1/embeddings", "no embeddings"), ("/api/generate", "Ollama"),
      ("/v1/responses/resp_1", "not kept"), ("/v1/responses/", "it is at /v1/responses"),
+     ("//v1/models", "it is at /v1/models"),
      ("/v1/batches", "dllm batch"), ("/v1/messages", "/v1/chat/completions"),
      ("/nothing", "Not Found")],
 )  # fmt: skip

@@ -146,6 +146,21 @@ def test_suffix_is_filled_in(served: Served, tiny: dllm.DiffusionModel) -> None:
     assert texts == [choice.text for choice in whole.choices] and texts[1] == text
 
 
+def test_a_stop_string_ends_the_middle_before_a_suffix(served: Served) -> None:
+    body = {"prompt": "Tom has\n", "suffix": " apples.", "max_tokens": 12, "logprobs": 0}
+    plain = served.post("/v1/completions", body).json()
+    middle = plain["choices"][0]["text"]
+    for stop in (middle[3], middle[5:8], "apples", "\n\n", "~~"):
+        want = middle.partition(stop)[0]
+        cut = served.post("/v1/completions", body | {"stop": [stop]}).json()
+        (choice,) = cut["choices"]
+        assert choice["text"] == want == "".join(choice["logprobs"]["tokens"])
+        assert cut["usage"]["prompt_tokens"] == plain["usage"]["prompt_tokens"]
+        assert cut["usage"]["completion_tokens"] <= 12 and choice["finish_reason"] == "stop"
+        told = served.post("/v1/completions", body | {"stop": stop, "stream": True}).text
+        assert "".join(chunk["choices"][0]["text"] for chunk in sse(told)) == want
+
+
 def test_log_probabilities(
     served: Served, tiny: dllm.DiffusionModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

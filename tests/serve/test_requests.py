@@ -194,7 +194,8 @@ def test_fields_that_need_one_another() -> None:
     assert text(logprobs=0).logprobs == 0
     given = {"stream_options": {"include_usage": True}}
     assert "needs stream=true" in refused(read_chat, {"messages": HELLO, **given}).message
-    assert refused(read_text, {"prompt": "a", "suffix": "b", "stop": "c"}).param == "stop"
+    assert text(suffix="b", stop="c").arguments["stop_strings"] == ("c",)  # as editors send both
+    assert refused(read_text, {"prompt": "a", "suffix": "b", "min_tokens": 1}).param == "min_tokens"
     assert text(suffix="").suffix is None
     for given in ({"echo": True}, {"prompt_logprobs": 0}):  # there is no prompt beside the text
         assert refused(read_text, {"prompt": "a", "suffix": "b", **given}).param == "suffix"
