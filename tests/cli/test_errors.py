@@ -253,3 +253,15 @@ def test_a_command_without_its_extra_is_one_line(cli: Run, monkeypatch: pytest.M
         "error: ray is missing: pip install -c constraints.txt '.[ray]'"
     )
     assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "command", [("generate", "Hi"), ("compare", "Hi"), ("infill", "a[[3]]"), ("chat",)], ids=str
+)
+def test_misspelt_parts_are_told_before_a_model_is_loaded(
+    cli: Run, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dllm.cli.options.Loading.load_model", None)
+    for option, value, meant in (("-s", "lada", "llada"), ("-c", "duall", "dual")):
+        result = cli(*command, option, value)
+        assert result.exit_code == 2 and f"did you mean '{meant}'" in result.stderr
