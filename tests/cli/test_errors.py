@@ -13,6 +13,7 @@ import pytest
 from _pytest.monkeypatch import MonkeyPatch
 
 import dllm.models
+from dllm.cli.app import ended_by_sigterm
 from dllm.core.errors import missing_module
 
 from ..thin import covering
@@ -191,6 +192,23 @@ def test_sigterm_ends_with_a_sentence(cli: Run, tiny_folder: Path, tmp_path: Pat
         ended.set()
         thread.join()
     check_terminated(done.exit_code, done.stderr)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no processes are forked here")
+def test_sigterm_ends_a_forked_worker_without_a_word() -> None:
+    """As `multiprocessing.Pool.terminate` does in what a command runs."""
+    with ended_by_sigterm():
+        reading, writing = os.pipe()
+        worker = os.fork()
+        if not worker:
+            try:
+                os.write(writing, b"1")
+                time.sleep(60)
+            finally:  # only where something was raised
+                os._exit(1)
+        os.read(reading, 1)
+        os.kill(worker, signal.SIGTERM)
+        assert os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]) == 143
 
 
 def check_terminated(code: int, said: str) -> None:
