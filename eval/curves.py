@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+from ..cache import compose as compose_cache
 from ..core.errors import ConfigError
 from ..core.spec import info
 from ..samplers import SAMPLERS, Info, available, compose
@@ -132,6 +133,8 @@ def settings(
     chosen += [result for spec in samplers for result in spread(spec)]
     for _, spec in chosen:
         compose(spec)  # an unknown name is refused before anything is measured
+    for cache in caches:
+        compose_cache(cache)
     result = [
         Setting(
             method if cache == "none" else f"{method} · {cache}",

@@ -19,7 +19,8 @@ CHANGE = ["points of accuracy (95 %)", "p"]
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table."""
     lines = [list(header), ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    cells = ([cell.replace("|", "\\|") for cell in line] for line in lines)
+    return "\n".join("| " + " | ".join(line) + " |" for line in cells)
 
 
 def by_task(records: Sequence[Record]) -> dict[str, list[Record]]:

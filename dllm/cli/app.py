@@ -1,6 +1,7 @@
 """The ``dllm`` application: commands, imported when they are called, and how errors leave it."""
 
 import functools
+import os
 import signal
 import sys
 import threading
@@ -85,7 +86,11 @@ def ended_by_sigterm() -> Iterator[None]:
         yield
         return
 
+    own = os.getpid()
+
     def end(*_: object) -> None:
+        if os.getpid() != own:  # a pool's worker, forked off by what a command runs
+            os._exit(TERMINATED)
         raise Terminated
 
     before = signal.signal(signal.SIGTERM, end)

@@ -81,4 +81,5 @@ def show(results: list[Result], model: DiffusionModel) -> None:
             console.print(Text(f"{result.sampler} · {result.cache}", style="bold"))
             console.print(text, soft_wrap=True)
             console.print()
-    console.print(Text(f"{model.name}, {len(results)} settings, one warm-up before", style="dim"))
+    count = f"{len(results)} setting{'s' * (len(results) > 1)}"
+    console.print(Text(f"{model.name}, {count}, one warm-up before", style="dim"))

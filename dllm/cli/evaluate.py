@@ -101,7 +101,9 @@ def evaluate(
         if options.log_samples:
             about["scores"] = [asdict(score) for score in lm.scores]
         record = {**result, "dllm": about | {"model": lm.model.name, "versions": versions()}}
-        text = json.dumps(record, indent=1, default=handle_non_serializable, ensure_ascii=False)
+        text = json.dumps(record, default=handle_non_serializable)
+        finite = json.loads(text, parse_constant=lambda _: None)  # JSON has no inf and no nan
+        text = json.dumps(finite, indent=1, ensure_ascii=False)
         options.output.write_text(text + "\n", encoding="utf-8")
 
 

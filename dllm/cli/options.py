@@ -255,6 +255,13 @@ class Decoding(Loaded):
 
     PARAMETERS: ClassVar = EVERY - ANSWERS
 
+    def load(self) -> DiffusionModel:
+        """The model; misspelt parts are told before it is loaded."""
+        from .. import cache, samplers
+
+        samplers.compose(self.sampler or SAMPLER), cache.compose(self.cache or CACHE)
+        return super().load()
+
     def parts(self) -> dict[str, Any]:
         """The sampler and the cache."""
         return {"sampler": SAMPLER, "cache": CACHE} | self.named()

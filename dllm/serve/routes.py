@@ -1,5 +1,6 @@
 """What a model answers: completions, infills, likelihoods, and what is known of it."""
 
+import math
 import re
 import time
 from collections.abc import Callable
@@ -108,8 +109,9 @@ class ModelRoutes:
         asked = service.likelihoods.score(body.question or "", texts, body.scoring)
         scores = await unless_gone(request, asked)
         data = [
-            {"index": index, "logprob": one.logprob, "stderr": one.stderr, "tokens": one.tokens,
-             "forwards": one.nfe, "computed": one.computed, "greedy": one.greedy}
+            {"index": index, "logprob": one.logprob, "tokens": one.tokens, "forwards": one.nfe,
+             "stderr": one.stderr if math.isfinite(one.stderr) else None,
+             "computed": one.computed, "greedy": one.greedy}
             for index, one in enumerate(scores)
         ]  # fmt: skip
         return as_json({"object": "list", "model": service.name, "data": data})

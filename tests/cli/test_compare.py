@@ -32,6 +32,7 @@ def test_texts_are_shown_in_any_width(cli: Run, tiny_folder: object, columns: st
     runner = CliRunner(env={"COLUMNS": columns, "NO_COLOR": "1"})
     result = runner.invoke(app, list(command), prog_name="dllm")
     assert " ".join(text.split()[:3]) in " ".join(result.stdout.split())
+    assert "1 setting, one warm-up" in " ".join(result.stdout.split())
 
 
 def test_figures_are_those_of_generate(

@@ -13,6 +13,7 @@ import pytest
 from _pytest.monkeypatch import MonkeyPatch
 
 import dllm.models
+from dllm.cli.app import ended_by_sigterm
 from dllm.core.errors import missing_module
 
 from ..thin import covering
@@ -193,6 +194,23 @@ def test_sigterm_ends_with_a_sentence(cli: Run, tiny_folder: Path, tmp_path: Pat
     check_terminated(done.exit_code, done.stderr)
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no processes are forked here")
+def test_sigterm_ends_a_forked_worker_without_a_word() -> None:
+    """As `multiprocessing.Pool.terminate` does in what a command runs."""
+    with ended_by_sigterm():
+        reading, writing = os.pipe()
+        worker = os.fork()
+        if not worker:
+            try:
+                os.write(writing, b"1")
+                time.sleep(60)
+            finally:  # only where something was raised
+                os._exit(1)
+        os.read(reading, 1)
+        os.kill(worker, signal.SIGTERM)
+        assert os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]) == 143
+
+
 def check_terminated(code: int, said: str) -> None:
     assert code == 143
     assert "of 400 answered" in said and "Traceback" not in said
@@ -253,3 +271,15 @@ def test_a_command_without_its_extra_is_one_line(cli: Run, monkeypatch: pytest.M
         "error: ray is missing: pip install -c constraints.txt '.[ray]'"
     )
     assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "command", [("generate", "Hi"), ("compare", "Hi"), ("infill", "a[[3]]"), ("chat",)], ids=str
+)
+def test_misspelt_parts_are_told_before_a_model_is_loaded(
+    cli: Run, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dllm.cli.options.Loading.load_model", None)
+    for option, value, meant in (("-s", "lada", "llada"), ("-c", "duall", "dual")):
+        result = cli(*command, option, value)
+        assert result.exit_code == 2 and f"did you mean '{meant}'" in result.stderr

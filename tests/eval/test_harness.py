@@ -339,6 +339,10 @@ def test_command_line(cli: Run, tasks: Path, tmp_path: Path) -> None:
     scores = json.loads(out.read_text())["dllm"]["scores"]
     assert len(scores) == 3 and all(score["stderr"] > 0 for score in scores)
     assert [(score["task"], score["doc_id"]) for score in scores] == [("my_choice", 0)] * 3
+    once = ("--samples", "1", "--log-samples", "--limit", "1", "--output", str(out))
+    result = cli("eval", "--tasks", "my_choice", "--include-path", str(tasks), *once)
+    told = json.loads(out.read_text(), parse_constant=pytest.fail)["dllm"]
+    assert told["usage"]["largest_stderr"] is None and told["scores"][0]["stderr"] is None
 
 
 @pytest.mark.usefixtures("quick")

@@ -36,6 +36,12 @@ def test_differences_are_tested_against_one_token_per_step() -> None:
     assert "| +0.0 (-8.8 to +8.8) | 1.00 |" in rows["`same`"] and "| – | – |" in rows["`llada`"]
 
 
+def test_a_bar_in_a_name_ends_no_cell() -> None:
+    head, _, row = report.full_table([fake("a|b.jsonl", "llada", 40, 8)]).splitlines()
+    assert row.startswith("| a\\|b.jsonl | `llada` |")
+    assert row.count("|") - 1 == head.count("|")
+
+
 def test_a_cache_is_tested_against_none() -> None:
     base = fake("a", "threshold", 40, 4)
     cached = replace(fake("a", "threshold", 28, 4), cache="dual", key="dual")

@@ -1,6 +1,7 @@
 """The real OpenAI client, and payloads as other clients send them."""
 
 import copy
+import json
 from typing import Any
 
 import pytest
@@ -305,6 +306,10 @@ def test_infill_and_score(served: Served, tiny: dllm.DiffusionModel) -> None:
     scores = served.post("/v1/score", request).json()["data"]
     wanted = dllm.score(tiny, "one", ["two", "three"], samples=8, seed=3)
     assert [s["logprob"] for s in scores] == [s.logprob for s in wanted]
+    once = served.post("/v1/score", {**request, "samples": 1})  # one forward has no spread
+    assert [s["stderr"] for s in json.loads(once.text, parse_constant=pytest.fail)["data"]] == [
+        None, None,
+    ]  # fmt: skip
 
 
 def test_a_second_turn_says_what_it_did_not_compute_again(start: Start) -> None:
