@@ -61,8 +61,7 @@ def compare(drafter: Any, verifier: Any, drafter_size: int, verifier_size: int) 
         other = theirs.get(token)
         if other is not None and index < drafter_size and other < verifier_size:
             to_drafter[other] = index
-    special = {*drafter.all_special_tokens, *verifier.all_special_tokens}
-    special |= set(drafter.get_added_vocab()) | set(verifier.get_added_vocab())
+    special = {*drafter.get_added_vocab(), *verifier.get_added_vocab()}
     shared = {t for t in ours.keys() & theirs.keys() if t not in special}
     moved = any(ours[t] != theirs[t] for t in shared)
     text = encode_text(drafter, PROBE) == encode_text(verifier, PROBE)

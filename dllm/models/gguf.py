@@ -21,7 +21,7 @@ from ..core.errors import CheckpointError, ConfigError, one_line, short
 from ..kernels.mapped import release
 from ..kernels.quantised import BLOCK, EVEN, QuantisedLinear, halves, quantise
 from .family import get_family
-from .fields import FACTS, check
+from .fields import FACTS, MOST, check
 from .headers import blueprint
 
 GROUP = 32  # numbers that share a scale in Q4_0 and Q4_K
@@ -37,7 +37,6 @@ INNER = {
 }  # fmt: skip
 ONLY = {"rope.scaling.type": "none", "attention.causal": False}
 SIZES = ("rope.dimension_count", "attention.key_length", "attention.value_length")  # of a head
-MOST = 2**31  # of any size
 LOG = logging.getLogger("dllm")
 
 

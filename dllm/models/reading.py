@@ -94,9 +94,6 @@ def native_config(checkpoint: Checkpoint, family: Family) -> tuple[PreTrainedCon
         raise CheckpointError(
             f"config.json of {checkpoint.name!r} is invalid: {one_line(error)}"
         ) from error
-    if not family.causal:
-        config.is_causal = False
-        config.use_cache = False
     return config, official and family.to_native is not None
 
 

@@ -66,9 +66,7 @@ def resolve_tokenizer(
 def special_tokens(tokenizer: Any) -> dict[int, str]:
     """Id and name of every token that is no text.  transformers lists those with a role only: the
     headers and turn ends of many checkpoints are none."""
-    named = zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True)
-    added = tokenizer.added_tokens_decoder.items()
-    return dict(named) | {i: token.content for i, token in added if token.special}
+    return {i: x.content for i, x in tokenizer.added_tokens_decoder.items() if x.special}
 
 
 def complete_tokenizer(

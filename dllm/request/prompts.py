@@ -317,7 +317,7 @@ def _template(
             raise PromptError(f"{name} is no variable of a chat template: drop it")
     template = str(tokenizer.chat_template)
     variables = {k: v for k, v in variables.items() if re.search(rf"\b{re.escape(k)}\b", template)}
-    specials = [token for token in special_tokens(tokenizer).values() if token]
+    specials = special_tokens(tokenizer).values()
     contents = {f"\ue000{i}\ue001": str(m["content"]) for i, m in enumerate(messages)}
     unsafe = any(token in content for token in specials for content in contents.values())
     rest = str([{**m, "content": ""} for m in messages] + list(variables.values()))

@@ -58,7 +58,8 @@ def _read(tokenizer: Any, name: str) -> Vocabulary:
             f"the tokens of {name} are no pieces of text (decoder {'+'.join(sorted(kinds)) or '-'})"
             ": formats need a byte-level or a SentencePiece vocabulary"
         )
-    if getattr(tokenizer, "clean_up_tokenization_spaces", False):
+    cleans = getattr(tokenizer, "clean_up_tokenization_spaces", False)
+    if cleans and type(backend.model).__name__ != "BPE":  # of those transformers leaves the text
         raise ConfigError(
             f"the tokenizer of {name} takes blanks away when it decodes, so that a text may lose "
             "its form: set its clean_up_tokenization_spaces to False"

@@ -11,7 +11,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import PreTrainedTokenizerFast
 
 import dllm
-from dllm.core.errors import CheckpointError, PromptError
+from dllm.core.errors import CheckpointError, ConfigError, PromptError
 from dllm.models import families, load
 from dllm.models.tokenizer import complete_tokenizer, load_tokenizer
 from dllm.request.prompts import encode_chat
@@ -75,6 +75,19 @@ def test_a_token_stands_for_the_bytes_that_it_is_decoded_to(decoder: Any, odd: l
             text = piece.decode(errors="replace")
             assert tokenizer.decode([i]) == (text[text[:1] == " " :] if known.strips else text)
     assert known.pieces[tokenizer.convert_tokens_to_ids("a")] == b"a"
+
+
+@pytest.mark.parametrize("kind", [models.BPE, models.WordLevel])
+def test_blanks_that_a_decoder_would_take_away(kind: Any) -> None:
+    """Files of Llama 3 ask for that, which transformers does to no byte-pair tokenizer."""
+    core = Tokenizer(kind({"Ġ": 0, ".": 1}, *[[]] * (kind is models.BPE)))
+    core.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, clean_up_tokenization_spaces=True)
+    if tokenizer.decode([0, 1]) == " .":
+        assert vocabulary_of(tokenizer).pieces == (b" ", b".")
+    else:
+        with pytest.raises(ConfigError, match="takes blanks away"):
+            vocabulary_of(tokenizer)
 
 
 def test_llada_mask_token_is_declared(copy: Copy) -> None:
