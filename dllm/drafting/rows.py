@@ -76,19 +76,16 @@ class DraftedRow(Row):
         self.verifier, self.text = verifier, verifier.open(prompt, limit, recipe.config.cache_salt)
         try:
             if recipe.drafter is not None:
-                self.drafting = recipe.drafter.open(self._request(prompt, limit))
+                self.drafting = recipe.drafter.open(DraftRequest(
+                    # of copies: what a drafter does to them is its own affair
+                    prompt=prompt.copy(), vocab_size=model.facts.vocab_size, limit=limit,
+                    stop_ids=model.facts.stop_token_ids, temperature=recipe.config.temperature,
+                    noise_key=self.noise.emission, draft_key=self.noise.drafting,
+                    trees=verifier.trees and recipe.rule.trees, verifier=model,
+                ))  # fmt: skip
         except BaseException:
             verifier.close(self.text)
             raise
-
-    def _request(self, prompt: IntArray, limit: int) -> DraftRequest:
-        model, recipe = self.verifier.model, self.recipe
-        return DraftRequest(  # of copies: what a drafter does to them is its own affair
-            prompt=prompt.copy(), vocab_size=model.facts.vocab_size, limit=limit,
-            stop_ids=model.facts.stop_token_ids, temperature=recipe.config.temperature,
-            noise_key=self.noise.emission, draft_key=self.noise.drafting,
-            trees=self.verifier.trees and recipe.rule.trees, verifier=model,
-        )  # fmt: skip
 
     def restart(self) -> None:
         self.canvas.become(self.fresh.fork())

@@ -125,7 +125,12 @@ class LayerHook:
             if self.cache.keeps == "change":
                 self.buffer.keep(index, self._slots(streams), (output - hidden)[0])
             return output
-        self._widen()
+        wider = [np.union1d(piece.stream, piece.now) for piece in self.pieces]
+        if sum(map(len, wider)) != self.inputs.shape[1]:
+            # Positions join the streams with the inputs they had when last computed.
+            for piece, stream in zip(self.pieces, wider, strict=True):
+                piece.stream = stream
+            self.inputs = self.buffer.kept(self.index, self._slots(wider))[None]
         output = self._partial(module, kwargs)
         if index < len(self.layers) - 1 or output.shape[1] == self.packed.ids.shape[1]:
             return output
@@ -164,15 +169,6 @@ class LayerHook:
         if changes:
             self.buffer.keep(self.index, self.buffer.slots, (computed - hidden)[0])
         return output
-
-    def _widen(self) -> None:
-        """Let positions join the streams with the inputs they had when last computed."""
-        wider = [np.union1d(piece.stream, piece.now) for piece in self.pieces]
-        if sum(map(len, wider)) == self.inputs.shape[1]:
-            return
-        for piece, stream in zip(self.pieces, wider, strict=True):
-            piece.stream = stream
-        self.inputs = self.buffer.kept(self.index, self._slots(wider))[None]
 
     def _pieces(self) -> Iterator[Attended]:
         at = 0

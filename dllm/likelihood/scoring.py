@@ -156,8 +156,7 @@ def _completed(model: DiffusionModel, request: ScoreRequest, how: Scoring) -> Sc
     eos = model.facts.eos_token_id
     if eos is None:
         raise ConfigError(f"the {how.kind} estimator needs an end token: {model.name} has none")
-    ended = np.append(request.continuation, eos)
-    return ScoreRequest(request.prompt, ended, request.group, request.length)
+    return replace(request, continuation=np.append(request.continuation, eos))
 
 
 def _pieces(model: DiffusionModel, request: ScoreRequest, how: Scoring) -> list[ScoreRequest]:

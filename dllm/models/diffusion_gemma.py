@@ -9,21 +9,13 @@ vocabulary only, hence the loop here.  Text only: images would enter through a v
 is not loaded.
 """
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import nn
 from transformers import DiffusionGemmaConfig, PreTrainedConfig
 from transformers.modeling_outputs import BaseModelOutput
-from transformers.models.diffusion_gemma.modeling_diffusion_gemma import (
-    DiffusionGemmaDecoderTextAttention,
-    DiffusionGemmaDecoderTextLayer,
-    DiffusionGemmaPreTrainedModel,
-    DiffusionGemmaRMSNorm,
-    DiffusionGemmaSelfConditioning,
-    DiffusionGemmaTextRotaryEmbedding,
-    DiffusionGemmaTextScaledWordEmbedding,
-)
+from transformers.models.diffusion_gemma import modeling_diffusion_gemma as theirs
 
 from .family import ConfigDict, Family, Published, demand, require
 from .forwards import CACHE
@@ -35,14 +27,14 @@ TEXT_FIELDS = (
 )  # fmt: skip
 
 
-class Attention(DiffusionGemmaDecoderTextAttention):
+class Attention(theirs.DiffusionGemmaDecoderTextAttention):
     """Keys and values go to a cache that knows where, those of the canvas as well."""
 
     def append_to_cache(self, cache: Any, *states: torch.Tensor) -> Any:
         return cache.update(*states, self.layer_idx)
 
 
-class Layer(DiffusionGemmaDecoderTextLayer):  # type: ignore[no-untyped-call]
+class Layer(theirs.DiffusionGemmaDecoderTextLayer):  # type: ignore[no-untyped-call]
     """A layer whose scalar is given per position."""
 
     def __init__(self, config: Any, layer_idx: int) -> None:
@@ -81,16 +73,16 @@ class Decoder(nn.Module):
     def __init__(self, config: Any) -> None:
         super().__init__()
         size, eps = config.hidden_size, config.rms_norm_eps
-        self.embed_tokens = DiffusionGemmaTextScaledWordEmbedding(
+        self.embed_tokens = theirs.DiffusionGemmaTextScaledWordEmbedding(
             config.vocab_size, size, config.pad_token_id, size**0.5
         )
         self.layers = nn.ModuleList(Layer(config, i) for i in range(config.num_hidden_layers))
-        self.norm = DiffusionGemmaRMSNorm(size, eps=eps)
-        self.rotary_emb = DiffusionGemmaTextRotaryEmbedding(config)
-        self.self_conditioning = DiffusionGemmaSelfConditioning(config)
+        self.norm = theirs.DiffusionGemmaRMSNorm(size, eps=eps)
+        self.rotary_emb = theirs.DiffusionGemmaTextRotaryEmbedding(config)
+        self.self_conditioning = theirs.DiffusionGemmaSelfConditioning(config)
 
 
-class TextModel(DiffusionGemmaPreTrainedModel):  # type: ignore[no-untyped-call]
+class TextModel(theirs.DiffusionGemmaPreTrainedModel):  # type: ignore[no-untyped-call]
     """Encoder and decoder as one network over packed positions."""
 
     def __init__(self, config: DiffusionGemmaConfig) -> None:
@@ -140,7 +132,7 @@ class TextModel(DiffusionGemmaPreTrainedModel):  # type: ignore[no-untyped-call]
         return BaseModelOutput(last_hidden_state=decoder.norm(x))
 
 
-class TextDiffusionGemma(DiffusionGemmaPreTrainedModel):  # type: ignore[no-untyped-call]
+class TextDiffusionGemma(theirs.DiffusionGemmaPreTrainedModel):  # type: ignore[no-untyped-call]
     """The text part of DiffusionGemma, with the weights under their published names."""
 
     config_class = DiffusionGemmaConfig
@@ -167,8 +159,7 @@ def diffusion_gemma_config(config: ConfigDict) -> PreTrainedConfig:
     require(config["text_config"], TEXT_FIELDS, "DiffusionGemma")
     demand(config["text_config"], {"attention_bias": False}, "DiffusionGemma")
     known = {k: v for k, v in config.items() if k not in ("dllm", "dtype", "torch_dtype")}
-    result: PreTrainedConfig = DiffusionGemmaConfig.from_dict(known)
-    return result
+    return cast(PreTrainedConfig, DiffusionGemmaConfig.from_dict(known))
 
 
 DIFFUSION_GEMMA = Family(

@@ -1,7 +1,7 @@
 """What a checkpoint is, from its small files: its family, and the network it describes."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import transformers
 from transformers import PreTrainedConfig
@@ -27,7 +27,18 @@ def family_of(
         return get_family(named)
     result = family_for(config)
     if result is None:
-        raise CheckpointError(_unsupported(checkpoint))
+        architecture = (config.get("architectures") or ["(none)"])[0]
+        remote = "auto_map" in config
+        known = {name for f in families().values() if f.diffusion for name in f.architectures}
+        raise CheckpointError(
+            f"architecture {architecture!r} of {checkpoint.name!r} "
+            f"{'needs remote code, which is never run' if remote else 'is not supported'}; "
+            f"supported are {', '.join(sorted(known))} and every causal language model of "
+            "transformers.  If it is one of these networks under another name, try family=... with "
+            "mask_token_id=...; else write a dllm.models.Family: the class of transformers that "
+            "computes it, how config.json and the names of its weights translate, whether logits "
+            "are shifted, and how it attends (docs/reference/models.md)"
+        )
     mask_id = given.get("mask_token_id", config.get("mask_token_id"))
     masked = mask_id is not None or config.get("is_causal") is False
     if masked and not result.diffusion:
@@ -39,39 +50,20 @@ ORDERS = {"block_causal": ", in blocks", "decided_first": ", decided tokens firs
           "causal_prefix": ", behind a causal prefix"}  # fmt: skip
 
 
-def families_on(architecture: str) -> str:
-    """What ``family=`` may be for plain weights of a class of transformers, in words."""
+def unsaid(kind: str) -> ConfigError:
+    """The error for plain weights of a class of transformers that follow no known family."""
     names = {
         f"family={family.name!r} ({'shifted by one' if family.logit_shift else 'in place'}"
         f"{ORDERS.get(family.mask_kind, '')})"
         for family in families().values()
         if family.diffusion and family.model_class is not None
-        and family.model_class.__name__ == architecture
+        and family.model_class.__name__ == kind
     }  # fmt: skip
-    return ", ".join(sorted(names)) or "none reads this network yet, see dllm.models.Family"
-
-
-def unsaid(kind: str) -> ConfigError:
-    """The error for plain weights of a class of transformers that follow no known family."""
+    known = ", ".join(sorted(names)) or "none reads this network yet, see dllm.models.Family"
     return ConfigError(
         f"a {kind} with a mask token or without a causal mask may predict in place or shifted by "
-        f"one; say which family it follows: {families_on(kind)}, or 'autoregressive', which is no "
+        f"one; say which family it follows: {known}, or 'autoregressive', which is no "
         "diffusion model"
-    )
-
-
-def _unsupported(checkpoint: Checkpoint) -> str:
-    architecture = (checkpoint.config.get("architectures") or ["(none)"])[0]
-    remote = "auto_map" in checkpoint.config
-    known = {name for f in families().values() if f.diffusion for name in f.architectures}
-    return (
-        f"architecture {architecture!r} of {checkpoint.name!r} "
-        f"{'needs remote code, which is never run' if remote else 'is not supported'}; "
-        f"supported are {', '.join(sorted(known))} and every causal language model of "
-        "transformers.  If it is one of these networks under another name, try family=... with "
-        "mask_token_id=...; else write a dllm.models.Family: the class of transformers that "
-        "computes it, how config.json and the names of its weights translate, whether logits are "
-        "shifted, and how it attends (docs/reference/models.md)"
     )
 
 
@@ -97,22 +89,17 @@ def native_config(checkpoint: Checkpoint, family: Family) -> tuple[PreTrainedCon
     return config, official and family.to_native is not None
 
 
-def _foreign(checkpoint: Checkpoint, family: Family) -> str:
-    """Why a family without a translation cannot read a checkpoint."""
-    reader, what = family_for(checkpoint.config), "name the family that it follows"
-    if reader is not None and reader is not family:
-        what = f"leave family= out: {reader.name!r} reads it"
-    return (
-        f"family {family.name!r} reads the classes of transformers, which knows no model_type "
-        f"{checkpoint.config.get('model_type')!r} as in {checkpoint.name!r}; {what}"
-    )
-
-
 def _translate(checkpoint: Checkpoint, family: Family, official: bool) -> PreTrainedConfig:
     raw = checkpoint.config
     if family.model_class is None or family.to_native is None:
         if raw.get("model_type") not in transformers.CONFIG_MAPPING:
-            raise CheckpointError(_foreign(checkpoint, family))
+            reader, what = family_for(raw), "name the family that it follows"
+            if reader is not None and reader is not family:
+                what = f"leave family= out: {reader.name!r} reads it"
+            raise CheckpointError(
+                f"family {family.name!r} reads the classes of transformers, which knows no "
+                f"model_type {raw.get('model_type')!r} as in {checkpoint.name!r}; {what}"
+            )
         auto: PreTrainedConfig = transformers.AutoConfig.from_pretrained(
             checkpoint.folder, local_files_only=True, trust_remote_code=False
         )
@@ -133,5 +120,4 @@ def _translate(checkpoint: Checkpoint, family: Family, official: bool) -> PreTra
             translated.quantization_config = raw["quantization_config"]
         return translated
     native: Any = family.model_class.config_class
-    config: PreTrainedConfig = native.from_dict(dict(raw))
-    return config
+    return cast(PreTrainedConfig, native.from_dict(dict(raw)))

@@ -66,7 +66,10 @@ def resolve_tokenizer(
 def special_tokens(tokenizer: Any) -> dict[int, str]:
     """Id and name of every token that is no text.  transformers lists those with a role only: the
     headers and turn ends of many checkpoints are none."""
-    return {i: x.content for i, x in tokenizer.added_tokens_decoder.items() if x.special}
+    found = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
+    with suppress(NotImplementedError):  # mistral-common's
+        found |= {i: x.content for i, x in tokenizer.added_tokens_decoder.items() if x.special}
+    return found
 
 
 def complete_tokenizer(
@@ -81,7 +84,14 @@ def complete_tokenizer(
         return
     release = family.releases.get(vocab_size)
     for token, wanted in (release.tokens if release else {}).items():
-        _place(tokenizer, token, wanted)
+        result = tokenizer.get_vocab().get(token)
+        if result is None and len(tokenizer) == wanted:  # the only id that a new token can get
+            tokenizer.add_tokens([AddedToken(token, special=True, normalized=False)])
+        elif result not in (None, wanted):
+            raise CheckpointError(
+                f"the tokenizer gives {token} the id {result}, the model {wanted}; use the "
+                "tokenizer of the same release"
+            )
     if mask_id not in (None, UNIFORM):
         _declare_mask(tokenizer, family, mask_id)
     ours = family.end_of_turn in tokenizer.get_vocab() and family.chat_template is not None
@@ -93,17 +103,6 @@ def complete_tokenizer(
         setting = f"{{%- set {THINKING} = {THINKING} | default({default}) -%}}"
         if not template.startswith(setting):
             tokenizer.chat_template = setting + template
-
-
-def _place(tokenizer: PreTrainedTokenizerBase, token: str, wanted: int) -> None:
-    result = tokenizer.get_vocab().get(token)
-    if result is None and len(tokenizer) == wanted:  # the only id that a new token can get
-        tokenizer.add_tokens([AddedToken(token, special=True, normalized=False)])
-    elif result not in (None, wanted):
-        raise CheckpointError(
-            f"the tokenizer gives {token} the id {result}, the model {wanted}; use the tokenizer "
-            "of the same release"
-        )
 
 
 def _declare_mask(tokenizer: PreTrainedTokenizerBase, family: Family, mask_id: int) -> None:

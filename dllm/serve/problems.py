@@ -4,16 +4,7 @@ import asyncio
 import reprlib
 from typing import Any
 
-from ..core.errors import (
-    CancelledError,
-    ConfigError,
-    DeadlineError,
-    DllmError,
-    OutOfMemoryError,
-    PromptError,
-    QueueFullError,
-    message_of,
-)
+from ..core import errors
 from .words import in_http
 
 LONGEST = 2000  # characters of a message, names that would have been right included
@@ -90,23 +81,23 @@ def problem_of(error: BaseException, retry_after: float = 1.0, context: int = 0)
         return Problem(CLOSED, "the client has left")
     if isinstance(error, RecursionError):
         return Problem(400, "the body is nested too deeply", code="invalid_body")
-    text = in_http(message_of(error))
-    if isinstance(error, QueueFullError):
+    text = in_http(errors.message_of(error))
+    if isinstance(error, errors.QueueFullError):
         return Problem(429, text, code="queue_full", retry_after=retry_after)
-    if isinstance(error, DeadlineError):
+    if isinstance(error, errors.DeadlineError):
         return Problem(504, text, code="deadline_exceeded")
-    if isinstance(error, CancelledError):
+    if isinstance(error, errors.CancelledError):
         return Problem(503, "the request was cancelled: the server is stopping", code="stopping",
                        retry_after=retry_after)  # fmt: skip
-    if isinstance(error, OutOfMemoryError):
+    if isinstance(error, errors.OutOfMemoryError):
         return Problem(503, text, code="out_of_memory", retry_after=retry_after)
-    if isinstance(error, PromptError | ConfigError) and "the context" in text:
+    if isinstance(error, errors.PromptError | errors.ConfigError) and "the context" in text:
         # Clients look for these words, each for others.
         text = (
             f"The prompt is too long: this model's maximum context length is {context} tokens, "
             f"the answer's max_tokens included ({text})"
         )
         return Problem(400, text, code="context_length_exceeded")
-    if isinstance(error, DllmError):
+    if isinstance(error, errors.DllmError):
         return Problem(400 if isinstance(error, ValueError) else 500, text)
     return Problem(500, "the server failed on this request; its log says more")

@@ -106,10 +106,17 @@ class Worker:
         self.defaults = dict(defaults or {})
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        from .batch import answer_all
+        from .batch import answer_all, line_of
 
+        kind = next((name for name in ("request", "prompt") if name in batch), None)
+        if kind is None:
+            raise ConfigError("rows need a column 'request' (JSON) or 'prompt' (text)")
+        texts = [str(item) if kind == "request" else json.dumps(str(item)) for item in batch[kind]]
+        lines = [
+            replace(line_of(text.encode(), i, True, self.defaults, kind == "prompt"), id=str(i))
+            for i, text in enumerate(texts)
+        ]
         entries: dict[str, dict[str, Any]] = {}
-        lines = self._lines(batch)
         asyncio.run(
             answer_all(self.service, lines, lambda line, entry: entries.update({line.id: entry}))
         )
@@ -123,19 +130,6 @@ class Worker:
             "entry": [json.dumps(entry, ensure_ascii=False) for entry in ordered],
         }
         return {**batch, **{name: np.asarray(values) for name, values in columns.items()}}
-
-    def _lines(self, batch: Mapping[str, Any]) -> list[Line]:
-        from .batch import line_of
-
-        kind = next((name for name in ("request", "prompt") if name in batch), None)
-        if kind is None:
-            raise ConfigError("rows need a column 'request' (JSON) or 'prompt' (text)")
-        texts = [str(item) if kind == "request" else json.dumps(str(item)) for item in batch[kind]]
-        lines = [
-            line_of(one.encode(), i, True, self.defaults, kind == "prompt")
-            for i, one in enumerate(texts)
-        ]
-        return [replace(line, id=str(i)) for i, line in enumerate(lines)]
 
 
 def _body(entry: Mapping[str, Any]) -> Any:

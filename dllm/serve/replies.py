@@ -234,7 +234,11 @@ def entries(choice: Choice, ask: GenerateRequest, spelling: Spelling) -> list[En
     pieces = spelling.pieces([*before, *(result.tokens[i] for i in kept)])[len(before) :]
     texts, left = dict(zip(kept, pieces, strict=True)), len(choice.text if hole else result.text)
     whole = hole and "stop_strings" not in ask.arguments  # all tokens of the hole are its text
-    tops = _alternatives(result) if ask.logprobs or ask.logprob_ids else {}
+    tops: dict[int, list[tuple[int, float]]] = {}  # candidates in the step of the last commit
+    if result.trace is not None and (ask.logprobs or ask.logprob_ids):
+        for step in result.trace.steps:
+            taken = {position for position, _, _ in step.commits}
+            tops |= {at: candidates for at, candidates in step.candidates if at in taken}
     found = given_entries(choice.given, ask, spelling) if ask.echo and choice.given else []
     for i in said:
         text = texts.get(i, "") if left > 0 or whole else ""  # an end, or behind a stop string
@@ -312,12 +316,3 @@ def prompt_logprobs(found: Sequence[Entry], name: Name) -> list[dict[str, Any] |
 def _finite(logprob: float) -> float:
     """JSON has no infinity; OpenAI writes this."""
     return round(logprob, 6) if math.isfinite(logprob) else -9999.0
-
-
-def _alternatives(result: Result) -> dict[int, list[tuple[int, float]]]:
-    """Position -> candidates in the step of its last commit."""
-    tops: dict[int, list[tuple[int, float]]] = {}
-    for step in result.trace.steps if result.trace is not None else ():
-        taken = {position for position, _, _ in step.commits}
-        tops |= {at: candidates for at, candidates in step.candidates if at in taken}
-    return tops

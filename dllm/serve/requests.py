@@ -8,21 +8,12 @@ from typing import Any
 
 from ..core.config import FILTERS, FORMATS
 from ..core.text import hole_forms
-from .bodies import (
-    MOST_TEXTS,
-    ChatBody,
-    Decoding,
-    InfillBody,
-    Spoken,
-    StreamOptions,
-    TextBody,
-    Writing,
-    conversation,
-)
+from . import bodies
+from .bodies import MOST_TEXTS
 from .problems import Problem, shortened, unsupported
 
 MOST_CALLS = 16
-NO_OPTIONS = StreamOptions()
+NO_OPTIONS = bodies.StreamOptions()
 PENALTIES = {"frequency_penalty": 0, "presence_penalty": 0, "repetition_penalty": 1}
 NEUTRAL = ("logit_bias", "stop_strings", "constraints", "remask", "top_k", "min_new_tokens")
 
@@ -122,7 +113,7 @@ class GenerateRequest:
 
 def read_chat(data: Any) -> GenerateRequest:
     """``POST /v1/chat/completions``."""
-    body = ChatBody.read(data)
+    body = bodies.ChatBody.read(data)
     length = body.max_completion_tokens
     if length is not None and body.value("max_tokens") not in (None, length):
         raise Problem(400, "max_tokens and max_completion_tokens differ: give one of them",
@@ -131,13 +122,13 @@ def read_chat(data: Any) -> GenerateRequest:
         raise Problem(400, "top_logprobs needs logprobs=true", "top_logprobs", "invalid_value")
     tools = [tool.model_dump(exclude_unset=True) for tool in body.tools or ()]
     return chat_request(
-        body, conversation(body.messages), length or body.value("max_tokens"), tools,
+        body, bodies.conversation(body.messages), length or body.value("max_tokens"), tools,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
     )  # fmt: skip
 
 
 def chat_request(
-    body: Spoken, messages: list[dict[str, Any]], length: int | None,
+    body: bodies.Spoken, messages: list[dict[str, Any]], length: int | None,
     tools: list[dict[str, Any]], most_calls: int | None = None, **more: Any,
 ) -> GenerateRequest:  # fmt: skip
     """What is asked for by ``messages``, as chat templates know them."""
@@ -181,7 +172,7 @@ def _chosen(choice: Any, names: list[str]) -> tuple[str, list[str]]:
 def read_text(data: Any) -> GenerateRequest:
     """``POST /v1/completions``."""
     only = isinstance(data, dict) and data.get("max_tokens") == 0 and data.get("echo") is True
-    body = TextBody.read(data | {"max_tokens": 1} if only else data)
+    body = bodies.TextBody.read(data | {"max_tokens": 1} if only else data)
     several = isinstance(body.prompt, list) and not isinstance(body.prompt[0], int)
     for name in ("min_tokens", "ignore_eos", "constraints", "length", "initial_text"):
         if body.suffix and body.value(name):
@@ -203,12 +194,12 @@ def read_text(data: Any) -> GenerateRequest:
 
 def read_infill(data: Any) -> GenerateRequest:
     """``POST /v1/infill``."""
-    body = InfillBody.read(data)
+    body = bodies.InfillBody.read(data)
     return _request("infill", body, [body.question], None, text=body.text)
 
 
 def _request(
-    kind: str, body: Decoding, prompts: Sequence[Any], length: int | None, **more: Any
+    kind: str, body: bodies.Decoding, prompts: Sequence[Any], length: int | None, **more: Any
 ) -> GenerateRequest:
     if body.stream_options and not body.stream:
         raise Problem(400, "stream_options needs stream=true", "stream_options", "invalid_value")
@@ -219,7 +210,7 @@ def _request(
         name: value for name, neutral in PENALTIES.items()
         if (value := getattr(body, name, neutral)) != neutral
     }  # fmt: skip
-    if isinstance(body, Writing):
+    if isinstance(body, bodies.Writing):
         ids = body.logprob_token_ids
         if ids and more.get("logprobs") is None:
             raise Problem(400, "logprob_token_ids needs logprobs", "logprob_token_ids",
@@ -235,12 +226,12 @@ def _request(
         include_usage=options.include_usage,
         usage_with_each=options.include_usage and options.continuous_usage_stats,
         drafts=options.include_drafts, token_ids=body.return_token_ids,
-        trace=body.trace, deadline=body.deadline,
-        endless=isinstance(body, Writing) and body.ignore_eos and bool(body.value("stop")), **more,
+        trace=body.trace, deadline=body.deadline, **more,
+        endless=isinstance(body, bodies.Writing) and body.ignore_eos and bool(body.value("stop")),
     )  # fmt: skip
 
 
-def _arguments(body: Decoding, length: int | None) -> dict[str, Any]:
+def _arguments(body: bodies.Decoding, length: int | None) -> dict[str, Any]:
     """Fields of `dllm.GenerationConfig`.
 
     Without a seed, an answer that is sampled draws one, which the response names, so that it can
@@ -255,7 +246,7 @@ def _arguments(body: Decoding, length: int | None) -> dict[str, Any]:
             result.pop(name, None)
     if length is not None:
         result["max_new_tokens"] = length
-    if isinstance(body, Writing):
+    if isinstance(body, bodies.Writing):
         if body.ignore_eos and length is None:
             raise Problem(400, "ignore_eos needs max_tokens", "ignore_eos", "invalid_value")
         if body.ignore_eos and "stop_strings" not in result:
@@ -264,7 +255,7 @@ def _arguments(body: Decoding, length: int | None) -> dict[str, Any]:
     return result
 
 
-def _form(body: Writing) -> dict[str, Any]:
+def _form(body: bodies.Writing) -> dict[str, Any]:
     """The argument that gives the answer a form."""
     wanted, given = body.response_format or {"type": "text"}, body.structured_outputs
     forms: dict[str, Any] = {}

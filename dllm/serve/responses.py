@@ -11,19 +11,8 @@ from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from ..core.config import Count
-from .bodies import (
-    MOST_TOOLS,
-    Alternatives,
-    Content,
-    Function,
-    FunctionOnly,
-    Message,
-    Part,
-    Role,
-    Spoken,
-    Values,
-    parsed,
-)
+from . import bodies
+from .bodies import MOST_TOOLS
 from .body import UNFIT, Body, Echoed, Must
 from .http import event
 from .problems import Problem, unsupported
@@ -46,26 +35,26 @@ class Item(Echoed):
         Must("message, reasoning, function_call or function_call_output: this model reads text "
              "only, and no items are kept"),
     ] = "message"  # fmt: skip
-    role: Role = "assistant"
-    content: Content = ""
+    role: bodies.Role = "assistant"
+    content: bodies.Content = ""
     name: str = ""
     arguments: str = ""
     call_id: str = ""
-    output: Content = ""
-    summary: list[Part] | None = None
+    output: bodies.Content = ""
+    summary: list[bodies.Part] | None = None
 
 
-class FlatTool(Function):
+class FlatTool(bodies.Function):
     """A tool of ``/v1/responses``."""
 
-    type: FunctionOnly = "function"
+    type: bodies.FunctionOnly = "function"
 
 
 class TextFormat(Body):
     """The form of an answer of ``/v1/responses``."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
-    schema_: Values | None = Field(default=None, alias="schema")
+    schema_: bodies.Values | None = Field(default=None, alias="schema")
     name: str | None = None
     description: str | None = None
     strict: bool | None = None
@@ -84,7 +73,7 @@ def _items(given: Any) -> Any:
     return [{"role": "user", "content": given}] if isinstance(given, str) else given
 
 
-class ResponseBody(Spoken):
+class ResponseBody(bodies.Spoken):
     """``POST /v1/responses``: a text or items in, items out.  Nothing is kept: every request brings
     the whole conversation as ``input``."""
 
@@ -97,12 +86,12 @@ class ResponseBody(Spoken):
     max_output_tokens: Count | None = None
     tools: Annotated[list[FlatTool], Field(max_length=MOST_TOOLS, fail_fast=True)] | None = None
     text: TextOptions | None = None
-    reasoning: Values | None = None
+    reasoning: bodies.Values | None = None
     include: Annotated[list[Included], Field(fail_fast=True)] = Field(default_factory=list)
     truncation: Literal["auto", "disabled"] = "disabled"
-    top_logprobs: Alternatives = 0
+    top_logprobs: bodies.Alternatives = 0
     max_tool_calls: Count | None = None
-    REFUSED = Spoken.REFUSED | {
+    REFUSED = bodies.Spoken.REFUSED | {
         "previous_response_id": (UNKEPT, ()),
         "conversation": (UNKEPT, ()),
         "prompt": ("prompts are not kept: send the text as input", ()),
@@ -142,9 +131,9 @@ def said(items: list[Item]) -> list[dict[str, Any]]:
             if name not in item.given:
                 where = f"input[{at}].{name}"
                 raise Problem(400, f"{where} is missing", where, "missing_field")
-        text = Message(role=item.role, content=item.content).shown(f"input[{at}]")
+        text = bodies.Message(role=item.role, content=item.content).shown(f"input[{at}]")
         if item.type == "function_call_output":
-            output = Message(role="tool", content=item.output, tool_call_id=item.call_id)
+            output = bodies.Message(role="tool", content=item.output, tool_call_id=item.call_id)
             messages.append(output.shown(f"input[{at}]"))
         elif item.type == "message" and item.role != "assistant":
             messages.append(text)
@@ -158,7 +147,7 @@ def said(items: list[Item]) -> list[dict[str, Any]]:
                 thought = text["content"] or "\n".join(part.text for part in item.summary or ())
                 last["reasoning_content"] = last.get("reasoning_content", "") + thought
             else:
-                function = {"name": item.name, "arguments": parsed(item.arguments)}
+                function = {"name": item.name, "arguments": bodies.parsed(item.arguments)}
                 call = {"type": "function", "function": function}
                 last.setdefault("tool_calls", []).append(call)
     return messages

@@ -13,15 +13,7 @@ from ..core.errors import ConfigError, PromptError
 from ..models import DiffusionModel
 from ..models.checkpoint import BUNDLED
 from ..request.prompts import check_ids, encode_chat, encode_text, tokenizer_of
-from .bodies import (
-    ChatBody,
-    DetokenizeBody,
-    InfillBody,
-    ScoreBody,
-    StepBody,
-    TextBody,
-    TokenizeBody,
-)
+from . import bodies
 from .http import Client, Path, Streaming, as_json, unless_gone
 from .problems import Problem
 from .requests import GenerateRequest, read_chat, read_infill, read_text
@@ -41,17 +33,17 @@ class ModelRoutes:
 
     def paths(self) -> list[Path]:
         return [
-            Path("POST", "/v1/chat/completions", self.chat, ChatBody),
-            Path("POST", "/v1/completions", self.completions, TextBody),
+            Path("POST", "/v1/chat/completions", self.chat, bodies.ChatBody),
+            Path("POST", "/v1/completions", self.completions, bodies.TextBody),
             Path("POST", "/v1/responses", self.responses, ResponseBody),
             Path("POST", "/v1/responses/input_tokens", self.input_tokens, ResponseBody),
-            Path("POST", "/v1/infill", self.infill, InfillBody),
-            Path("POST", "/v1/score", self.score, ScoreBody),
-            Path("POST", "/v1/step", self.step, StepBody),
+            Path("POST", "/v1/infill", self.infill, bodies.InfillBody),
+            Path("POST", "/v1/score", self.score, bodies.ScoreBody),
+            Path("POST", "/v1/step", self.step, bodies.StepBody),
             Path("GET", "/v1/models", self.models),
             Path("GET", "/v1/models/{name:path}", self.model),
-            Path("POST", "/tokenize", self.tokenize, TokenizeBody),
-            Path("POST", "/detokenize", self.detokenize, DetokenizeBody),
+            Path("POST", "/tokenize", self.tokenize, bodies.TokenizeBody),
+            Path("POST", "/detokenize", self.detokenize, bodies.DetokenizeBody),
             Path("GET", "/tokenizer_info", self.tokenizer_info),
         ]
 
@@ -103,7 +95,7 @@ class ModelRoutes:
     async def score(self, request: Request) -> Response:
         """How likely continuations are, with standard errors."""
         service = self.service
-        body = await service.reader.read(request, ScoreBody.read)
+        body = await service.reader.read(request, bodies.ScoreBody.read)
         service.check_model(body.model)
         texts = [body.continuation] if isinstance(body.continuation, str) else body.continuation
         asked = service.likelihoods.score(body.question or "", texts, body.scoring)
@@ -120,7 +112,7 @@ class ModelRoutes:
         """One read-only forward: what the model predicts at undecided positions, with
         log-probabilities.  Positions count from the start of the text."""
         service = self.service
-        body = await service.reader.read(request, StepBody.read)
+        body = await service.reader.read(request, bodies.StepBody.read)
         service.check_model(body.model)
         if (body.text is None) == (body.tokens is None):
             raise Problem(400, "give text or tokens, one of them", "text", "invalid_value")
@@ -151,7 +143,7 @@ class ModelRoutes:
     async def tokenize(self, request: Request) -> Response:
         """The ids of a text or of messages, as a request with them would have."""
         service = self.service
-        body = await service.reader.read(request, TokenizeBody.read)
+        body = await service.reader.read(request, bodies.TokenizeBody.read)
         service.check_model(body.model)
         prompt, template = body.question or "", dict(body.chat_template_kwargs or {})
         if body.tools:
@@ -173,7 +165,7 @@ class ModelRoutes:
     async def detokenize(self, request: Request) -> Response:
         """The text of ids."""
         service = self.service
-        body = await service.reader.read(request, DetokenizeBody.read)
+        body = await service.reader.read(request, bodies.DetokenizeBody.read)
         service.check_model(body.model)
 
         def decoded(model: DiffusionModel) -> str:

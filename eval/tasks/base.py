@@ -42,7 +42,10 @@ class Task:
             raise ValueError(f"unknown split {split!r}: use 'train' or 'test'")
         while True:
             example = self.draw(rng)
-            if is_held_out(example) == (split == "test"):
+            content = repr((example.task, example.facts)).encode()
+            digest = hashlib.blake2b(content, digest_size=8).digest()
+            held_out = int.from_bytes(digest, "little") % TEST_MODULUS == 0
+            if held_out == (split == "test"):
                 return example
 
     def stream(self, seed: int = 0, split: str = "test") -> Iterator[Example]:
@@ -54,9 +57,3 @@ class Task:
     def examples(self, n: int, seed: int = 0, split: str = "test") -> list[Example]:
         """The first ``n`` of the `stream`."""
         return list(islice(self.stream(seed, split), n))
-
-
-def is_held_out(example: Example) -> bool:
-    """Whether the content of the instance belongs to the test split."""
-    digest = hashlib.blake2b(repr((example.task, example.facts)).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") % TEST_MODULUS == 0

@@ -88,8 +88,9 @@ class Weight4:
         self.shape = torch.Size((len(numbers), 2 * numbers.shape[1]))
         self.group = self.shape[1] // scale.shape[1]
         self.blocks = _blocks(numbers)
+        missing = 0, 0, 0, -len(numbers) % _block()  # up to a whole block
         self.scale, self.zero = (
-            _filled(each.bfloat16())
+            nn.functional.pad(each.bfloat16(), missing)
             .reshape(-1, _block(), each.shape[1])
             .transpose(1, 2)
             .contiguous()
@@ -155,8 +156,3 @@ def _blocks(weight: torch.Tensor) -> torch.Tensor:
 def _rows(blocks: torch.Tensor, count: int) -> torch.Tensor:
     """The weight of which these are the blocks, (n, d / group) int32."""
     return blocks.transpose(1, 2).reshape(-1, blocks.shape[1])[:count].contiguous()
-
-
-def _filled(weight: torch.Tensor) -> torch.Tensor:
-    """``weight`` (n, ...) with zeros up to a whole block."""
-    return nn.functional.pad(weight, (0, 0, 0, -len(weight) % _block()))

@@ -14,19 +14,7 @@ import torch.nn.functional as F
 from ...core.canvas import IntArray
 from ...core.errors import CheckpointError, ConfigError
 from ...kernels.linear import Matrix
-from ..base import (
-    DRAFTERS,
-    EMPTY,
-    Budget,
-    Distribution,
-    Draft,
-    Drafter,
-    Drafting,
-    DraftRequest,
-    Feedback,
-    clock_of,
-    single,
-)
+from .. import base
 from ..drafters.followers import Followers
 from ..drafters.hits import HitRates
 from ..search.chains import SEARCHES, Search, SearchContext
@@ -41,10 +29,10 @@ SOURCE = "walk"
 HEADS = ("auto", "none", "chain", "tree")
 
 
-@DRAFTERS.register("dflash", paper="DFlash: Block Diffusion for Flash Speculative Decoding",
+@base.DRAFTERS.register("dflash", paper="DFlash: Block Diffusion for Flash Speculative Decoding",
                    arxiv="2602.06036")  # fmt: skip
 @dataclass
-class BlockDrafter(Drafter):
+class BlockDrafter(base.Drafter):
     """A block-diffusion drafter (DFlash) of transformers', z-lab's or speculators' format.
 
     ``model``: folder, hub id or `BlockCheckpoint`.  ``search``: how its marginals become a draft:
@@ -81,7 +69,7 @@ class BlockDrafter(Drafter):
                 "search='sample' draws from them"
             )
         if self.search is not None:
-            self.search = single(self.search, SEARCHES, Search)
+            self.search = base.single(self.search, SEARCHES, Search)
         self._bound: tuple[Any, Binding] | None = None
 
     @property
@@ -89,15 +77,15 @@ class BlockDrafter(Drafter):
         return tuple(self.model.config.target_layer_ids)
 
     @property
-    def distributions(self) -> frozenset[Distribution]:  # type: ignore[override]
-        kind = Distribution.POINT if self.search is None else self.search.distribution
+    def distributions(self) -> frozenset[base.Distribution]:  # type: ignore[override]
+        kind = base.Distribution.POINT if self.search is None else self.search.distribution
         return frozenset({kind})
 
     @property
     def trees(self) -> bool:  # type: ignore[override]
         return self.search is not None and bool(self.search.trees)
 
-    def open(self, request: DraftRequest) -> Drafting:
+    def open(self, request: base.DraftRequest) -> base.Drafting:
         if request.verifier is None:
             raise ConfigError(
                 f"{self.model.name} reads the verifier's hidden states, which this engine does not "
@@ -109,9 +97,9 @@ class BlockDrafter(Drafter):
             self._bound = bound
         return BlockDrafting(self, bound[1], request)
 
-    def propose_all(self, work: Sequence[tuple[Any, IntArray, Budget]]) -> list[Draft]:
+    def propose_all(self, work: Sequence[tuple[Any, IntArray, base.Budget]]) -> list[base.Draft]:
         """One forward for all sequences that can draft."""
-        drafts = [EMPTY] * len(work)
+        drafts = [base.EMPTY] * len(work)
         ready = [i for i, (drafting, prefix, _) in enumerate(work) if drafting.has_read(prefix)]
         if ready:
             hidden, logits = work[ready[0]][0].bound.block([work[i][0] for i in ready])
@@ -191,12 +179,12 @@ class Binding:
 
 
 @dataclass
-class BlockDrafting(Drafting):
+class BlockDrafting(base.Drafting):
     """A block drafter on one sequence: keys and values of its text, and the last token."""
 
     part: BlockDrafter
     bound: Binding
-    request: DraftRequest
+    request: base.DraftRequest
     text: TextKeys = field(init=False)
     anchor: int = -1
     rounds: int = 0
@@ -214,7 +202,7 @@ class BlockDrafting(Drafting):
         walks = self.part.head != "none" and self.part.search is None
         self.walk: WalkHead | None = self.bound.walk if walks else None
 
-    def observe(self, feedback: Feedback) -> None:
+    def observe(self, feedback: base.Feedback) -> None:
         """Take the hidden states of what was fed and kept."""
         if feedback.draft.source == SOURCE and len(self.kinds) >= len(feedback.draft):
             self.hits.update_tree(self.kinds, feedback)
@@ -245,16 +233,16 @@ class BlockDrafting(Drafting):
         self.prefix = prefix
         return True
 
-    def propose(self, prefix: IntArray, budget: Budget) -> Draft:
+    def propose(self, prefix: IntArray, budget: base.Budget) -> base.Draft:
         return self.part.propose_all([(self, prefix, budget)])[0]
 
     @torch.inference_mode()
-    def pick(self, hidden: torch.Tensor, logits: torch.Tensor, budget: Budget) -> Draft:
+    def pick(self, hidden: torch.Tensor, logits: torch.Tensor, budget: base.Budget) -> base.Draft:
         """A draft from the hidden states (block - 1, H) and logits (block - 1, v) of a block."""
         self.rounds += 1
         rows = min(len(hidden), max(1, budget.room))
         hidden, logits = hidden[:rows], logits[:rows]
-        clock = clock_of(self.bound.device)
+        clock = base.clock_of(self.bound.device)
         began = clock()
         if self.walk is not None:
             draft = self._walked(self.walk, hidden, logits, budget)
@@ -265,13 +253,13 @@ class BlockDrafting(Drafting):
             )  # fmt: skip
             marginals = self._marginals(logits, len(self.prefix))
             length = budget.chain_length(marginals.confidence)
-            draft = self.search.find(marginals, length, context) if length else EMPTY
+            draft = self.search.find(marginals, length, context) if length else base.EMPTY
         return replace(draft, search_seconds=clock() - began)
 
     def _marginals(self, logits: torch.Tensor, first: int) -> Marginals:
         """Distributions (w, V), or (w, v) with their ids where the vocabulary is trimmed."""
         request, ids = self.request, self.bound.draft_ids
-        whole = ids is None or self.search.distribution is not Distribution.POINT
+        whole = ids is None or self.search.distribution is not base.Distribution.POINT
         if ids is not None and whole:
             shape = (len(logits), request.vocab_size)
             logits = logits.new_full(shape, -torch.inf).index_copy(1, ids, logits)
@@ -285,8 +273,8 @@ class BlockDrafting(Drafting):
         return Marginals(log_q, first, request.stop_ids, ids.expand(len(log_q), -1))
 
     def _walked(
-        self, head: WalkHead, hidden: torch.Tensor, logits: torch.Tensor, budget: Budget
-    ) -> Draft:
+        self, head: WalkHead, hidden: torch.Tensor, logits: torch.Tensor, budget: base.Budget
+    ) -> base.Draft:
         """What a head reads off, left to right, together with what the text says: the best
         prefixes, or the best path."""
         values, at = candidates(logits)
@@ -314,7 +302,7 @@ class BlockDrafting(Drafting):
         self.kinds = [node.mark[0] for node in found[:n]] if ngrams else []
         tokens = np.array([node.token for node in found], np.int64)
         ends = np.flatnonzero(np.isin(tokens, self.request.stop_ids) & (not tree))
-        return Draft(
+        return base.Draft(
             tokens[:n], np.array([node.parent for node in found[:n]], np.int64) if tree else None,
             confidence=chances[:n], end=int(ends[0]) if ends.size else None, source=SOURCE,
         )  # fmt: skip

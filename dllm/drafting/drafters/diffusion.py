@@ -24,18 +24,7 @@ from ...core.errors import ConfigError
 from ...engine import Engine, MaskedRecipe
 from ...engine.rows import Row
 from ...models import load
-from ..base import (
-    DRAFTERS,
-    EMPTY,
-    Budget,
-    Distribution,
-    Draft,
-    Drafter,
-    Drafting,
-    DraftRequest,
-    clock_of,
-    single,
-)
+from .. import base
 from ..search.chains import SEARCHES, Search, SearchContext
 from ..search.marginals import Marginals
 from ..search.proxies import NGram
@@ -70,9 +59,9 @@ class Reuse(Cache):
         return Plan(np.flatnonzero(stale))
 
 
-@DRAFTERS.register("diffusion")
+@base.DRAFTERS.register("diffusion")
 @dataclass
-class DiffusionDrafter(Drafter):
+class DiffusionDrafter(base.Drafter):
     """Any diffusion model of this library.
 
     ``model``: what `dllm.load` takes.  ``search``: how marginals become a draft (default "cps" at
@@ -117,13 +106,13 @@ class DiffusionDrafter(Drafter):
                 "masked diffusion model, or use a lookup drafter"
             )
         if self.search is not None:
-            self.search = single(self.search, SEARCHES, Search)
+            self.search = base.single(self.search, SEARCHES, Search)
         self.proxy = self.proxy or NGram(vocab_size=self.model.facts.vocab_size)
         if self.end_marker is None:
             self.end_marker = self.model.generation_defaults.get("end_marker")
 
     @property
-    def distributions(self) -> frozenset[Distribution]:  # type: ignore[override]
+    def distributions(self) -> frozenset[base.Distribution]:  # type: ignore[override]
         return frozenset({self._search(0.0).distribution})
 
     @property
@@ -136,16 +125,16 @@ class DiffusionDrafter(Drafter):
             return result
         return SEARCHES["coupled" if temperature > 0 else "cps"]()
 
-    def open(self, request: DraftRequest) -> Drafting:
+    def open(self, request: base.DraftRequest) -> base.Drafting:
         return DiffusionDrafting(self, request)
 
-    def propose_all(self, work: Sequence[tuple[Any, IntArray, Budget]]) -> list[Draft]:
+    def propose_all(self, work: Sequence[tuple[Any, IntArray, base.Budget]]) -> list[base.Draft]:
         """One forward for all sequences."""
         for drafting, prefix, _ in work:
             drafting.learn(prefix)
         found = self.marginals([(d, prefix, budget.length) for d, prefix, budget in work])
         return [
-            EMPTY if marginals is None else drafting.pick(marginals, prefix, budget)
+            base.EMPTY if marginals is None else drafting.pick(marginals, prefix, budget)
             for (drafting, prefix, budget), marginals in zip(work, found, strict=True)
         ]
 
@@ -199,11 +188,11 @@ class DiffusionDrafter(Drafter):
 
 
 @dataclass(eq=False)
-class DiffusionDrafting(Drafting):
+class DiffusionDrafting(base.Drafting):
     """A diffusion drafter on one sequence: its row in the drafter's engine."""
 
     part: DiffusionDrafter
-    request: DraftRequest
+    request: base.DraftRequest
     rounds: int = 0
     learnt: int = 0  # committed tokens the proxy has seen
     since_refresh: int = 0
@@ -226,19 +215,19 @@ class DiffusionDrafting(Drafting):
         self.row = row
         self.banned = (facts.mask_token_id, *part.banned)
 
-    def propose(self, prefix: IntArray, budget: Budget) -> Draft:
+    def propose(self, prefix: IntArray, budget: base.Budget) -> base.Draft:
         return self.part.propose_all([(self, prefix, budget)])[0]
 
-    def pick(self, marginals: Marginals, prefix: IntArray, budget: Budget) -> Draft:
+    def pick(self, marginals: Marginals, prefix: IntArray, budget: base.Budget) -> base.Draft:
         """What the search makes of ``marginals``."""
         length = budget.chain_length(marginals.confidence)
-        clock = clock_of(self.part.model.device)
+        clock = base.clock_of(self.part.model.device)
         began = clock()
         context = SearchContext(
             prefix, self.part.proxy, self.request.temperature, self.request.noise_key,
             self.request.draft_key, self.rounds,
         )  # fmt: skip
-        draft = self.search.find(marginals, length, context) if length else EMPTY
+        draft = self.search.find(marginals, length, context) if length else base.EMPTY
         return replace(draft, search_seconds=clock() - began)
 
     def lay_out(self, prefix: IntArray, length: int) -> bool:

@@ -7,34 +7,24 @@ from typing import Any
 
 from ...core.canvas import IntArray
 from ...core.errors import ConfigError
-from ..base import (
-    DRAFTERS,
-    EMPTY,
-    Budget,
-    Distribution,
-    Draft,
-    Drafter,
-    Drafting,
-    DraftRequest,
-    Feedback,
-)
+from .. import base
 
 
-@DRAFTERS.register("first_of")
+@base.DRAFTERS.register("first_of")
 @dataclass
-class FirstOf(Drafter):
+class FirstOf(base.Drafter):
     """The first non-empty draft of its drafters, in order, e.g. prompt lookup before a model."""
 
-    drafters: tuple[Drafter, ...] = ()
+    drafters: tuple[base.Drafter, ...] = ()
 
     def __post_init__(self) -> None:
-        if len(self.drafters) < 1 or not all(isinstance(d, Drafter) for d in self.drafters):
+        if len(self.drafters) < 1 or not all(isinstance(d, base.Drafter) for d in self.drafters):
             raise ConfigError(
                 "first_of takes drafters joined with '+', e.g. first_of(prompt_lookup+suffix)"
             )
 
     @property
-    def distributions(self) -> frozenset[Distribution]:  # type: ignore[override]
+    def distributions(self) -> frozenset[base.Distribution]:  # type: ignore[override]
         return frozenset().union(*(drafter.distributions for drafter in self.drafters))
 
     @property
@@ -45,17 +35,17 @@ class FirstOf(Drafter):
     def target_layer_ids(self) -> tuple[int, ...]:  # type: ignore[override]
         return tuple(dict.fromkeys(i for one in self.drafters for i in one.target_layer_ids))
 
-    def open(self, request: DraftRequest) -> Drafting:
-        members: list[Drafting] = []
+    def open(self, request: base.DraftRequest) -> base.Drafting:
+        members: list[base.Drafting] = []
         with ExitStack() as opened:
             for drafter in self.drafters:
                 members.append(drafter.open(request))
                 opened.callback(members[-1].close)
             return _FirstOf(self, members, opened.pop_all())
 
-    def propose_all(self, work: Sequence[tuple[Any, IntArray, Budget]]) -> list[Draft]:
+    def propose_all(self, work: Sequence[tuple[Any, IntArray, base.Budget]]) -> list[base.Draft]:
         """Drafter by drafter: each drafts at once for all texts that have no draft yet."""
-        drafts = [EMPTY] * len(work)
+        drafts = [base.EMPTY] * len(work)
         for place, drafter in enumerate(self.drafters):
             left = [i for i, draft in enumerate(drafts) if not len(draft)]
             if left:
@@ -66,15 +56,15 @@ class FirstOf(Drafter):
 
 
 @dataclass
-class _FirstOf(Drafting):
+class _FirstOf(base.Drafting):
     part: FirstOf
-    members: list[Drafting]
+    members: list[base.Drafting]
     opened: ExitStack  # that closes them all, whichever of them raises
 
-    def propose(self, prefix: IntArray, budget: Budget) -> Draft:
+    def propose(self, prefix: IntArray, budget: base.Budget) -> base.Draft:
         return self.part.propose_all([(self, prefix, budget)])[0]
 
-    def observe(self, feedback: Feedback) -> None:
+    def observe(self, feedback: base.Feedback) -> None:
         for drafter, member in zip(self.part.drafters, self.members, strict=True):
             member.observe(_shown(feedback, self.part.target_layer_ids, drafter.target_layer_ids))
 
@@ -82,7 +72,7 @@ class _FirstOf(Drafting):
         self.opened.close()
 
 
-def _shown(feedback: Feedback, given: tuple[int, ...], own: tuple[int, ...]) -> Feedback:
+def _shown(feedback: base.Feedback, given: tuple[int, ...], own: tuple[int, ...]) -> base.Feedback:
     """``feedback`` with the hidden states behind the layers ``own`` out of those ``given``."""
     if feedback.hidden is None or given == own:
         return feedback

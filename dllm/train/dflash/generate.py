@@ -20,20 +20,6 @@ STARTERS = (Path(__file__).parent / "starters.txt").read_text(encoding="utf-8").
 HERE = "\u2063here\u2063"  # stands for the user's words in the template
 
 
-def turn_ids(verifier: DiffusionModel) -> tuple[list[int], list[int]]:
-    """Ids of the chat template before and after the words of the only user's turn."""
-    tokenizer: Any = verifier.tokenizer
-    if tokenizer is None or tokenizer.chat_template is None:
-        raise ConfigError(
-            f"{verifier.name} has no chat template to prompt itself with: pass data of your own"
-        )
-    turns = [{"role": "user", "content": HERE}]
-    text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-    if text.count(HERE) != 1:
-        raise ConfigError(f"the chat template of {verifier.name} changes the user's words")
-    return around(tokenizer, text)
-
-
 def around(tokenizer: Any, text: str) -> tuple[list[int], list[int]]:
     """Ids of what stands before and after `HERE`."""
     before, after = tokenizer(text.split(HERE), add_special_tokens=False).input_ids
@@ -45,8 +31,16 @@ def self_prompts(
 ) -> list[list[int]]:
     """``count`` prompts, template included, drawn at temperature 1, each of at most ``most``
     tokens.  With ``starters`` every second one begins with one of these, in turn."""
-    before, after = turn_ids(verifier)
     tokenizer: Any = verifier.tokenizer
+    if tokenizer is None or tokenizer.chat_template is None:
+        raise ConfigError(
+            f"{verifier.name} has no chat template to prompt itself with: pass data of your own"
+        )
+    turns = [{"role": "user", "content": HERE}]
+    text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    if text.count(HERE) != 1:
+        raise ConfigError(f"the chat template of {verifier.name} changes the user's words")
+    before, after = around(tokenizer, text)
     heads = [before] * count
     if starters:
         begun = [tokenizer(s, add_special_tokens=False).input_ids for s in starters]

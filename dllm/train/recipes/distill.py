@@ -12,19 +12,8 @@ import torch
 from ...api import generate
 from ...models import DiffusionModel
 from ...models.quiet import quiet
+from .. import loop as training
 from ..dflash.generate import HERE, around
-from ..loop import (
-    SILENT,
-    Loop,
-    Metrics,
-    Report,
-    Schedule,
-    loop,
-    machine_has_bf16,
-    resume,
-    same_answers,
-    same_recipe,
-)
 from ..network import Network, check_trainable
 from ..objectives import blocks, parallel
 from ..processes import by_the_first, is_first
@@ -47,7 +36,9 @@ class Distillation:
     right one is learnt; ``rounds``: how often what was trained decodes again and is trained on."""
 
     objective: ObjectiveSettings
-    schedule: Schedule = field(default_factory=lambda: Schedule(1000, 2e-5, 20, "constant"))
+    schedule: training.Schedule = field(
+        default_factory=lambda: training.Schedule(1000, 2e-5, 20, "constant")
+    )
     rows: int = 8
     rank: int = 0
     sampler: str = "threshold(0.9)"
@@ -58,9 +49,9 @@ class Distillation:
 
 def train(
     model: DiffusionModel, recipe: Distillation, folder: Path, questions: Callable[[int], Asked], *,
-    data: Sequence[Path] = (), held_out: Asked = (), report: Report = SILENT,
+    data: Sequence[Path] = (), held_out: Asked = (), report: training.Report = training.SILENT,
     teacher: DiffusionModel | None = None, gradient_checkpointing: bool = False,
-) -> Loop | None:  # fmt: skip
+) -> training.Loop | None:  # fmt: skip
     """All rounds in ``folder``, where a stopped run goes on; returns the last one's loop, None for
     a schedule without steps, which only writes the answers.
 
@@ -70,7 +61,7 @@ def train(
     """
     if recipe.schedule.steps:
         check_trainable(model, recipe.rank)
-    same_recipe(folder, recipe, model.name)
+    training.same_recipe(folder, recipe, model.name)
 
     def write(asked: Asked, file: Path, first: bool) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -102,7 +93,7 @@ def train(
         if gradient_checkpointing:
             network.hf.gradient_checkpointing_enable()
         run = start(network, files, recipe, part / "checkpoints", held_out, report, held)
-        resume(run)
+        training.resume(run)
         network.hf.train(False)
         model = network.snapshot()
     return run
@@ -110,15 +101,15 @@ def train(
 
 def start(
     network: Network, files: Sequence[Path], recipe: Distillation, folder: Path,
-    held_out: Asked = (), report: Report = SILENT, held: Path | None = None,
-) -> Loop:  # fmt: skip
+    held_out: Asked = (), report: training.Report = training.SILENT, held: Path | None = None,
+) -> training.Loop:  # fmt: skip
     """One round, ready: a checkpoint in ``folder`` is taken up by `resume`.  ``held_out`` questions
     measure it, as does the loss of the answers in the file ``held``."""
     facts, block = network.facts, network.facts.block_length or 1
     room = facts.context_length + -facts.context_length % block
     read = partial(read_trajectories, vocabulary=facts.vocab_size, context=room)
     answers = [answer for file in files for answer in read(file)]
-    same_answers(folder, answers)
+    training.same_answers(folder, answers)
     objective, schedule = recipe.objective, recipe.schedule
     shown = (
         isinstance(objective, parallel.ParallelSettings) and objective.kl and objective.reference
@@ -130,14 +121,10 @@ def start(
     rows = min(recipe.rows, len(known))
     tested = rows and Batches(known, rows, len(known) // rows, schedule.seed, hints, block)
     device = network.model.device.type
-
-    def measure(objective: Any) -> Metrics:
-        return parallelism(objective.network.snapshot(), held_out, recipe.sampler)
-
-    return loop(
+    return training.loop(
         OBJECTIVES[type(objective)](network, objective), batches, schedule, folder,
-        measure=measure if held_out else None, bf16=machine_has_bf16(device), device=device,
-        report=report, held=tested or (),
+        measure=partial(parallelism, held_out, recipe.sampler) if held_out else None,
+        bf16=training.machine_has_bf16(device), device=device, report=report, held=tested or (),
     )  # fmt: skip
 
 
@@ -156,9 +143,9 @@ def reference_turn(model: DiffusionModel) -> tuple[list[int], list[int]]:
     return around(tokenizer, text)
 
 
-def parallelism(model: DiffusionModel, questions: Asked, sampler: str) -> Metrics:
-    """Tokens per forward and, where it is known, the share of right answers."""
-    results = generate(model, [q.prompt for q in questions], sampler=sampler)
+def parallelism(questions: Asked, sampler: str, objective: Any) -> training.Metrics:
+    """Tokens per forward of what is trained and, where it is known, the share of right answers."""
+    results = generate(objective.network.snapshot(), [q.prompt for q in questions], sampler=sampler)
     known = [q.right(r.text) for q, r in zip(questions, results, strict=True)]
     judged = [right for right in known if right is not None]
     forwards = sum(result.nfe for result in results)
@@ -167,7 +154,7 @@ def parallelism(model: DiffusionModel, questions: Asked, sampler: str) -> Metric
     return metrics | ({"accuracy": sum(judged) / len(judged)} if judged else {})
 
 
-def finish(run: Loop, model: DiffusionModel, recipe: Distillation, folder: Path) -> None:
+def finish(run: training.Loop, model: DiffusionModel, recipe: Distillation, folder: Path) -> None:
     """Write what was trained: the adapter, or the whole model, with what made it.  Of several
     processes the first one does."""
     if not is_first():
