@@ -38,22 +38,6 @@ def test_a_canvas_is_never_cut(noisy: dllm.DiffusionModel) -> None:
     assert result.trace is not None and result.trace.region[1] - result.trace.region[0] == 16
 
 
-@pytest.mark.parametrize("sampler", [None, "threshold(0.1)", "threshold(0.1)+edit(0.2)", "ddim(5)"])
-@pytest.mark.parametrize("length", ["fixed", "append"])
-def test_an_answer_is_no_longer_than_asked_for(
-    noisy: dllm.DiffusionModel, sampler: str | None, length: str
-) -> None:
-    how: dict[str, Any] = {"cache": "block", "sampler": sampler, "length": length}
-    how |= {"max_new_tokens": 11, "eos_policy": "none"}
-    result = dllm.generate(noisy, PROMPT, **how)
-    assert len(result.tokens) == 11 and result.finish_reason == "length"
-    *_, last = events = [*dllm.stream(noisy, PROMPT, **how)]
-    assert last.result is not None and last.result.tokens == result.tokens
-    assert "".join(event.text for event in events) == result.text
-    with pytest.raises(dllm.ConfigError, match="does not fit an answer of 11 tokens"):
-        dllm.generate(noisy, PROMPT, constraints={11: 7}, **how)
-
-
 def test_a_position_is_decided_once(noisy: dllm.DiffusionModel) -> None:
     """Decided positions of an open canvas are predicted for self-conditioning alone."""
     how: dict[str, Any] = {"cache": "block", "max_new_tokens": 16, "eos_policy": "none"}

@@ -76,12 +76,6 @@ class Recipe:
         """Whether its tokens come from outside: such a row waits for them and takes no place."""
         return False
 
-    @cached_property
-    def named(self) -> int | None:
-        """``max_new_tokens`` where the caller named it; a canvas may be longer."""
-        given = "max_new_tokens" in self.config.model_fields_set
-        return self.config.max_new_tokens if given else None
-
     def cap(self, facts: Facts, prompt: int, draft: IntArray = NOTHING) -> int:
         """Most positions of the answer to a prompt of so many tokens, which begins as ``draft``
         (-1 where it is open).  A length that the caller did not name is shortened to what fits."""
@@ -102,11 +96,6 @@ class Recipe:
             else:
                 wanted = max(config.min_new_tokens, min(wanted or DEFAULT_LENGTH, room))
                 wanted = min(wanted, whole or wanted)
-        if len(draft) > wanted:
-            raise ConfigError(
-                f"the draft has {len(draft)} tokens, the answer at most {wanted}: raise "
-                "max_new_tokens"
-            )
         if block:  # a canvas is never cut
             wanted += -wanted % block
         if wanted > room:
@@ -114,6 +103,11 @@ class Recipe:
             raise PromptError(
                 f"{prompt} prompt tokens and {wanted} new ones exceed the context of {limit}: "
                 f"shorten the prompt{remedy}"
+            )
+        if len(draft) > wanted:
+            raise ConfigError(
+                f"the draft has {len(draft)} tokens, the answer at most {wanted}: raise "
+                "max_new_tokens"
             )
         return wanted
 

@@ -208,9 +208,6 @@ def settle(
         row.open = sampler.stays and not sampler.resting and _goes_on(job)
     if decision.edits:
         row.edit(decision.edits, cache)
-    most = row.recipe.named
-    if most is not None and canvas.end > canvas.start + most and row.recipe.format is None:
-        _limit(canvas, canvas.start + most)
     if row.recipe.after_step is not None:
         row.recipe.after_step(canvas)
     if decision.probe:
@@ -221,14 +218,6 @@ def settle(
         row=row, canvas=canvas, decision=decision, window=canvas.window,
         number=max(0, canvas.step - 1), positions=cost, plan=plan, prediction=prediction,
     )  # fmt: skip
-
-
-def _limit(canvas: Canvas, end: int) -> None:
-    """End a text as soon as it is decided up to ``end``, within a canvas that has to be whole."""
-    if not canvas.revising and canvas.frontier() >= end:
-        canvas.cut(end - 1)
-        canvas.stop_position = None
-        canvas.finish("length")
 
 
 def _opened(row: Row, prediction: Any) -> Decision:

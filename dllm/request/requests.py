@@ -186,10 +186,10 @@ def answering(
     requests: list[Request] = []
     for ids, draft, cap, first in zip(encoded, drafts, caps, repetitions, strict=True):
         for offset, tokens in fixed:
-            if offset + len(tokens) > (most := recipe.named or cap):
+            if offset + len(tokens) > cap:
                 raise ConfigError(
                     f"the constraint of {len(tokens)} tokens at offset {offset} does not fit an "
-                    f"answer of {most} tokens: raise max_new_tokens"
+                    f"answer of {cap} tokens: raise max_new_tokens"
                 )
         begun = len(draft)
         length = begun + recipe.first_length(facts, len(ids), begun, cap - begun)
