@@ -208,9 +208,9 @@ def settle(
         row.open = sampler.stays and not sampler.resting and _goes_on(job)
     if decision.edits:
         row.edit(decision.edits, cache)
-    most = row.recipe.named
-    if most is not None and canvas.end > canvas.start + most and row.recipe.format is None:
-        _limit(canvas, canvas.start + most)
+    most = row.recipe.config.max_new_tokens
+    if most is not None and canvas.end > canvas.start + most:
+        _limit(canvas, row.recipe)
     if row.recipe.after_step is not None:
         row.recipe.after_step(canvas)
     if decision.probe:
@@ -223,9 +223,10 @@ def settle(
     )  # fmt: skip
 
 
-def _limit(canvas: Canvas, end: int) -> None:
-    """End a text as soon as it is decided up to ``end``, within a canvas that has to be whole."""
-    if not canvas.revising and canvas.frontier() >= end:
+def _limit(canvas: Canvas, recipe: MaskedRecipe) -> None:
+    """End a text that is as long as the caller wants it, within a canvas that has to be whole."""
+    end = canvas.start + (recipe.named or canvas.length)
+    if not canvas.revising and recipe.format is None and canvas.frontier() >= end:
         canvas.cut(end - 1)
         canvas.stop_position = None
         canvas.finish("length")
