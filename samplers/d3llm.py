@@ -6,7 +6,7 @@ import numpy as np
 
 from ..core.canvas import BoolArray, IntArray
 from ..core.capabilities import ENTROPY
-from ..core.limits import NATS, bounds
+from ..core.limits import NOT_NEGATIVE, bounds
 from ..core.spec import FamilyDefaults
 from .base import Part, Selector, View
 from .compose import register
@@ -31,7 +31,7 @@ class D3LLM(Selector):
         "llada": {"anywhere": True},
         "dream": {"anywhere": False},
     }
-    limits = bounds(tau=NATS)
+    limits = bounds(tau=NOT_NEGATIVE)
 
     tau: float = 0.5
     anywhere: bool | None = None

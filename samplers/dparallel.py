@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from ..core.canvas import BoolArray
 from ..core.capabilities import ENTROPY, REPEATABLE
-from ..core.limits import NATS, bounds
+from ..core.limits import NOT_NEGATIVE, bounds
 from ..core.spec import FamilyDefaults
 from .base import Part, Selector, View
 from .compose import register
@@ -28,7 +28,7 @@ class EntropyThreshold(Selector):
         "llada": {"inclusive": True},
         "dream": {"inclusive": False},
     }
-    limits = bounds(tau=NATS)
+    limits = bounds(tau=NOT_NEGATIVE)
 
     tau: float = 0.5
     inclusive: bool | None = None

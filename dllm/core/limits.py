@@ -44,7 +44,6 @@ POSITIVE = limit(lambda x: x > 0, "{name} must be positive, not {value}")
 TEMPERATURE = limit(lambda x: 1e-6 <= x <= 1e6, "{name} must lie between 1e-6 and 1e6, not {value}")
 SHARE = limit(lambda x: 0 <= x <= 1, "{name} must lie in [0, 1], not {value}")
 SOME_SHARE = limit(lambda x: 0 < x <= 1, "{name} must lie in (0, 1], not {value}")
-NATS = limit(lambda x: x >= 0, "{name} must not be negative, not {value}: it is an entropy in nats")
 # Of probabilities that have to be reached.
 THRESHOLD = limit(
     lambda x: 0 <= x <= 1 or x == math.inf,

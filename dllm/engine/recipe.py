@@ -255,11 +255,7 @@ class Setting(NamedTuple):
     """What is no part, and needs something of one."""
 
     name: str
-    need: Capability
-
-    @property
-    def needs(self) -> frozenset[Capability]:
-        return frozenset({self.need})
+    needs: frozenset[Capability]
 
 
 def offers_of(facts: Facts) -> frozenset[Capability]:
@@ -333,14 +329,15 @@ def check_recipe(recipe: MaskedRecipe, cache: Cache, model: DiffusionModel) -> N
     if config.temperature > 0:
         name = f"temperature={config.temperature}"
         check_needs(sampler.parts, "a temperature", name, frozenset())
-    asked = [Setting(f"cfg_scale={config.cfg_scale}", MASKED)] if config.cfg_scale else []
+    masks = frozenset({MASKED})
+    asked = [Setting(f"cfg_scale={config.cfg_scale}", masks)] if config.cfg_scale else []
     check_needs([*sampler.parts, cache, *asked], "a model", model.name, offers_of(model.facts))
     kept = {"decided_first": DECIDED_FIRST, "causal_prefix": BLOCK_CAUSAL}.get(
         model.facts.mask_kind
     )
     if kept is not None:
         named = f"cache={cache.name!r}"
-        check_needs([Setting(model.name, kept)], "a cache", named, cache.offers)
+        check_needs([Setting(model.name, frozenset({kept}))], "a cache", named, cache.offers)
     if recipe.format is not None:
         check_format(sampler, isinstance(recipe.format, Judged), recipe.filters.cut)
     mixes = any(MASKED in part.needs for part in sampler.parts)
