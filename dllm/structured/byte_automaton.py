@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+DEPTH = 3  # of what contains itself, and of values of any kind
 MOST_STEPS = 1_500_000  # nodes, edges and pairs of states that one structure may take
 MOST_STATES = 40_000  # of an automaton over bytes, before it is minimal
 
@@ -26,10 +27,12 @@ class TooLarge(Unfit):
 
 
 class Budget:
-    """Steps that are left.  They are counted: what is taken does not depend on the machine."""
+    """Steps that are left.  They are counted: what is taken does not depend on the machine.
+    ``cut``: whether something would have gone on beyond its ``depth``."""
 
-    def __init__(self, steps: int = MOST_STEPS) -> None:
+    def __init__(self, steps: int = MOST_STEPS, depth: int = DEPTH) -> None:
         self.steps = self.left = steps
+        self.depth, self.cut = depth, False
 
     def spend(self, steps: int = 1) -> None:
         self.left -= steps
@@ -61,18 +64,16 @@ class ByteAutomaton:
                 return False
         return self.accepting[state]
 
-    def texts(self, most: int) -> list[bytes] | None:
-        """All texts, the shortest first; None where they are more than ``most``."""
+    def texts(self, most: int) -> list[bytes]:
+        """All texts, the shortest first; none where they are more than ``most``."""
         found, level = list[bytes](), [(0, b"")]
-        for _ in self.edges:  # behind so many bytes texts have no end
+        while level and len(found) + len(level) <= most:
             found += [text for state, text in level if self.accepting[state]]
             level = [
                 (to, text + bytes([byte])) for state, text in level
                 for low, high, to in self.edges[state] for byte in range(low, high + 1)
             ]  # fmt: skip
-            if len(found) + len(level) > most:
-                return None
-        return None if level else found
+        return [] if level else found
 
 
 def determined(

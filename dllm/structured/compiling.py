@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from ..core.errors import ConfigError, one_line
 from .byte_automaton import (
+    DEPTH,
     MOST_STEPS,
     Budget,
     ByteAutomaton,
@@ -36,7 +37,6 @@ from .parts import Bytes, Either, Leaf, Letters, Part, Repeat, Row, automaton_of
 from .plain import plain
 from .reading import Reader
 from .source import Source, encoded, named
-from .values import DEPTH
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
@@ -46,6 +46,7 @@ MOST_STATES = 20_000  # of an automaton over tokens
 MOST_EDGES = 1_500_000
 MOST_CELLS = 40_000_000  # states times classes
 MEMORY = 4 << 30  # bytes of address space
+FRAMES = 2000  # of calls within calls: what is nested 200 deep takes over 1,000
 MOST_LOOKUPS = 300_000_000  # where a byte leads from a state
 ROOM = 1 << 21  # of these at once
 FEW = 64  # longest tokens, which are followed one by one
@@ -99,8 +100,7 @@ class Compiler:
 
     def __init__(self, depth: int = DEPTH) -> None:
         # Further tries take less, so that all of them together end soon.
-        self.budget, self.depth = Budget(MOST_STEPS // (1 if depth == DEPTH else 4)), depth
-        self.cut = False  # whether something was written to a depth
+        self.budget = Budget(MOST_STEPS // (1 if depth == DEPTH else 4), depth)
         self.spells = False  # see `values.Base`
         self.ignored: dict[str, None] = {}
 
@@ -117,19 +117,12 @@ class Compiler:
         if kind == "repeat":
             return Repeat(self.part(value[0]), value[1], value[2])
         if kind == "grammar":
-            grammar = Grammar(value, self.budget, self.depth)
-            try:
-                return grammar.part()
-            finally:
-                self.cut = self.cut or grammar.cut  # whether rules would go deeper
+            return Grammar(value, self.budget).part()
         if kind == "free":
             return Leaf(self._free(value))
-        reader = Reader(value, self.budget, self.depth, loose=kind == "open_schema")
-        reader.spells = self.spells
-        try:
-            return reader.read()
-        finally:  # where it is too large, less deep it may not be
-            self.cut, self.ignored = self.cut or reader.cut, {**self.ignored, **reader.ignored}
+        reader = Reader(value, self.budget, loose=kind == "open_schema")
+        reader.spells, reader.ignored = self.spells, self.ignored
+        return reader.read()
 
     def _free(self, words: Sequence[str]) -> ByteAutomaton:
         """Any text that contains none of the ``words``."""
@@ -161,7 +154,7 @@ def byte_automaton(source: Mapping[str, Any]) -> tuple[ByteAutomaton, list[str]]
             if failed is None:
                 raise
             break
-        if not compiler.cut:
+        if not compiler.budget.cut:
             break
     assert failed is not None
     raise failed
@@ -339,7 +332,7 @@ def refused(why: str, source: Source) -> Refused:
     with contextlib.suppress(RecursionError, AttributeError, TypeError, ValueError):
         same = encoded(plain(source))
         compiler = Compiler(1)
-        compiler.budget, compiler.spells = Budget(), True
+        compiler.budget, compiler.spells = Budget(depth=1), True
         text = shortest(compiler.part(source), compiler.budget)
     return Refused(why, text, same)
 
@@ -375,6 +368,7 @@ def compiled(text: str, key: str, seconds: float) -> Tables | Refused | None:
 def _limit(seconds: float) -> None:
     """Allow so much more processor time, and `MEMORY`: a busy machine gives up nothing that an idle
     one compiles."""
+    sys.setrecursionlimit(FRAMES)
     if sys.platform != "win32":
         import resource
 

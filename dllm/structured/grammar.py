@@ -53,18 +53,18 @@ class Token(NamedTuple):
 
 
 class Grammar:
-    """A grammar, whose first rule is ``start``, or ``root`` in GBNF.  ``depth``: how often a rule
-    may stand within itself."""
+    """A grammar, whose first rule is ``start``, or ``root`` in GBNF.  How often a rule may stand
+    within itself is the depth of the ``budget``."""
 
-    def __init__(self, text: str, budget: Budget, depth: int) -> None:
-        self.budget, self.depth = budget, depth
+    def __init__(self, text: str, budget: Budget) -> None:
+        self.budget = budget
         self.rules: dict[str, Node] = {}
         self.ignored: list[Node] = []
         self.gbnf = re.search(r"^[ \t]*[\w-]+\s*::=", text, re.MULTILINE) is not None
-        self.cut = False
         self.open: list[str] = []
         self._count = 0
         self._built: dict[Any, Part | Nothing] = {}
+        self._terminals: dict[str, Part] = {}
         self._read(text)
 
     def part(self) -> Part:
@@ -251,8 +251,8 @@ class Grammar:
             raise TooLarge("has too many rules within rules: allow less")
         key = name, *sorted(self.open)
         if key not in self._built:
-            if self.open.count(name) > self.depth:
-                self.cut = True
+            if self.open.count(name) > self.budget.depth:
+                self.budget.cut = True
                 raise Nothing(name)
             self.open.append(name)
             try:
@@ -337,13 +337,16 @@ class Grammar:
             return Either(parts) if kind == "either" else Row(parts)
         if kind == "repeat":
             return Repeat(self._terminal(node[1]), node[2], node[3])
-        if self.open.count(node[1]):
-            raise ConfigError(f"the terminal {node[1]} of the grammar contains itself")
-        self.open.append(node[1])
-        try:
-            return self._terminal(self.rule(node[1]))
-        finally:
-            self.open.pop()
+        name = node[1]
+        if self.open.count(name):
+            raise ConfigError(f"the terminal {name} of the grammar contains itself")
+        if name not in self._terminals:
+            self.open.append(name)
+            try:
+                self._terminals[name] = self._terminal(self.rule(name))
+            finally:
+                self.open.pop()
+        return self._terminals[name]
 
     def token(self, node: Node) -> Part:
         """The texts of an expression or of a text in quotes."""

@@ -24,8 +24,9 @@ KINDS: tuple[tuple[str, Any], ...] = (
     ("null", type(None)), ("boolean", bool), ("number", int | float), ("string", str),
     ("array", list), ("object", Mapping),
 )  # fmt: skip
-REFUSED = {
-    "contains", "unevaluatedProperties", "unevaluatedItems", "$dynamicRef", "$recursiveRef",
+REFUSED = {  # and what to write in place of each
+    "contains": "describe all items", "unevaluatedProperties": "use additionalProperties",
+    "unevaluatedItems": "use items", "$dynamicRef": "use $ref", "$recursiveRef": "use $ref",
 }  # fmt: skip
 DATA = {"const", "enum", "default", "example", "examples"}  # keywords that hold values
 NAMED = {"properties", "patternProperties", "$defs", "definitions", "dependencies",

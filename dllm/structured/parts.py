@@ -254,7 +254,7 @@ def automaton_of(part: Part, budget: Budget) -> ByteAutomaton:
     try:
         start = net.build(part, end)
     except RecursionError:
-        raise TooLarge("is nested too deeply") from None
+        raise TooLarge("is nested too deeply: allow less") from None
     return determined(net.edges, net.free, start, end, budget)
 
 

@@ -26,7 +26,7 @@ def plain(source: Source) -> Source:
         return {"regex": plain_regex(regex_part(value))}
     if kind == "grammar":
         try:
-            grammar = Grammar(value, Budget(), 0)
+            grammar = Grammar(value, Budget())
         except ConfigError:
             return source
         return {"grammar": plain_grammar(grammar)}

@@ -13,6 +13,8 @@ hold are one after `merged`, keyword by keyword as `MERGE` says; a type is a fun
 from __future__ import annotations
 
 import contextlib
+import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any, ClassVar
@@ -47,6 +49,7 @@ from .values import COLON, Base, listed
 
 DEEPEST = 12  # arrays and objects within one another, in schemas that may not hold
 MOST_PARTS = 20_000  # schemas that are read
+REFERENCE = re.compile(r'"\$ref": ("(?:[^"\\]|\\.)*")')  # in JSON
 
 
 def _named(schema: Any) -> set[str]:
@@ -83,7 +86,7 @@ class Reader(Base):
             raise TooLarge(f"has more than {MOST_PARTS:,} parts: allow less")
         self.budget.spend()
         if schema is True:
-            return self.anything(self.depth)
+            return self.anything(self.budget.depth)
         if not isinstance(schema, Mapping):
             if schema is False:
                 raise Nothing(path)
@@ -107,8 +110,10 @@ class Reader(Base):
         if isinstance(tag, Mapping) and "propertyName" in tag and not self.testing:
             # By its value readers choose an alternative, whether or not the schema requires it.
             schema = merged(schema, {"required": [tag["propertyName"]]}, path)
-        for key in sorted(REFUSED & schema.keys()):
-            raise ConfigError(f"{path} of the schema has {key!r}, which is not supported")
+        for key in sorted(REFUSED.keys() & schema.keys()):
+            raise ConfigError(
+                f"{path} of the schema has {key!r}, which is not supported: {REFUSED[key]}"
+            )
         for key in ("enum", "prefixItems"):
             if not isinstance(schema.get(key, []), list):
                 raise ConfigError(f"{path} of the schema has {key!r} that is no list")
@@ -121,7 +126,7 @@ class Reader(Base):
         if self.testing and types and "type" not in schema:
             types = [*KEYWORDS]
         if types is None:
-            return self.anything(self.depth)
+            return self.anything(self.budget.depth)
         return self.either([partial(self.TYPES[name], self, schema, path) for name in types], path)
 
     def _counts(self, key: str) -> bool:
@@ -137,7 +142,7 @@ class Reader(Base):
         if self.testing:
             return self.nested()
         if depth not in self._any:
-            self.cut = self.repeats = True
+            self.budget.cut = self.repeats = True
             number = self.leaf("number", lambda: regex_part(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?"))
             parts: list[Part] = [self.text(), number, *map(Bytes, (b"true", b"false", b"null"))]
             if depth:
@@ -176,17 +181,14 @@ class Reader(Base):
     def _leads_back(self, name: str) -> bool:
         """Whether what a reference stands for contains the reference."""
         if name not in self._back:
-            seen, todo, self._back[name] = {""}, [self.resolve(name, "#")], False
-            for part in todo:  # which grows
-                self.budget.spend()
-                if isinstance(part, Mapping):
-                    self._back[name] |= part.get("$ref") == name
-                    with contextlib.suppress(ConfigError):
-                        if (other := str(part.get("$ref", ""))) not in seen:
-                            seen.add(other)
-                            todo.append(self.resolve(other, "#"))
-                inner = part.values() if isinstance(part, Mapping) else part
-                todo += [each for each in inner if isinstance(each, Mapping | list)]
+            todo = [name]
+            for each in todo:  # which grows
+                with contextlib.suppress(ConfigError):
+                    text = json.dumps(self.resolve(each, "#"))
+                    self.budget.spend(len(text) // 16)
+                    found = set(map(json.loads, REFERENCE.findall(text)))
+                    todo += sorted(found.difference(todo[1:]))
+            self._back[name] = name in todo[1:]
         return self._back[name]
 
     def followed(self, parts: Sequence[Any], rest: Schema, path: str) -> Part:
@@ -204,8 +206,9 @@ class Reader(Base):
                     if name in done:
                         todo.insert(0, more)
                         continue
-                    if self.open.count(name) >= max(1, self.depth) and self._leads_back(name):
-                        self.cut = True
+                    often = self.open.count(name) >= max(1, self.budget.depth)
+                    if often and self._leads_back(name):
+                        self.budget.cut = True
                         if self.testing:
                             self.refuse("$ref", path)
                         raise TooDeep(path)
@@ -282,7 +285,7 @@ class Reader(Base):
 
     @cached_property
     def tester(self) -> Reader:
-        reader = Reader(self.root, self.budget, self.depth, testing=True)
+        reader = Reader(self.root, self.budget, testing=True)
         reader.wider = not self.wider  # more is taken away, but not from what is taken away
         return reader
 

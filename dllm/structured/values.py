@@ -40,7 +40,6 @@ from .parts import (
     maybe,
 )
 
-DEPTH = 3  # of recursive schemas, and of values of any kind
 LONGEST = 160  # characters of a format that has a maxLength: longer ones are not written
 MOST_TEXTS = 256  # of such values that a schema describes and does not name
 MOST_UNIQUE = 6  # values that stand in any order in an array without equal items: more keep theirs
@@ -49,8 +48,7 @@ QUOTE = Bytes(b'"')
 
 
 class Base:
-    """What values are read with.  ``depth``: of what contains itself; ``ignored``: unknown
-    keywords that were met; ``cut``: whether something was written to a depth; ``spells``: whether
+    """What values are read with.  ``ignored``: unknown keywords that were met; ``spells``: whether
     strings stay parts, as one text of theirs is found without an automaton.
 
     ``loose``: properties stand in any order, with undeclared ones between them.  ``testing``: every
@@ -63,10 +61,9 @@ class Base:
     target: Callable[[Any, str], Schema]
 
     def __init__(
-        self, root: Schema, budget: Budget, depth: int = DEPTH, loose: bool = False,
-        testing: bool = False,
-    ) -> None:  # fmt: skip
-        self.root, self.budget, self.depth, self.loose = root, budget, depth, loose or testing
+        self, root: Schema, budget: Budget, loose: bool = False, testing: bool = False
+    ) -> None:
+        self.root, self.budget, self.loose = root, budget, loose or testing
         self.testing = testing
         self.wider = False  # in testing: whether other texts may be read, too
         self.dropped: str | None = None  # a format that was not heeded for that
@@ -76,7 +73,6 @@ class Base:
         self._back: dict[str, bool] = {}  # whether they lead back
         self.parts = 0
         self.ignored: dict[str, None] = {}
-        self.cut = False  # whether something was written to a depth
         self.spells = False
         self._leaves: dict[Any, Leaf] = {}
         self._read: dict[Any, tuple[Any, Part | Nothing]] = {}
@@ -118,13 +114,11 @@ class Base:
 
 
 def constants(reader: Base, schema: Schema, path: str) -> Part:
-    values = constants_of(schema) or []
+    wanted = as_list(schema.get("type", "any"))
+    values = [v for v in constants_of(schema) or [] if any(is_a(v, kind) for kind in wanted)]
     if "enum" in schema and "const" in schema:
         allowed = {*map(same, schema["enum"])}
         values = [v for v in values if same(v) in allowed]
-    if "type" in schema:
-        wanted = as_list(schema["type"])
-        values = [v for v in values if any(is_a(v, kind) for kind in wanted)]
     reader.budget.spend(len(values))
     rest = {k: v for k, v in schema.items() if k not in ("enum", "const", "type")}
     for kind in dict.fromkeys(map(kind_of, values)):
@@ -242,9 +236,8 @@ def _unique(reader: Base, items: Any, least: int, most: int | None, path: str) -
     with suppress(Empty):
         fits = automaton_of(reader.value(items, f"{path}/items"), reader.budget)
         found = constants_of(reader.target(items, path))
-        if found is None and (texts := fits.texts(MOST_TEXTS)) is not None:
-            found = list(map(json.loads, texts))
-        if found is None:
+        found = found or [json.loads(text) for text in fits.texts(MOST_TEXTS)]
+        if not found:
             raise ConfigError(
                 f"{path} of the schema has 'uniqueItems', which is supported for items that are "
                 "constants: name them in an enum, or drop it (for a list in place of a set)"

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from dllm.core.errors import ConfigError
-from dllm.structured import source
-from dllm.structured.byte_automaton import ByteAutomaton
+from dllm.structured import compiling, source
+from dllm.structured.byte_automaton import ByteAutomaton, Unfit
 from dllm.structured.compiling import byte_automaton
 
 SUM = """
@@ -149,6 +149,13 @@ def test_what_is_refused(rules: str, word: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(word)) as caught:
         byte_automaton(source.grammar(rules))
     assert "\n" not in str(caught.value)
+
+
+def test_terminals_within_terminals_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "MOST_STEPS", 10_000)
+    rules = [f"T{i}: T{i + 1} T{i + 1}" for i in range(60)]
+    with pytest.raises(Unfit, match="allow less"):
+        byte_automaton(source.grammar("\n".join(["start: T0", *rules, 'T60: "a" | "b"'])))
 
 
 def test_structures_within_free_text() -> None:

@@ -2,6 +2,7 @@
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,6 +64,17 @@ EXPLODING = [
     source.json_schema({"type": "string", "minLength": 10**9}),
     source.json_schema({"type": "object", "minProperties": 10**9}),
 ]  # fmt: skip
+
+
+def test_schemas_may_be_nested_200_deep() -> None:
+    schema: dict[str, Any] = {"type": "null"}
+    for _ in range(200):
+        schema = {"type": "object", "required": ["a"], "properties": {"a": schema}}
+    worker = Worker()
+    try:
+        assert worker.compile(source.json_schema(schema), BYTES).start >= 0
+    finally:
+        worker.close()
 
 
 @pytest.mark.parametrize("number", some(range(len(EXPLODING)), 3))
