@@ -144,8 +144,8 @@ def infill(
     ``[[8:[a-z]+]]`` is a hole with a form: its 8 tokens spell a text that matches ``[a-z]+``.
     With a ``prompt`` (as for `generate`) it is the form of the answer: ``"The answer is [[2]]."``.
     Stop ids are never proposed, so that a sampler's end-of-text rule has nothing to do; the text
-    around the holes stays as it is.  The result's ``text`` is the whole text, ``tokens`` all of its
-    ids.
+    around the holes stays as it is, unless one of the ``stop_strings`` ends the last hole, and with
+    it the text.  The result's ``text`` is the whole text, ``tokens`` all of its ids.
     """
     given: dict[str, Any] = {**DEFAULTS, **options}
     sampler, cache, config, trace = map(given.pop, DEFAULTS)

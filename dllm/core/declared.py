@@ -4,6 +4,7 @@ and the server takes its fields from bodies."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -72,6 +73,7 @@ class Declared(BaseModel):
         return self.model_copy(update=changes)
 
     @classmethod
+    @cache
     def fields(cls, *of: str) -> dict[str, FieldInfo]:
         """The fields, or those that one of ``of`` takes."""
         every = cls.model_fields

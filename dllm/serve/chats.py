@@ -72,12 +72,10 @@ class Chats:
 
     def parser(self, ask: GenerateRequest, prompt: IntArray) -> Parser | None:
         """Who reads calls and thoughts out of an answer behind ``prompt``; None: it has neither."""
-        if ask.kind != "chat":
-            return None
         names = [tool["function"]["name"] for tool in ask.tools]
         if ask.forced or ask.either:
             return Forced(names, ask.most_calls, ask.either)
-        thinking = thinks(self.template)
+        thinking = ask.kind == "chat" and thinks(self.template)
         if not (names or thinking):
             return None
         tail = prompt[-TAIL:].tolist()

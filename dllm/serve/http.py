@@ -101,23 +101,20 @@ async def outcome(work: Future[T], until: float | None = None) -> T:
 
 async def read_body(request: Request, most: int) -> bytes:
     """The body; `Problem` where it is too large or too slow."""
+    too_large = Problem(413, f"the body may have {most} bytes", code="body_too_large")
     length = request.headers.get("content-length", "0")
     if length.isascii() and length.isdigit() and int(length[:19]) > most:
-        raise _too_large(most)
+        raise too_large
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_PATIENCE):
             async for part in request.stream():
                 body += part
                 if len(body) > most:
-                    raise _too_large(most)
+                    raise too_large
     except TimeoutError:
         raise Problem(408, f"the body did not arrive in {BODY_PATIENCE:g} seconds") from None
     return bytes(body)
-
-
-def _too_large(most: int) -> Problem:
-    return Problem(413, f"the body may have {most} bytes", code="body_too_large")
 
 
 class Client(NamedTuple):

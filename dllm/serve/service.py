@@ -91,9 +91,8 @@ class Service:
         self.spelling = Spelling(model.tokenizer)
         self.chats = Chats(self.spelling, self.settings.tool_parser)
         self._seconds = 1.0  # of a request, lately
-        self._facts = hashlib.sha256(
-            "\0".join([__version__, model.name, digest(model.hf), ""]).encode()
-        )
+        facts = __version__, model.name, digest(model.hf), ""
+        self._facts = hashlib.sha256("\0".join(facts).encode())
         self._forms: deque[str] = deque(maxlen=MOST_FORMS)
         self.verifying = None
         if is_causal_model(model):
