@@ -14,7 +14,6 @@ from transformers import MuseGlimmerAssistantConfig
 from ...core.errors import ConfigError
 from ...drafting.dflash.checkpoint import BlockCheckpoint, load_checkpoint
 from ...drafting.dflash.config import DFLASH
-from ...drafting.dflash.drafter import head_without_bias
 from ...models import DiffusionModel
 from ..loop import SILENT, Loop, Report, loop, same_answers, same_recipe
 from ..loop import Schedule as LoopSchedule
@@ -24,7 +23,7 @@ from .evaluate import measure
 from .export import export
 from .keep import write_states
 from .model import copy_layers, drafter_config, new_drafter
-from .objective import Objective, Reader, Trainee, trainee_of
+from .objective import Objective, Reader, Trainee
 
 INITS = ("verifier", "random")
 SHORTEST = 8  # answer tokens
@@ -137,14 +136,13 @@ def keep_states(files: Sequence[Path], verifier: Any, config: Any) -> Iterator[i
 def begun(verifier: DiffusionModel, recipe: DFlashTraining) -> Trainee:
     """What a run starts with.  Raises `ConfigError` where no drafter can be trained."""
     hf: Any = verifier.hf
-    head_without_bias(hf)
     torch.manual_seed(recipe.schedule.seed)
     drafter = new_drafter(recipe.config(hf.config, mask_id(verifier, recipe.mask_token_id)))
-    if recipe.weights_from is None and recipe.init == "verifier":
-        copy_layers(drafter, hf)
-    trainee = trainee_of(drafter, hf, recipe.objective, torch.arange(0))
+    trainee = Trainee(drafter, hf, recipe.objective, torch.arange(0))
     if recipe.weights_from is not None:
         _take_weights(trainee, load_checkpoint(recipe.weights_from))
+    elif recipe.init == "verifier":
+        copy_layers(drafter, hf)
     return trainee
 
 
