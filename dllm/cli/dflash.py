@@ -214,7 +214,7 @@ def _train(model: DiffusionModel, recipe: DFlashTraining, options: DFlash, repor
     from ..train.loop import RECIPE, machine_has_bf16, resume, same_recipe
     from ..train.processes import by_the_first, is_first
 
-    config, folder = begun(model, recipe).config, options.output
+    config, folder = begun(model, recipe).blocks.drafter.config, options.output
     if (folder / RECIPE).exists():  # what belongs to another run is not written on
         same_recipe(folder, recipe, model.name)
     files = dict(answer_files(model, options)) or {folder / "answers.jsonl": None}

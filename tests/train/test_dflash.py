@@ -40,7 +40,7 @@ from dllm.train.dflash.model import (
     drafter_config,
     new_drafter,
 )
-from dllm.train.dflash.objective import Objective, Reader, trainee_of
+from dllm.train.dflash.objective import Objective, Reader, Trainee
 from dllm.train.dflash.recipe import DFlashTraining, Schedule, finish, keep_states, mask_id, start
 from dllm.train.loop import resume
 from dllm.train.trajectories import task_questions
@@ -118,7 +118,7 @@ def test_blocks_are_embedded_in_training_as_when_drafting(normed: bool) -> None:
     config = drafter_config(hf.config, layers=1, block_size=4, mask_token_id=3)
     drafter = new_drafter(config)
     ids, anchor = torch.randint(4, 50, (1, 14)), 9
-    trainee = trainee_of(drafter, hf, Objective(), torch.arange(4))
+    trainee = Trainee(drafter, hf, Objective(), torch.arange(4))
     states = torch.randn(1, 14, 32)
     together = trainee.blocks(ids, states, torch.tensor([[anchor]]))
     weights = {name: t.detach() for name, t in drafter.state_dict().items()}

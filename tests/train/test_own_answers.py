@@ -11,6 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import dllm
 from dllm.core.errors import ConfigError
+from dllm.train.dflash.generate import read_data
 from dllm.train.loop import Schedule
 from dllm.train.network import Network
 from dllm.train.objectives.blocks import Blocks, BlockSettings
@@ -27,6 +28,7 @@ from dllm.train.trajectories import (
     write_answers,
     write_trajectories,
 )
+from examples.nano.tokenizer import build_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("default")
 MASK = 3
@@ -39,6 +41,28 @@ def tiny(seed: int = 0) -> Any:
         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256,
         initializer_range=0.3, bos_token_id=None, eos_token_id=1, pad_token_id=0,
     ))  # fmt: skip
+
+
+def test_conversations_to_be_answered(tmp_path: Path) -> None:
+    """With their tools; one that is answered already is named by line."""
+    tokenizer: Any = build_tokenizer()
+    tokenizer.chat_template = (
+        "{% for t in tools or [] %}{{ t.function.name }} {% endfor %}"
+        "{% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}"
+    )
+    model = replace(dllm.load("nano-ar"), tokenizer=tokenizer)
+    user, tool = {"role": "user", "content": "Tom"}, {"role": "tool", "content": "9"}
+    call = {"role": "assistant", "content": "", "tool_calls": []}
+    named = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+    lines = [{"messages": [user, call, tool], "tools": named}, {"messages": [user]},
+             {"messages": [user, {"role": "assistant", "content": "Ben"}]}]  # fmt: skip
+    file = tmp_path / "data.jsonl"
+    file.write_text("\n".join(map(json.dumps, lines[:2])))
+    texts = [tokenizer.decode(ids) for ids in read_data(model, file) or ()]
+    assert texts == ["add user Tom assistant  tool 9 ", "user Tom "]
+    file.write_text("\n".join(map(json.dumps, lines)))
+    with pytest.raises(ConfigError, match=r"line 3: .*leave that out"):
+        read_data(model, file)
 
 
 def test_tokens_that_were_never_decided_are_masked_and_not_learnt() -> None:

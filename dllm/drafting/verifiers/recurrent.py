@@ -19,7 +19,7 @@ from ...core.errors import ConfigError
 from ...models import DiffusionModel
 from ..base import Draft
 from .base import Scored, running
-from .rowwise import RowVerifier, goes_on, remembers
+from .rowwise import RowVerifier, remembers
 from .stepping import recurrences, stepping
 
 
@@ -39,16 +39,8 @@ class RecurrentVerifier(RowVerifier):
         return cache
 
     def check_drafts(self, trees: bool) -> None:
-        if trees:
-            raise ConfigError(
-                f"{self.model.name} has recurrent layers, which read one token after the other: "
-                "use a search that returns a chain"
-            )
-        if not self.steps and not goes_on(self):
-            raise ConfigError(
-                f"the recurrent layers of {self.model.name} read several tokens only at the start "
-                "of a text, so that it cannot verify drafts; use another model, or drafter=None"
-            )
+        if trees or not self.steps:
+            super().check_drafts(trees)
 
     def _score(self, text: Any, draft: Draft) -> Scored:
         text.kept = []
@@ -58,7 +50,7 @@ class RecurrentVerifier(RowVerifier):
             stepping(self.hf, len(draft), text.kept) if stepped else nullcontext(),
         ):
             scored = super()._score(text, draft)
-        if len(draft) and len(text.kept) != sum(map(remembers, _recurrent(text.cache))):
+        if len(draft) and len(text.kept) != sum(map(remembers, text.cache.layers)):
             raise ConfigError(
                 f"{self.model.name} computes recurrent layers in an unknown way: it cannot verify "
                 "drafts; use drafter=None"
@@ -70,7 +62,7 @@ class RecurrentVerifier(RowVerifier):
         rejected = len(draft) - len(path)
         for layer in text.cache.layers:
             layer.crop(-rejected)
-        states = [layer for layer in _recurrent(text.cache) if remembers(layer)]
+        states = [layer for layer in text.cache.layers if remembers(layer)]
         for layer, kept in zip(states, text.kept, strict=bool(rejected)):
             if rejected:
                 layer.recurrent_states[0].copy_(kept[len(path)])
@@ -89,7 +81,3 @@ def has_recurrent_layers(model: DiffusionModel) -> bool:
     """Whether some of its layers keep a state instead of keys and values in transformers' cache."""
     cache = DynamicCache(config=model.hf.config.get_text_config())
     return any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in cache.layers)
-
-
-def _recurrent(cache: Any) -> list[Any]:
-    return [layer for layer in cache.layers if isinstance(layer, LinearAttentionCacheLayerMixin)]

@@ -74,8 +74,8 @@ class RowVerifier(Verifier):
         super().check_drafts(trees)
         if not goes_on(self):
             raise ConfigError(
-                f"{self.model.name} does not read several tokens behind a text as one by one: it "
-                "cannot verify drafts; use another model, or drafter=None"
+                f"{self.model.name} reads several tokens only at the start of a text, or otherwise "
+                "than one by one: it cannot verify drafts; use another model, or drafter=None"
             )
 
     def score(self, work: Work) -> list[Scored]:

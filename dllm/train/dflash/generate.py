@@ -85,13 +85,18 @@ def write_answers(
 
 
 def read_data(verifier: DiffusionModel, file: Path) -> list[IntArray] | None:
-    """The prompts of a file of {"prompt": text} or {"messages": [...]}; None when its lines are
-    answers already, {"ids", "answer"}.  Raises `ConfigError` for anything else."""
+    """The prompts of a file of {"prompt": text} or {"messages": [...]}, which may have "tools";
+    None when its lines are answers already, {"ids", "answer"}.  Raises `ConfigError` for anything
+    else."""
 
     def make(entry: Any) -> IntArray | None:
         if "ids" in entry and "answer" in entry:
             return None
-        ids = encode(verifier, entry.get("messages") or entry["prompt"], None)
+        messages, tools = entry.get("messages"), entry.get("tools")
+        if messages and messages[-1]["role"] == "assistant":
+            raise ValueError("an answer ends it: leave that out, the verifier writes its own")
+        how = {"tools": tools} if tools else {}
+        ids = encode(verifier, messages or entry["prompt"], None, how)
         if len(ids) >= verifier.facts.context_length:
             raise ValueError(f"{len(ids)} tokens fill a context of {verifier.facts.context_length}")
         return ids

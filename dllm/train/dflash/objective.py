@@ -12,6 +12,7 @@ from torch import nn
 from transformers import MuseGlimmerAssistantModel
 
 from ...core.errors import ConfigError
+from ...drafting.dflash.drafter import head_without_bias
 from .heads import MarkovProjection
 from .loss import FrozenHeadLoss, decay_weights, dpace_weights, sampled_rows
 from .model import BlockDrafter
@@ -61,34 +62,26 @@ class Reader:
         return torch.cat([*states, out.last_hidden_state], -1)
 
 
-def trainee_of(
-    drafter: MuseGlimmerAssistantModel, verifier: Any, objective: Objective, common: torch.Tensor
-) -> Trainee:
-    """What trains a block drafter for the network ``verifier``."""
-    embedding = verifier.get_input_embeddings()
-    scale = float(getattr(embedding, "embed_scale", 1.0))
-    blocks = BlockDrafter(drafter, embedding.weight.detach(), scale)
-    reader = Reader(verifier, drafter.config.target_layer_ids or [])  # no module: not saved
-    return Trainee(blocks, reader, verifier, objective, common)
-
-
 class Trainee(nn.Module):
-    """``blocks``, hidden states of the drafts at many places of a text, with everything frozen
-    around them: the verifier's head and, without kept hidden states, the ``reader`` of them."""
+    """A ``drafter`` for the network ``verifier``: its hidden states at many places of a text, with
+    everything frozen around them, the verifier's embedding and head and, without kept hidden
+    states, what reads them.  ``common``: ids that are in the head of every step."""
 
     def __init__(
-        self, blocks: Any, reader: Any, verifier: Any, objective: Objective, common: torch.Tensor
-    ) -> None:
+        self, drafter: MuseGlimmerAssistantModel, verifier: Any, objective: Objective,
+        common: torch.Tensor,
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.blocks, self.objective = blocks, objective
+        embedding, head = verifier.get_input_embeddings(), head_without_bias(verifier).weight
+        scale = float(getattr(embedding, "embed_scale", 1.0))
+        self.blocks = BlockDrafter(drafter, embedding.weight.detach(), scale)
+        self.objective, rank = objective, objective.markov
         self.head: torch.Tensor
         self.common: torch.Tensor
-        head = verifier.get_output_embeddings().weight.detach()
-        self.register_buffer("head", head, persistent=False)
+        self.register_buffer("head", head.detach(), persistent=False)
         self.register_buffer("common", common, persistent=False)
-        rank = objective.markov
         self.walk = MarkovProjection(head.shape[1], rank) if rank else None
-        self.reader = reader
+        self.reader = Reader(verifier, drafter.config.target_layer_ids or [])  # not saved
 
     def forward(
         self, ids: torch.Tensor, length: torch.Tensor, anchors: torch.Tensor, seed: torch.Tensor,

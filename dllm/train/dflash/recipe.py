@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
+from transformers import MuseGlimmerAssistantConfig
 
 from ...core.errors import ConfigError
 from ...drafting.dflash.checkpoint import BlockCheckpoint, load_checkpoint
 from ...drafting.dflash.config import DFLASH
-from ...drafting.dflash.drafter import head_without_bias
 from ...models import DiffusionModel
 from ..loop import SILENT, Loop, Report, loop, same_answers, same_recipe
 from ..loop import Schedule as LoopSchedule
@@ -24,7 +23,7 @@ from .evaluate import measure
 from .export import export
 from .keep import write_states
 from .model import copy_layers, drafter_config, new_drafter
-from .objective import Objective, Reader, trainee_of
+from .objective import Objective, Reader, Trainee
 
 INITS = ("verifier", "random")
 SHORTEST = 8  # answer tokens
@@ -134,17 +133,17 @@ def keep_states(files: Sequence[Path], verifier: Any, config: Any) -> Iterator[i
         yield from write_states(file, reader, config.target_layer_ids)
 
 
-def begun(verifier: DiffusionModel, recipe: DFlashTraining) -> MuseGlimmerAssistantModel:
-    """The drafter that a run starts with.  Raises `ConfigError` where none can be trained."""
+def begun(verifier: DiffusionModel, recipe: DFlashTraining) -> Trainee:
+    """What a run starts with.  Raises `ConfigError` where no drafter can be trained."""
     hf: Any = verifier.hf
-    head_without_bias(hf)
     torch.manual_seed(recipe.schedule.seed)
     drafter = new_drafter(recipe.config(hf.config, mask_id(verifier, recipe.mask_token_id)))
+    trainee = Trainee(drafter, hf, recipe.objective, torch.arange(0))
     if recipe.weights_from is not None:
-        _take_weights(drafter, load_checkpoint(recipe.weights_from))
+        _take_weights(trainee, load_checkpoint(recipe.weights_from))
     elif recipe.init == "verifier":
         copy_layers(drafter, hf)
-    return drafter
+    return trainee
 
 
 def start(
@@ -154,8 +153,8 @@ def start(
     """A run, ready: a checkpoint in ``folder`` is taken up by `resume`."""
     hf: Any = verifier.hf
     hf.eval().requires_grad_(False)
-    drafter = begun(verifier, recipe)
-    config = drafter.config
+    trainee = begun(verifier, recipe)
+    config = trainee.blocks.drafter.config
     layers = list(config.target_layer_ids or [])
     split = Split.of(
         [a for file in files for a in read_answers(file, layers, hf)], recipe.held_out,
@@ -163,12 +162,7 @@ def start(
     )  # fmt: skip
     same_recipe(folder, recipe, verifier.name)
     same_answers(folder / "checkpoints", [(a.ids, a.start) for a in split.train])
-    common = common_tokens(split.train, recipe.objective.head_rows)
-    trainee = trainee_of(drafter, hf, recipe.objective, common)
-    if recipe.weights_from is not None and trainee.walk is not None:
-        own, brought = trainee.walk.state_dict(), load_checkpoint(recipe.weights_from).markov
-        if {k: t.shape for k, t in own.items()} == {k: t.shape for k, t in brought.items()}:
-            trainee.walk.load_state_dict({name: t.float() for name, t in brought.items()})
+    trainee.common = common_tokens(split.train, recipe.objective.head_rows)
     states = HiddenStates(layers, config.hidden_size)
     schedule = recipe.schedule
     data = Batches(
@@ -186,14 +180,19 @@ def start(
     return run, split
 
 
-def _take_weights(drafter: Any, checkpoint: BlockCheckpoint) -> None:
-    """Start with the weights of another drafter."""
+def _take_weights(trainee: Trainee, checkpoint: BlockCheckpoint) -> None:
+    """Start with the weights of a drafter, and of its head where the run trains one like it."""
+    drafter = trainee.blocks.drafter
     for name in ("num_hidden_layers", "target_layer_ids", "hidden_size"):
         if getattr(drafter.config, name) != getattr(checkpoint.config, name):
             raise ConfigError(f"{checkpoint.name} has another {name} than this run")
     if checkpoint.variant != DFLASH:
         raise ConfigError(f"{checkpoint.name} has parts beyond DFlash, which are not trained here")
     drafter.load_state_dict({name: t.float() for name, t in checkpoint.weights.items()})
+    if trainee.walk is not None:
+        own, brought = trainee.walk.state_dict(), checkpoint.markov
+        if {k: t.shape for k, t in own.items()} == {k: t.shape for k, t in brought.items()}:
+            trainee.walk.load_state_dict({name: t.float() for name, t in brought.items()})
 
 
 def finish(

@@ -16,7 +16,7 @@ from dllm.drafting.dflash.drafter import BlockDrafter
 from dllm.train.dflash.data import Answer, Batches, HiddenStates
 from dllm.train.dflash.export import export
 from dllm.train.dflash.model import copy_layers, drafter_config, new_drafter
-from dllm.train.dflash.objective import Objective, trainee_of
+from dllm.train.dflash.objective import Objective, Trainee
 
 from ..conftest import prompts
 from .speculators import write_speculators
@@ -41,7 +41,7 @@ def checkpoint(verifier: dllm.DiffusionModel) -> BlockCheckpoint:
     drafter = new_drafter(config)
     copy_layers(drafter, hf)
     seen = sorted({token for answer in answers for token in answer.ids})
-    trainee = trainee_of(drafter, hf, Objective(soft=0.0), torch.tensor(seen))
+    trainee = Trainee(drafter, hf, Objective(soft=0.0), torch.tensor(seen))
     batches = Batches(answers, 6, 12, 0, 60, HiddenStates([0], 32))
     optimizer = torch.optim.AdamW(drafter.parameters(), 5e-3)
     for i in range(60):

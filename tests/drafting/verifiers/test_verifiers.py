@@ -75,7 +75,7 @@ def test_packed_attention_can_be_viewed() -> None:
 def test_what_sees_tokens_behind_it_verifies_no_drafts() -> None:
     hf = network("electra")
     assert len(dllm.speculate(hf, None, PROMPT, max_new_tokens=4).tokens) == 4
-    with pytest.raises(dllm.ConfigError, match="does not read several tokens behind a text as one"):
+    with pytest.raises(dllm.ConfigError, match="or otherwise than one by one"):
         dllm.speculate(hf, "prompt_lookup", PROMPT, max_new_tokens=4)
 
 
