@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 DEFAULT = ["llada", "threshold"]
 NARROWEST = 24  # columns in which a text can still be read beside the figures
 SHORTEST = 18  # columns to which the names of samplers are folded
-MOST = 999  # columns that are ever measured
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +72,7 @@ def show(results: list[Result], model: DiffusionModel) -> None:
             f"{result.tokens_per_forward:.2f}", f"{result.seconds:.3f}",
         )  # fmt: skip
     console = Console(highlight=False)
-    natural = Measurement.get(console, console.options.update(max_width=MOST), table).maximum
+    natural = Measurement.get(console, console.options.update(max_width=999), table).maximum
     room = console.width - natural
     if room >= NARROWEST:
         table.add_column("Text", ratio=1, overflow="fold")
