@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
-from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, warning_once
 from tqdm import tqdm
 
 from ..api import as_completed
@@ -314,7 +314,9 @@ class DLLM(TemplateLM):  # type: ignore[misc]
             if drawn and value is not None and name not in self.how:
                 result[name] = value
         for name, value in given.items():
-            _warn_once(f"generation setting {name}={value!r} has no meaning here and is ignored")
+            warning_once(
+                LOG, f"generation setting {name}={value!r} has no meaning here and is ignored"
+            )
         return result
 
     def _fit(self, ids: list[int], setting: dict[str, Any]) -> tuple[list[int], dict[str, Any]]:
@@ -332,16 +334,8 @@ class DLLM(TemplateLM):  # type: ignore[misc]
 
     def _shortened(self) -> None:
         self.usage.shortened += 1
-        _warn_once(
+        warning_once(
+            LOG,
             f"prompt and answer exceed the context of {self.max_length}: beginnings of prompts are "
-            "cut or canvases shortened (counted in usage.shortened)"
+            "cut or canvases shortened (counted in usage.shortened)",
         )
-
-
-_warned: set[str] = set()
-
-
-def _warn_once(text: str) -> None:
-    if text not in _warned:
-        _warned.add(text)
-        LOG.warning(text)

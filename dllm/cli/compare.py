@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 DEFAULT = ["llada", "threshold"]
 NARROWEST = 24  # columns in which a text can still be read beside the figures
+SHORTEST = 18  # columns to which the names of samplers are folded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +60,7 @@ def compare(prompt: Prompt = None, *, options: Comparison) -> None:
 def show(results: list[Result], model: DiffusionModel) -> None:
     """A table on stdout, texts beside or below; those that equal the first one are marked."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("Sampler", no_wrap=True)
+    table.add_column("Sampler", overflow="fold")
     for name in ("Cache", "Forwards", "Positions", "Tokens/forward", "Seconds"):
         table.add_column(name, justify="left" if name == "Cache" else "right", no_wrap=True)
     texts = []
@@ -71,10 +72,14 @@ def show(results: list[Result], model: DiffusionModel) -> None:
             f"{result.tokens_per_forward:.2f}", f"{result.seconds:.3f}",
         )  # fmt: skip
     console = Console(highlight=False)
-    room = console.width - Measurement.get(console, console.options, table).maximum
+    natural = Measurement.get(console, console.options.update(max_width=999), table).maximum
+    room = console.width - natural
     if room >= NARROWEST:
         table.add_column("Text", ratio=1, overflow="fold")
         table.columns[-1]._cells.extend(texts)
+    # Long names are folded; figures are never cut: the terminal wraps them where it is too narrow.
+    folded = max(len(result.sampler) for result in results) - SHORTEST
+    console.width = max(console.width, natural - max(0, folded))
     console.print(table)
     if room < NARROWEST:
         for result, text in zip(results, texts, strict=True):

@@ -14,7 +14,7 @@ from .. import cache as caches
 from .. import samplers
 from ..cache import Slots
 from ..cache.base import full_plan
-from ..core.canvas import Canvas, FloatArray, IntArray
+from ..core.canvas import BoolArray, Canvas, FloatArray, IntArray
 from ..core.config import GenerationConfig
 from ..core.errors import ConfigError, PromptError
 from ..engine import Engine, MaskedRecipe
@@ -57,6 +57,9 @@ class ScoreRequest:
     continuation: IntArray
     group: int = 0
     length: int = 1
+
+
+Asked = tuple[ScoreRequest, BoolArray, IntArray]  # a mask (L,) of it, offsets into its continuation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,30 +227,23 @@ class _Running:
         return Score(self.logprob, self.stderr, tokens, self.nfe, computed, self.greedy)
 
 
-@dataclass(frozen=True)
-class _Row:
-    """One forward: a request under one mask."""
-
-    request: ScoreRequest
-    masked: Any  # (L,) bool
-    wanted: IntArray  # offsets into the continuation
-
-
 def _advance(model: DiffusionModel, live: list[_Running], how: Scoring, number: int) -> None:
     """One round of every request that is not decided yet."""
     plans = [run.draws(number) for run in live]
-    rows: list[_Row] = []
-    places: list[tuple[int, int]] = []
-    for i, (run, draws) in enumerate(zip(live, plans, strict=True)):
-        for j in np.flatnonzero(draws.weight.any(1)):
-            rows.append(_Row(run.request, draws.masked[j], np.flatnonzero(draws.weight[j])))
-            places.append((i, int(j)))
-    values = [np.zeros(len(draws.weight)) for draws in plans]
-    for row, (i, k), logprobs in zip(rows, places, _logprobs(model, rows, how), strict=True):
-        values[i][k] = plans[i].weight[k][row.wanted] @ logprobs.astype(np.float64)
-        live[i].nfe += 1
-    for run, draws, value in zip(live, plans, values, strict=True):
-        run.add(draws, value)
+    asked = [np.flatnonzero(draws.weight.any(1)) for draws in plans]
+    rows = [
+        (run.request, draws.masked[j], np.flatnonzero(draws.weight[j]))
+        for run, draws, which in zip(live, plans, asked, strict=True)
+        for j in which
+    ]
+    logprobs = zip(rows, _logprobs(model, rows, how), strict=True)
+    for run, draws, which in zip(live, plans, asked, strict=True):
+        values = np.zeros(len(draws.weight))
+        for j in which:
+            (_, _, wanted), found = next(logprobs)
+            values[j] = draws.weight[j][wanted] @ found.astype(np.float64)
+        run.nfe += len(which)
+        run.add(draws, values)
 
 
 def _decide(running: list[list[_Running]]) -> None:
@@ -264,23 +260,20 @@ def _decide(running: list[list[_Running]]) -> None:
 
 
 def _clear(scores: list[Score], by: list[int]) -> bool:
-    means = [score.logprob / n for score, n in zip(scores, by, strict=True)]
-    errors = [score.stderr / n for score, n in zip(scores, by, strict=True)]
+    means = np.array([score.logprob for score in scores]) / by
+    errors = np.array([score.stderr for score in scores]) / by
     best = int(np.argmax(means))
-    return all(
-        means[best] - means[i] > DECIDED * float(np.hypot(errors[best], errors[i]))
-        for i in range(len(scores))
-        if i != best
-    )
+    ahead = means[best] - means > DECIDED * np.hypot(errors[best], errors)
+    return int(ahead.sum()) == len(scores) - 1  # of all but itself
 
 
-def _logprobs(model: DiffusionModel, rows: list[_Row], how: Scoring) -> Iterator[FloatArray]:
+def _logprobs(model: DiffusionModel, rows: list[Asked], how: Scoring) -> Iterator[FloatArray]:
     """Log-probabilities of every row's wanted tokens, in order."""
     forward, recipe = Forward(model, caches.compose("none")), recipe_of(how)
-    chunk: list[_Row] = []
+    chunk: list[Asked] = []
     size = 0
     for row in rows:
-        length = (len(row.request.prompt) + len(row.request.continuation)) * recipe.lanes
+        length = (len(row[0].prompt) + len(row[0].continuation)) * recipe.lanes
         if chunk and size + length > how.max_batch_tokens:
             how.go_on()
             yield from _forward(forward, recipe, chunk)
@@ -292,19 +285,19 @@ def _logprobs(model: DiffusionModel, rows: list[_Row], how: Scoring) -> Iterator
         yield from _forward(forward, recipe, chunk)
 
 
-def _forward(forward: Forward, recipe: MaskedRecipe, rows: list[_Row]) -> Iterator[FloatArray]:
+def _forward(forward: Forward, recipe: MaskedRecipe, rows: list[Asked]) -> Iterator[FloatArray]:
     """One packed forward of the engine, guidance included."""
-    jobs = [job_of(forward.model, recipe, row.request, row.masked, row.wanted) for row in rows]
-    wanted = np.concatenate([row.request.continuation[row.wanted] for row in rows])
+    jobs = [job_of(forward.model, recipe, *row) for row in rows]
+    wanted = np.concatenate([request.continuation[offsets] for request, _, offsets in rows])
     with torch.inference_mode():
         select = torch.from_numpy(wanted).to(forward.device)
         hidden = forward.hidden(jobs)
         result = token_statistics(hidden, forward.head, select=select, needs=()).numpy()
     assert result.select_logprob is not None
     at = 0
-    for row in rows:
-        yield result.select_logprob[at : at + len(row.wanted)]
-        at += len(row.wanted)
+    for _, _, offsets in rows:
+        yield result.select_logprob[at : at + len(offsets)]
+        at += len(offsets)
 
 
 def job_of(

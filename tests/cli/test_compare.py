@@ -35,6 +35,17 @@ def test_texts_are_shown_in_any_width(cli: Run, tiny_folder: object, columns: st
     assert "1 setting, one warm-up" in " ".join(result.stdout.split())
 
 
+@pytest.mark.parametrize("columns", ["20", "80"])
+def test_figures_are_shown_in_any_width(tiny_folder: object, columns: str) -> None:
+    command = ["compare", PROMPT, "-m", str(tiny_folder), "--max-new-tokens", "8", "-s",
+               "prophet(early=15.0,mid=10.0,late=5.0)", "-s", "llada"]  # fmt: skip
+    runner = CliRunner(env={"COLUMNS": columns, "NO_COLOR": "1"})
+    shown = runner.invoke(app, command, prog_name="dllm").stdout
+    head, rows = shown.split("───")[0].split(), shown.rpartition("───")[2].splitlines()[1:9]
+    assert head == ["Sampler", "Cache", "Forwards", "Positions", "Tokens/forward", "Seconds"]
+    assert sum(len(row.split()) == 6 for row in rows) == 2 and "…" not in shown
+
+
 def test_figures_are_those_of_generate(
     cli: Run, tiny: dllm.DiffusionModel, tiny_folder: object
 ) -> None:
