@@ -8,12 +8,10 @@ A position decided in this step still holds the key and value of [MASK]: its slo
 until the token was fed as itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, ClassVar, Protocol, TypeVar, dataclass_transform
+from typing import Any, ClassVar, Protocol, Self, TypeVar, dataclass_transform
 
 import numpy as np
 
@@ -58,14 +56,14 @@ class Slots:
     def empty(
         cls, length: int, shift: int = 0, block_length: int = 0, decided_first: bool = False,
         prefix: int = -1,
-    ) -> Slots:  # fmt: skip
+    ) -> Self:  # fmt: skip
         pending = np.zeros(length, np.bool_)
         return cls(np.full(length, -1), pending, shift, block_length, decided_first, prefix)
 
-    def fresh(self, length: int) -> Slots:
+    def fresh(self, length: int) -> Self:
         """The same for ``length`` slots of which nothing has been computed."""
         prefix = min(self.prefix, 0)
-        return Slots.empty(length, self.shift, self.block_length, self.decided_first, prefix)
+        return self.empty(length, self.shift, self.block_length, self.decided_first, prefix)
 
     def resize(self, length: int) -> None:
         """Add slots at the end of which nothing has been computed, or drop some."""

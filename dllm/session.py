@@ -4,8 +4,6 @@ One thread drives the engine.  Requests join it as soon as there is room and lea
 finished, cancelled or late; who else is there makes no difference to what a request gets.
 """
 
-from __future__ import annotations
-
 import itertools
 import threading
 import time
@@ -17,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from numbers import Real
-from typing import Any, Unpack
+from typing import Any, Self, Unpack
 
 from .cache import compose
 from .core.config import GenerationConfig, SessionArguments, SessionConfig
@@ -206,7 +204,7 @@ class Session:
                 self._wake.notify()
             self._thread.join()
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:

@@ -19,8 +19,6 @@ same bits as oneDNN, for 4 bits with inputs rounded to 8 bits, a scale for each 
 Off the CPU, and for gradients, the weight is restored and multiplied as ever: the slow twin.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
@@ -233,14 +231,14 @@ class QuantisedLinear(nn.Module):
         self.made: list[Any] | None = None
 
     @classmethod
-    def like(cls, layer: nn.Linear, bits: int, group: int, dtype: torch.dtype) -> QuantisedLinear:
+    def like(cls, layer: nn.Linear, bits: int, group: int, dtype: torch.dtype) -> Self:
         """One of the size of ``layer``, without numbers."""
         outputs, inputs = layer.weight.shape
         with torch.device("meta"):
             return cls(inputs, outputs, bits, group, layer.bias is not None, dtype)
 
     @classmethod
-    def of(cls, layer: nn.Linear, bits: int, group: int = 0) -> QuantisedLinear:
+    def of(cls, layer: nn.Linear, bits: int, group: int = 0) -> Self:
         """The layer with its weight rounded."""
         result = cls.like(layer, bits, group, layer.weight.dtype).filled(layer.weight)
         if layer.bias is not None:
@@ -377,7 +375,7 @@ class QuantisedExperts(nn.Module):
         )
 
     @classmethod
-    def of(cls, experts: Any, bits: int, group: int = 0) -> QuantisedExperts:
+    def of(cls, experts: Any, bits: int, group: int = 0) -> Self:
         """The experts with their weights rounded."""
         result = cls(experts, bits, group)
         for name in ("gate_up_proj", "down_proj"):
@@ -422,7 +420,7 @@ class QuantisedEmbedding(QuantisedLinear):
         self.num_embeddings, self.embedding_dim = count, size
 
     @classmethod
-    def of(cls, layer: nn.Embedding) -> QuantisedEmbedding:  # type: ignore[override]
+    def of(cls, layer: nn.Embedding) -> Self:  # type: ignore[override]
         """The layer with its weight rounded."""
         with torch.device("meta"):
             result = cls(*layer.weight.shape)

@@ -76,10 +76,8 @@ def settled(options: Answers) -> dict[str, Any]:
     """The given arguments that change an answer, as JSON has them."""
     given = {**options.how, **({"raw": True} if options.raw else {})}
     engine = (*GenerationConfig.fields(MACHINE), "seed", "top_candidates")
-    result: dict[str, Any] = json.loads(
-        json.dumps({k: v for k, v in given.items() if k not in engine}, default=str)
-    )
-    return result
+    changed = {k: v for k, v in given.items() if k not in engine}
+    return dict(json.loads(json.dumps(changed, default=str)))
 
 
 # -- the model drafts, an autoregressive one verifies: --verifier ---------------------------------

@@ -4,13 +4,11 @@ A `Canvas` is a row of token ids with a boolean beside each that says whether it
 It knows nothing about models, samplers or other rows; there is no batch dimension anywhere in it.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -79,7 +77,7 @@ class Hole:
     def size(self) -> int:
         return self.high - self.low
 
-    def after(self, edit: Edit) -> Hole:
+    def after(self, edit: Edit) -> Self:
         """Where it is after an edit."""
         more = edit.added - edit.removed
         low, high = (i if i <= edit.at else max(edit.at, i + more) for i in (self.low, self.high))
@@ -151,7 +149,7 @@ class Canvas:
 
     @classmethod
     def for_prompt(cls, prompt: IntArray, new_tokens: int, *, mask_id: int, pad_id: int,
-                   row: int = 0, noise: UniformNoise = no_noise) -> Canvas:  # fmt: skip
+                   row: int = 0, noise: UniformNoise = no_noise) -> Self:  # fmt: skip
         """A prompt followed by ``new_tokens`` undecided positions."""
         total = len(prompt) + new_tokens
         tokens = np.full(total, mask_id)
@@ -164,7 +162,7 @@ class Canvas:
         cls, tokens: IntArray, masked: BoolArray, prompt_length: int, *, mask_id: int,
         pad_id: int, row: int = 0, noise: UniformNoise = no_noise, sizes: Sequence[int] = (),
         bounds: Sequence[tuple[int, int]] = (),
-    ) -> Canvas:  # fmt: skip
+    ) -> Self:  # fmt: skip
         """A prompt and a text with holes of those ``sizes``, which stay within ``bounds``: the
         region reaches from the first to the last."""
         where = [*np.flatnonzero(masked).tolist(), len(tokens)]
@@ -303,12 +301,12 @@ class Canvas:
     def finish(self, reason: str) -> None:
         self.finish_reason = reason
 
-    def become(self, other: Canvas) -> None:
+    def become(self, other: Self) -> None:
         """Take over everything of ``other``, which must not be used any more."""
         for name in Canvas.__slots__:
             setattr(self, name, getattr(other, name))
 
-    def fork(self) -> Canvas:
+    def fork(self) -> Self:
         """An independent copy, e.g. a branch of an exploration."""
         twin = copy.copy(self)
         for name in ("tokens", "masked", "given", "commit_step", "logprob"):

@@ -1,7 +1,5 @@
 """The parameters of decoding, each declared once: `GenerationConfig`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
 from os import PathLike
@@ -318,7 +316,7 @@ class GenerationConfig(Machine):
         return next((name for name in FORMATS if getattr(self, name) is not None), None)
 
     @classmethod
-    def build(cls, defaults: Mapping[str, Any], given: Mapping[str, Any]) -> GenerationConfig:
+    def build(cls, defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Self:
         """``given`` over ``defaults`` (a checkpoint's own), with unknown names refused."""
         known = {key: value for key, value in defaults.items() if key in cls.model_fields}
         made = cls(**{**known, **given})

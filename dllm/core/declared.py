@@ -96,18 +96,7 @@ def refusal(cls: type[Declared], error: ValidationError, given: Mapping[str, Any
         return own
     if kind == "extra_forbidden":
         return UnknownNameError(cls.KIND, name, cls.model_fields, cls.ELSEWHERE.get(name.lower()))
-    refused = ConfigError(_sentence(cls, name, kind, limits, path, first["msg"], given))
-    refused.field = name
-    return refused
-
-
-def _sentence(
-    cls: type[Declared], name: str, kind: str, limits: Mapping[str, Any],
-    path: tuple[int | str, ...], message: str, given: Mapping[str, Any],
-) -> str:  # fmt: skip
     value, where = _at(given, path, name)
-    if len(path) == 1 and (told := about_of(cls.model_fields[name]).kind):
-        return f"{name} is {told}, not {short(value)}"
     words: dict[str, Callable[[], str]] = {
         "finite_number": lambda: f"must be finite, not {value}",
         "greater_than_equal": lambda: f"must be at least {limits['ge']:n}, not {short(value)}",
@@ -118,8 +107,11 @@ def _sentence(
         "literal_error": lambda: f"is {limits['expected']}, not {short(value)}",
         "bool_type": lambda: f"is True or False, not {short(value)}",
     }
-    say = words.get(kind, lambda: f"cannot be {short(value)}: {message}")
-    return f"{where} {say()}"
+    say = words.get(kind, lambda: f"cannot be {short(value)}: {first['msg']}")
+    told = about_of(cls.model_fields[name]).kind if len(path) == 1 else ""
+    refused = ConfigError(f"{name} is {told}, not {short(value)}" if told else f"{where} {say()}")
+    refused.field = name
+    return refused
 
 
 def _at(given: Mapping[str, Any], path: tuple[int | str, ...], called: str) -> tuple[Any, str]:

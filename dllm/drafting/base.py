@@ -8,13 +8,11 @@ change the output only if the accept rule does not match the draft's *distributi
 distribution that its tokens were drawn from.  `AcceptRule.check` refuses that.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, Self, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -110,7 +108,7 @@ class Draft:
         assert self.log_q is not None
         return cast(Array, np.exp(self.log_q[self.depth(node) + 1].astype(np.float64)))
 
-    def checked(self, vocab_size: int) -> Draft:
+    def checked(self, vocab_size: int) -> Self:
         """The draft, its ids and parents as arrays.  Raises `ConfigError` for one that cannot be
         scored, which could end all texts of a GPU, or not be judged as its distribution says."""
         ids, at = np.asarray(self.tokens), np.arange(len(self.tokens))
@@ -125,7 +123,7 @@ class Draft:
                 raise ConfigError(f"a sampled draft has finite log_q, {vocab_size} for each token")
         return replace(self, tokens=ids, parents=None if self.is_chain else above)
 
-    def cut(self, length: int) -> Draft:
+    def cut(self, length: int) -> Self:
         """A chain shortened to ``length`` tokens."""
         if not self.is_chain or length >= len(self):
             return self

@@ -10,13 +10,11 @@ to that slot alone.
 Off a GPU `Static` runs the padded step as it is: that is how padding is tested.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -104,7 +102,7 @@ class Step:
     @classmethod
     def empty(
         cls, count: int, rows: int, longest: int, keys: int, buffer: KVBuffer, device: torch.device
-    ) -> Step:
+    ) -> Self:
         """For ``count`` queries of ``rows`` rows with at most ``longest`` each, over the keys of
         ``buffer`` or over ``keys`` of them, gathered."""
 

@@ -5,12 +5,10 @@ one with the jobs of a step of the engine; verifiers (`dllm.drafting.verifiers`)
 and their drafts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -289,7 +287,7 @@ class _Run:
     stride: int = 0
 
     @classmethod
-    def of(cls, piece: Piece) -> _Run:
+    def of(cls, piece: Piece) -> Self:
         count = _count(piece)
         return cls([piece], count, count)
 

@@ -1,11 +1,9 @@
 """How one text is written: what belongs to a request and not to the engine."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -194,7 +192,7 @@ class RowOptions:
         object.__setattr__(self, "keyed", self.filters.temperature > 0 and not self.inverse)
         object.__setattr__(self, "own", own)
 
-    def at(self, drawn: Draws) -> RowOptions:
+    def at(self, drawn: Draws) -> Self:
         """Those of a step that reads and draws in a way of its own."""
         filters = self.filters._replace(temperature=1.0)
         return replace(
@@ -202,7 +200,7 @@ class RowOptions:
         )
 
     @classmethod
-    def of(cls, recipe: MaskedRecipe, model: DiffusionModel) -> RowOptions:
+    def of(cls, recipe: MaskedRecipe, model: DiffusionModel) -> Self:
         """Those of a row."""
         sampler, config = recipe.sampler, recipe.config
         read = sampler.statistics

@@ -19,12 +19,11 @@ see is masked.  Behind a causal text may stand the nodes of a tree, each of whic
 its ancestors.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
+from typing import Self
 
 import numpy as np
 
@@ -49,12 +48,12 @@ class Piece:
     keys: slice | IntArray
     hidden: BoolArray | None = None
 
-    def moved(self, queries: int, keys: int) -> Piece:
+    def moved(self, queries: int, keys: int) -> Self:
         """The same so much further on both axes."""
         at = self.keys
         if keys:
             at = slice(at.start + keys, at.stop + keys) if isinstance(at, slice) else at + keys
-        return Piece(self.first + queries, self.count, at, self.hidden)
+        return type(self)(self.first + queries, self.count, at, self.hidden)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +72,13 @@ class Visibility:
 
     @classmethod
     @lru_cache(maxsize=16)
-    def of(cls, facts: Facts) -> Visibility:
+    def of(cls, facts: Facts) -> Self:
         return cls(
             facts.block_length, facts.mask_kind in ("causal", "decided_first"),
             facts.mask_kind == "causal_prefix", facts.sliding_window,
         )  # fmt: skip
 
-    def bound(self, canvas: Canvas, opening: int | None = None) -> Visibility:
+    def bound(self, canvas: Canvas, opening: int | None = None) -> Self:
         """The same for a row: where its blocks are counted from, and which is open, by default that
         of its window."""
         if not self.prefix:

@@ -1,6 +1,6 @@
 """How likely a model finds each token of a text, in reading order."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,9 +41,15 @@ def token_scores(model: DiffusionModel, ids: IntArray, top: int, how: Scoring) -
             f"the text has {len(ids)} tokens, the context {model.facts.context_length}: shorten it"
         )
     causal = model.facts.mask_token_id is None
-    parts = _causal(model, ids, how) if causal else _masked(model, ids, how)
     own, tokens, logprobs = [], [], []
     with torch.inference_mode():
+        if causal:
+            how.go_on()
+            logits = own_logits(model, ids, len(ids))
+            # The first token has no distribution: a row in its place.
+            parts: Iterable[tuple[int, Any, Any]] = (0, logits[-1:], None), (1, logits[:-1], None)
+        else:
+            parts = _masked(model, ids, how)
         for first, hidden, head in parts:
             select = torch.from_numpy(ids[first : first + len(hidden)]).to(model.device)
             result = token_statistics(
@@ -74,12 +80,3 @@ def _masked(
             for at in range(first, min(first + most, count))
         ]
         yield first, forward.hidden(jobs), forward.head
-
-
-def _causal(
-    model: DiffusionModel, ids: IntArray, how: Scoring
-) -> Iterator[tuple[int, torch.Tensor, Any]]:
-    how.go_on()
-    logits = own_logits(model, ids, len(ids))
-    yield 0, logits[-1:], None  # the first token has no distribution: a row in its place
-    yield 1, logits[:-1], None

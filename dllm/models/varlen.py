@@ -6,15 +6,13 @@ takes used lengths beside offsets (``seqused_k``: PyTorch's own kernel and Flash
 Otherwise they are gathered, unless they lie end to end and fill the buffer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from inspect import signature
 from itertools import accumulate
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -40,7 +38,7 @@ class Spans:
     index: Tensor | None = None
 
     @classmethod
-    def of(cls, segments: Sequence[Segment], slots: int, device: torch.device) -> Spans | None:
+    def of(cls, segments: Sequence[Segment], slots: int, device: torch.device) -> Self | None:
         """Of segments over ``slots`` keys; None where queries leave gaps or keys are masked."""
         ends, starts, used = list[int](), list[int](), list[int]()
         ranges, at = True, 0
@@ -57,7 +55,7 @@ class Spans:
         result = cls(ends, starts, used)
         return result if ranges else result.gathered(segments, slots, device)
 
-    def gathered(self, segments: Sequence[Segment], slots: int, device: torch.device) -> Spans:
+    def gathered(self, segments: Sequence[Segment], slots: int, device: torch.device) -> Self:
         """The same with the keys of all rows one after the other."""
         index = torch.cat([
             own + row * segment.key_stride
@@ -65,7 +63,7 @@ class Spans:
             for own in [_indices(segment.keys, slots, device)]
             for row in range(segment.rows)
         ])  # fmt: skip
-        return Spans(self.ends, [0, *accumulate(self.used)][:-1], self.used, index)
+        return type(self)(self.ends, [0, *accumulate(self.used)][:-1], self.used, index)
 
     @property
     def longest(self) -> int:
@@ -94,7 +92,7 @@ class Borders:
     used: Tensor | None = None
 
     @classmethod
-    def of(cls, spans: Spans, slots: int, device: torch.device, offsets: bool) -> Borders:
+    def of(cls, spans: Spans, slots: int, device: torch.device, offsets: bool) -> Self:
         """``slots``: how many keys there are.  ``offsets``: whether the kernel takes offsets and
         used lengths; else keys have to lie end to end."""
         keys = [*spans.starts, slots] if offsets else [0, *accumulate(spans.used)]

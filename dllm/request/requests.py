@@ -12,7 +12,7 @@ import numpy as np
 
 from .. import samplers
 from ..cache import Cache
-from ..core.canvas import BoolArray, Canvas, IntArray
+from ..core.canvas import Canvas, IntArray
 from ..core.capabilities import FIXED_WINDOW
 from ..core.config import FORMATS, GenerationConfig
 from ..core.declared import HOLES, MACHINE
@@ -312,22 +312,15 @@ def filling(
 
     forms = hole_forms(text)
     if any(forms):
-        recipe = _with_forms(model, recipe, forms, holes)
+        if other := recipe.config.formatted:
+            raise ConfigError(f"holes have a form, and so has the text: drop {other}")
+        if np.count_nonzero(np.diff(holes, prepend=False) & holes) != len(forms):
+            raise ConfigError("holes with a form need text between them: make them one hole")
+        sources = [None if form is None else source.regex(form) for form in forms]
+        recipe = replace(recipe, format=holes_format(model, sources, bool(holes[0])))
     if recipe.format is not None:
         _check_room(recipe, make())
     return Request(0, make, recipe, total, int(holes.sum()), trace)
-
-
-def _with_forms(
-    model: DiffusionModel, recipe: MaskedRecipe, forms: Sequence[str | None], holes: BoolArray
-) -> MaskedRecipe:
-    """The same for a text whose holes have forms of their own."""
-    if recipe.config.formatted:
-        raise ConfigError(f"holes have a form, and so has the text: drop {recipe.config.formatted}")
-    if np.count_nonzero(np.diff(holes, prepend=False) & holes) != len(forms):
-        raise ConfigError("holes with a form need text between them: make them one hole")
-    sources = [None if form is None else source.regex(form) for form in forms]
-    return replace(recipe, format=holes_format(model, sources, bool(holes[0])))
 
 
 # -- what a session is asked for ------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Stop strings: a row ends where its decided text contains one."""
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..core.canvas import Canvas, IntArray
@@ -32,36 +32,25 @@ def stop_strings(model: DiffusionModel, config: GenerationConfig) -> Callable[[C
     def check(canvas: Canvas) -> None:
         if canvas.revising:
             return
-        frontier = canvas.frontier()
-        search = canvas.state(StopSearch)
+        frontier, search = canvas.frontier(), canvas.state(StopSearch)
         if frontier == search.frontier:
             return
         search.frontier = frontier
         floor = stop_floor(canvas, config)
         low = floor if canvas.holes else canvas.start
-        tokens = canvas.tokens[low:frontier]
-        last = _stop_in(decode, tokens, config.stop_strings, floor - low)
-        if last is not None:
+        tokens, first = canvas.tokens[low:frontier], max(0, floor - low)
+        if len(tokens) <= first:
+            return
+        least = len(decode(tokens[:first])) if first else 0
+
+        def stopped(index: int) -> bool:
+            return stop_at(decode(tokens[: index + 1]), config.stop_strings, least) is not None
+
+        last = len(tokens) - 1
+        if stopped(last):  # then by the first token with which it is
             canvas.text_floor = min(canvas.text_floor, floor)
-            canvas.stop_position = low + last
+            canvas.stop_position = low + bisect_left(range(last), True, lo=first, key=stopped)
             canvas.cut(canvas.stop_position)
             canvas.finish("stop")
 
     return check
-
-
-def _stop_in(
-    decode: Callable[[IntArray], str], tokens: IntArray, stops: Sequence[str], floor: int
-) -> int | None:
-    """Index of the token that completes the first stop string, beyond the first ``floor`` ones."""
-    if len(tokens) <= floor:
-        return None
-    least = len(decode(tokens[:floor])) if floor > 0 else 0
-
-    def stopped(index: int) -> bool:
-        return stop_at(decode(tokens[: index + 1]), stops, least) is not None
-
-    last = len(tokens) - 1
-    if not stopped(last):
-        return None
-    return bisect_left(range(last), True, lo=max(0, floor), key=stopped)

@@ -1,10 +1,9 @@
 """An automaton over tokens: which texts a format allows, and how far from its end each state is."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -74,7 +73,7 @@ class Automaton:
     closed: BoolArray
 
     @classmethod
-    def ending(cls, tables: Tables, stop_ids: Sequence[int], pad_id: int, size: int) -> Automaton:
+    def ending(cls, tables: Tables, stop_ids: Sequence[int], pad_id: int, size: int) -> Self:
         """``tables`` over ``size`` ids, with a state behind the end that stop ids lead to, and that
         they and ``pad_id`` do not leave."""
         states, count = tables.next.shape
@@ -93,7 +92,7 @@ class Automaton:
         return cls(of, follow, np.append(tables.accepting, False), ends)
 
     @classmethod
-    def union(cls, automata: Sequence[Automaton]) -> tuple[Automaton, list[int]]:
+    def union(cls, automata: Sequence[Self]) -> tuple[Self, list[int]]:
         """Several side by side, and where the states of each begin."""
         if len(automata) == 1:
             return automata[0], [0]

@@ -5,9 +5,8 @@ the smallest entry of every list is known completely and in order; a nucleus tha
 be drawn from and described exactly without any other logit.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 
@@ -34,7 +33,7 @@ class Candidates:
     whole: torch.Tensor
 
     @classmethod
-    def of(cls, keys: torch.Tensor, size: int) -> Candidates:
+    def of(cls, keys: torch.Tensor, size: int) -> Self:
         """From the lists (S, R, K) int64 of `tiles.partials`; ``size`` ids in all."""
         border = keys.amin(2).amax(0).unsqueeze(1)
         flat = keys.transpose(0, 1).flatten(1)

@@ -85,7 +85,11 @@ def reduce(
     part.clean_gap = clean_gap
     noisy = None
     if options.temperature > 0 and keys is not None:
-        noisy = _draw(part, x, low, options.temperature, keys, lost)
+        noisy = row_gumbel(keys, low, low + x.shape[1]).add_(x / options.temperature)
+        if lost is not None:
+            noisy.add_(lost, alpha=-FAR)
+        part.noisy, drawn = largest(noisy)
+        part.drawn_logit, part.drawn = x.gather(1, drawn), drawn + low
     if options.classes is not None:
         columns = reduce_classes(
             x, low, options.classes, options.scale, options.temperature, noisy, lost
@@ -93,7 +97,9 @@ def reduce(
         for name, column in columns.items():
             setattr(part, name, column)
     if select is not None:
-        part.selected = _pick(x, select - low)
+        at = (select - low).view(-1, 1)
+        outside = (at < 0) | (at >= x.shape[1])
+        part.selected = x.gather(1, at.clamp(0, x.shape[1] - 1)).masked_fill_(outside, -torch.inf)
     if options.top == 1:
         part.top_value, part.top_index = best, index + low
     elif options.top:
@@ -148,27 +154,6 @@ def largest(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     # NumPy finds an index as fast as a value; torch takes a CPU several times as long
     index = torch.from_numpy(x.numpy().argmax(1)).unsqueeze(1)
     return x.gather(1, index), index
-
-
-def _draw(
-    part: Partial, x: torch.Tensor, low: int, temperature: float, keys: torch.Tensor,
-    lost: torch.Tensor | None,
-) -> torch.Tensor:  # fmt: skip
-    """Draw a token per row; the perturbed logits."""
-    noisy = row_gumbel(keys, low, low + x.shape[1]).add_(x / temperature)
-    if lost is not None:
-        noisy.add_(lost, alpha=-FAR)
-    part.noisy, drawn = largest(noisy)
-    part.drawn_logit = x.gather(1, drawn)
-    part.drawn = drawn + low
-    return noisy
-
-
-def _pick(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    size = x.shape[1]
-    index = index.view(-1, 1)
-    picked = x.gather(1, index.clamp(0, size - 1))
-    return picked.masked_fill_((index < 0) | (index >= size), -torch.inf)
 
 
 def _clean_gap(x: torch.Tensor) -> torch.Tensor:
@@ -229,7 +214,14 @@ def merge(a: Partial, b: Partial, options: Options) -> Partial:
         out.second = torch.maximum(runner, torch.maximum(a.second, b.second))
     if a.selected is not None and b.selected is not None:
         out.selected = torch.maximum(a.selected, b.selected)
-    _merge_top(out, a, b, options.top)
+    if a.top_value is not None and b.top_value is not None:
+        assert a.top_index is not None and b.top_index is not None
+        value = torch.cat([a.top_value, b.top_value], 1)
+        tokens = torch.cat([a.top_index, b.top_index], 1)
+        # both are sorted and a has the lower ids: a stable sort keeps ties in order
+        value, order = value.sort(dim=1, descending=True, stable=True)
+        out.top_value = value[:, : options.top]
+        out.top_index = tokens.gather(1, order)[:, : options.top]
     _keep_larger(out, a, b, "noisy", ("drawn", "drawn_logit"))
     _keep_larger(out, a, b, "class_best", ("class_token", "class_logit"))
     for name in ("class_total", "class_warm"):
@@ -247,17 +239,6 @@ def _keep_larger(out: Partial, a: Partial, b: Partial, what: str, beside: tuple[
     setattr(out, what, torch.maximum(mine, other))
     for name in beside:
         setattr(out, name, torch.where(ahead, getattr(a, name), getattr(b, name)))
-
-
-def _merge_top(out: Partial, a: Partial, b: Partial, k: int) -> None:
-    if a.top_value is None or b.top_value is None:
-        return
-    assert a.top_index is not None and b.top_index is not None
-    value = torch.cat([a.top_value, b.top_value], 1)
-    index = torch.cat([a.top_index, b.top_index], 1)
-    # both are sorted and a has the lower ids: a stable sort keeps ties in order
-    value, order = value.sort(dim=1, descending=True, stable=True)
-    out.top_value, out.top_index = value[:, :k], index.gather(1, order)[:, :k]
 
 
 def finish(part: Partial, options: Options) -> TokenStatistics:

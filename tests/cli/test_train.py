@@ -233,7 +233,7 @@ def test_an_interrupted_run_says_how_to_go_on(
     def interrupt(_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("dllm.train.recipes.distill.resume", interrupt)
+    monkeypatch.setattr("dllm.train.loop.resume", interrupt)
     monkeypatch.setattr("sys.argv", ["/somewhere/dllm", "train", "parallel", "-o", "my run"])
     result = cli("train", "parallel", "--model", "nano", "--answers", "4", "--tasks", "copy",
                  "--rows", "2", "--held-out", "1", "-o", str(tmp_path))  # fmt: skip

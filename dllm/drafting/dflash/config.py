@@ -7,9 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
 from transformers import MuseGlimmerAssistantConfig
-from transformers.models.muse_glimmer_assistant.modeling_muse_glimmer_assistant import (
-    MuseGlimmerAssistantRotaryEmbedding,
-)
+from transformers.models.muse_glimmer_assistant import modeling_muse_glimmer_assistant as theirs
 
 from ...core.errors import CheckpointError, one_line, short
 
@@ -101,7 +99,7 @@ def read_config(
     whatever makes none."""
     try:
         config, variant = _read(raw, kind)
-        MuseGlimmerAssistantRotaryEmbedding(config)
+        theirs.MuseGlimmerAssistantRotaryEmbedding(config)
     except Exception as error:  # transformers checks in its own ways, or computes with the values
         why = one_line(error, 200)
         if isinstance(error, ValidationError):

@@ -114,7 +114,12 @@ def head_of(
             )  # fmt: skip
         else:
             given = _float(checkpoint.markov, device)
-            first, second = _tables(given, embedding, head)
+            if "project_in.weight" in given:
+                known = F.rms_norm(embedding.float(), embedding.shape[-1:], eps=1e-6)
+                first = known @ given["project_in.weight"].T
+                second = head.float() @ given["project_out.weight"]
+            else:
+                first, second = given["markov_w1.weight"], given["markov_w2.weight"]
             result = MarkovHead(_host(first), second)
         # a step with the first and the last candidate finds every misshapen weight
         at = torch.tensor([[0, len(head) - 1]], device=device)
@@ -147,13 +152,3 @@ def confidence_of(
 
 def _float(part: Tensors, device: torch.device) -> Tensors:
     return {name: t.to(device, torch.float32) for name, t in part.items()}
-
-
-def _tables(
-    given: Tensors, embedding: torch.Tensor, head: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of the token before (V, rank) and of the one that follows (v, rank)."""
-    if "project_in.weight" not in given:
-        return given["markov_w1.weight"], given["markov_w2.weight"]
-    known = F.rms_norm(embedding.float(), embedding.shape[-1:], eps=1e-6)
-    return known @ given["project_in.weight"].T, head.float() @ given["project_out.weight"]

@@ -1,17 +1,13 @@
 """The drafter's network while it drafts: it reads the verifier's hidden states once and keeps their
 keys and values; a block's own are gone when the block is drafted."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from transformers.models.muse_glimmer_assistant.modeling_muse_glimmer_assistant import (
-    MuseGlimmerAssistantRotaryEmbedding,
-)
+from transformers.models.muse_glimmer_assistant import modeling_muse_glimmer_assistant as theirs
 
 from ...kernels.activations import gelu, silu
 from ...kernels.linear import Matrix
@@ -43,17 +39,6 @@ class TextKeys:
 
 
 @dataclass
-class _Layer:
-    qkv: Matrix
-    out: Matrix
-    gate_up: Matrix
-    down: Matrix
-    norms: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]  # in, after, q, k
-    window: int | None
-    convolutions: tuple[Convolution, Convolution] | None  # around attention and MLP
-
-
-@dataclass
 class Convolution:
     """DFlash 2's dynamic convolution around a sublayer: what goes in gives the kernels of both
     ends.  ``base`` (2, size, H), ``kernels`` (.., H) -> (.., 2 * size * groups)."""
@@ -68,6 +53,17 @@ class Convolution:
         dynamic = self.kernels(x).view(*x.shape[:-1], 2, self.base.shape[1], -1)
         out = sublayer(convolve(x, dynamic[..., 0, :, :], self.base[0]))
         return convolve(out, dynamic[..., 1, :, :], self.base[1])
+
+
+@dataclass
+class _Layer:
+    qkv: Matrix
+    out: Matrix
+    gate_up: Matrix
+    down: Matrix
+    norms: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]  # in, after, q, k
+    window: int | None
+    convolutions: tuple[Convolution, Convolution] | None  # around attention and MLP
 
 
 def convolve(x: torch.Tensor, dynamic: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
@@ -104,7 +100,7 @@ class BlockNetwork:
         kv = self.kv_heads * self.dim
         self.text_kv = Matrix(torch.cat([layer.qkv.weight[-2 * kv :] for layer in self.layers]))
         self.text_k_norm = torch.stack([layer.norms[3] for layer in self.layers])[:, None, None]
-        rotary: Any = MuseGlimmerAssistantRotaryEmbedding(config)
+        rotary: Any = theirs.MuseGlimmerAssistantRotaryEmbedding(config)
         self.rotary = rotary.to(device)
         self.activation = silu if config.hidden_act == "silu" else gelu
 

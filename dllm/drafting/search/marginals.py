@@ -1,13 +1,11 @@
 """What a forward of a diffusion drafter gives: a distribution per masked position, and their
 lattice."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import zip_longest
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -54,7 +52,7 @@ class Marginals:
     def from_logits(
         cls, logits: torch.Tensor, first: int, *, vocab_size: int, banned: Sequence[int],
         temperature: float = 0.0, stop_ids: tuple[int, ...] = (),
-    ) -> Marginals:  # fmt: skip
+    ) -> Self:  # fmt: skip
         """Ban ids, then normalise: the banned distribution *is* the drafter's distribution.
         Columns beyond ``vocab_size`` are cut off, missing ones impossible."""
         x = logits[:, :vocab_size].float()
@@ -107,7 +105,7 @@ class Marginals:
         rows = [[*key, self.first + i, step] for i in range(count)]
         return torch.tensor(rows, dtype=torch.int64, device=self.log_q.device).view(-1, 4)
 
-    def perturbed(self, key: tuple[int, int], count: int, cap: int = 256) -> Marginals:
+    def perturbed(self, key: tuple[int, int], count: int, cap: int = 256) -> Self:
         """The first ``count`` distributions with the verifier's emission noise added, normalised
         again.
 
@@ -118,7 +116,7 @@ class Marginals:
         values, at = largest(self.log_q[:count], cap)
         tokens = self._named(at)
         noisy = (values + self.noise_at(key, tokens)).log_softmax(-1)
-        return Marginals(noisy, self.first, self.stop_ids, tokens)
+        return replace(self, log_q=noisy, ids=tokens)
 
     def lattice(self, length: int, mass: float = 0.8, cap: int = 15) -> Lattice:
         """Columns of the first ``length`` positions, pruned.

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -225,16 +225,11 @@ def running(hf: Any, attention: str | None) -> Iterator[None]:
 def recorded(hf: Any, layer_ids: tuple[int, ...]) -> Iterator[dict[int, torch.Tensor]]:
     """Collects the outputs (1, Q, D) of layers ``layer_ids`` of the forwards inside."""
     outputs: dict[int, torch.Tensor] = {}
-    handles = []
 
-    def hook(index: int) -> Any:
-        def keep(_: nn.Module, __: Any, output: Any) -> None:
-            outputs[index] = output[0] if isinstance(output, tuple) else output
+    def keep(index: int, _: nn.Module, __: Any, output: Any) -> None:
+        outputs[index] = output[0] if isinstance(output, tuple) else output
 
-        return keep
-
-    for index in layer_ids:
-        handles.append(layers_of(hf)[index].register_forward_hook(hook(index)))
+    handles = [layers_of(hf)[i].register_forward_hook(partial(keep, i)) for i in layer_ids]
     try:
         yield outputs
     finally:

@@ -12,8 +12,6 @@ networks of 12 layers, one thread, 0, 2 and 4 drafts right):
 so that drafts pay on a CPU with it only.
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Callable, Iterator

@@ -1,12 +1,10 @@
 """A whole run: answers, hidden states, training, a folder with a card."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from transformers import MuseGlimmerAssistantConfig
@@ -114,7 +112,7 @@ class Split:
     dropped: int
 
     @classmethod
-    def of(cls, answers: Sequence[Answer], held_out: int, evaluated: int) -> Split:
+    def of(cls, answers: Sequence[Answer], held_out: int, evaluated: int) -> Self:
         good = [a for a in answers if a.tokens >= SHORTEST and not loops(a.ids[a.start :])]
         held = [a for a in good if a.held_out(held_out)]
         train = [a for a in good if not a.held_out(held_out)]
