@@ -124,13 +124,3 @@ class Trainee(nn.Module):
             table = torch.zeros_like(counted, dtype=torch.float32)
             weights = dpace_weights(table.masked_scatter(counted, q.detach()), counted)
         return cast(torch.Tensor, (losses * weights[counted]).sum() / weights.sum())
-
-
-def trainee_of(
-    drafter: MuseGlimmerAssistantModel, verifier: Any, objective: Objective, common: torch.Tensor
-) -> Trainee:
-    """What trains a block drafter for the network ``verifier``."""
-    embedding = verifier.get_input_embeddings().weight.detach()
-    blocks = BlockDrafter(drafter, embedding)
-    reader = Reader(verifier, drafter.config.target_layer_ids or [])  # no module: not saved
-    return Trainee(blocks, reader, verifier, objective, common)
