@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import transformers
 from transformers import AddedToken, PreTrainedTokenizerBase
@@ -17,6 +18,7 @@ THINKING = "enable_thinking"  # a switch in the templates of Qwen3
 HERE = {"local_files_only": True, "trust_remote_code": False}  # unsaid, it asks the terminal
 WHOLE = "tokenizer.json"
 FILES = (WHOLE, "vocab.json", "tokenizer.model")
+_SPECIAL: WeakKeyDictionary[Any, tuple[Any, dict[int, str]]] = WeakKeyDictionary()
 
 
 def loader_of(family: Family, folder: Path) -> str:
@@ -66,7 +68,12 @@ def resolve_tokenizer(
 def special_tokens(tokenizer: Any) -> dict[int, str]:
     """Id and name of every token that is no text.  transformers lists those with a role only: the
     headers and turn ends of many checkpoints are none."""
-    return {i: x.content for i, x in tokenizer.added_tokens_decoder.items() if x.special}
+    now = len(tokenizer), tokenizer.all_special_tokens
+    known = _SPECIAL.get(tokenizer)
+    if known is None or known[0] != now:  # Gemma has 6,000 added tokens
+        added = tokenizer.added_tokens_decoder.items()
+        known = _SPECIAL[tokenizer] = now, {i: x.content for i, x in added if x.special}
+    return known[1]
 
 
 def complete_tokenizer(
