@@ -125,7 +125,7 @@ def test_the_lowest_versions_are_those_that_are_accepted() -> None:
             (least,) = requirement.specifier
             if Version(least.version) != Version(pins.pop(requirement.name)):
                 higher.add(requirement.name)
-    assert not pins and higher == {"torch", "huggingface-hub"}  # as the file says
+    assert not pins and higher == {"torch"}  # as the file says
 
 
 @pytest.mark.slow

@@ -336,14 +336,12 @@ def _template(
     except Exception as error:  # templates are programs, which refuse in ways of their own
         raise PromptError(f"the chat template refuses the messages: {one_line(error)}") from error
     assert isinstance(text, str)
-    if not unsafe:
-        return encode_markup(tokenizer, text)
     ids: list[int] = []
-    for part in re.split(f"({'|'.join(contents)})", text):  # some templates move messages
-        said = contents.get(part)
-        ids += (
-            encode_markup(tokenizer, part) if said is None else encode_text(tokenizer, said.strip())
-        )
+    for part in re.split(f"({'|'.join(contents)})", text) if unsafe else [text]:
+        if part in contents:  # in any order: some templates move messages
+            ids += encode_text(tokenizer, contents[part].strip())
+        else:
+            ids += encode_markup(tokenizer, part)
     return ids
 
 
