@@ -104,10 +104,10 @@ class DLLM(TemplateLM):  # type: ignore[misc]
             estimator=estimator, samples=samples, early_stop=early_stop, greedy=check_greedy,
             cfg_scale=float(arguments.get("cfg_scale", 0)), seed=int(arguments.get("seed", 0)),
         )  # fmt: skip
-        named = isinstance(pretrained, str | os.PathLike)
+        where: dict[str, Any] = {"device": device or "auto", "dtype": dtype}
         self.model = load(
             pretrained, adapter=adapter, quantization=quantization, tokenizer=tokenizer,
-            **({"device": device or "auto", "dtype": dtype} if named else {}),
+            **(where if isinstance(pretrained, str | os.PathLike) else {}),
         )  # fmt: skip
         if self.model.tokenizer is None:
             raise ConfigError(f"{self.model.name} came without a tokenizer: the harness needs text")
