@@ -104,12 +104,11 @@ class DLLM(TemplateLM):  # type: ignore[misc]
             estimator=estimator, samples=samples, early_stop=early_stop, greedy=check_greedy,
             cfg_scale=float(arguments.get("cfg_scale", 0)), seed=int(arguments.get("seed", 0)),
         )  # fmt: skip
-        where: dict[str, Any] = {}
-        if isinstance(pretrained, str | os.PathLike):
-            where = {"device": device or "auto", "dtype": dtype}
+        where: dict[str, Any] = {"device": device or "auto", "dtype": dtype}
         self.model = load(
-            pretrained, adapter=adapter, quantization=quantization, tokenizer=tokenizer, **where
-        )
+            pretrained, adapter=adapter, quantization=quantization, tokenizer=tokenizer,
+            **(where if isinstance(pretrained, str | os.PathLike) else {}),
+        )  # fmt: skip
         if self.model.tokenizer is None:
             raise ConfigError(f"{self.model.name} came without a tokenizer: the harness needs text")
         self.tokenizer = self.model.tokenizer

@@ -176,12 +176,13 @@ def _pieces(model: DiffusionModel, request: ScoreRequest, how: Scoring) -> list[
 
 def whole(parts: Sequence[Score]) -> Score:
     """The score of a text from those of its parts, whose estimates are independent."""
+    told = {part.greedy for part in parts} or {None}
     return Score(
         logprob=sum(part.logprob for part in parts),
         stderr=math.hypot(*(part.stderr for part in parts)),
         tokens=sum(part.tokens for part in parts), nfe=sum(part.nfe for part in parts),
         computed=sum(part.computed for part in parts),
-        greedy=None if parts[0].greedy is None else all(part.greedy for part in parts),
+        greedy=None if None in told else all(told),
     )  # fmt: skip
 
 

@@ -144,6 +144,8 @@ def test_long_texts_are_scored_in_windows(tiny: dllm.DiffusionModel) -> None:
     assert score.tokens == len(lm.tok_encode(text)) > tiny.facts.context_length
     assert score.stderr == lm.usage.largest_stderr > 0 and lm.usage.likelihoods == 1
     assert lm.usage.shortened == 0  # each window has a token before it
+    nothing = Instance("loglikelihood_rolling", {}, ("",), 0, ("t", 1, 1))
+    assert lm.loglikelihood_rolling([nothing], disable_tqdm=True) == [0]
 
 
 def test_a_causal_network_has_the_likelihoods_that_the_harness_finds(
