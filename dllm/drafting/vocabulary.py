@@ -12,7 +12,7 @@ import numpy as np
 
 from ..core.canvas import IntArray
 from ..core.errors import ConfigError
-from ..models.tokenizer import special_tokens
+from ..models.model import special_tokens
 from ..request.prompts import encode_text
 from .base import EMPTY, Budget, Draft, Drafter, Drafting, DraftRequest, chain
 

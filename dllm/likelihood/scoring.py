@@ -51,12 +51,13 @@ class Score:
 class ScoreRequest:
     """What is to be scored: a continuation (L,) of a prompt (P,), both int64.  Those with the same
     ``group`` are choices for one question; ``length`` is what a normalised comparison divides
-    by."""
+    by; guidance hides the first ``hidden`` tokens of the prompt, None: all."""
 
     prompt: IntArray
     continuation: IntArray
     group: int = 0
     length: int = 1
+    hidden: int | None = None
 
 
 Asked = tuple[ScoreRequest, BoolArray, IntArray]  # a mask (L,) of it, offsets into its continuation
@@ -171,7 +172,10 @@ def _pieces(model: DiffusionModel, request: ScoreRequest, how: Scoring) -> list[
     ids = np.concatenate([request.prompt, request.continuation])
     first = start + size - (start % size if model.facts.mask_kind == "block_causal" else 0)
     edges = [start, *range(first, len(ids), size), len(ids)]
-    return [replace(request, prompt=ids[:a], continuation=ids[a:b]) for a, b in pairwise(edges)]
+    return [
+        replace(request, prompt=ids[:a], continuation=ids[a:b], hidden=start)
+        for a, b in pairwise(edges)
+    ]
 
 
 def whole(parts: Sequence[Score]) -> Score:
@@ -319,7 +323,11 @@ def job_of(
 def _canvas(model: DiffusionModel, request: ScoreRequest) -> Canvas:
     mask = model.facts.mask_token_id
     assert mask is not None
-    return Canvas.for_prompt(request.prompt, len(request.continuation), mask_id=mask, pad_id=mask)
+    new = len(request.continuation)
+    canvas = Canvas.for_prompt(request.prompt, new, mask_id=mask, pad_id=mask)
+    if request.hidden is not None:
+        canvas.given[request.hidden :] = False
+    return canvas
 
 
 def recipe_of(how: Scoring) -> MaskedRecipe:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
@@ -17,6 +18,7 @@ from .quantisation import of_config, parameters
 from .saving import save
 
 _DELIMITERS: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[int, ...]] = WeakKeyDictionary()
+_SPECIAL: WeakKeyDictionary[Any, tuple[Any, dict[int, str]]] = WeakKeyDictionary()
 
 
 # What other libraries' models have, and what to write here.
@@ -147,3 +149,17 @@ class DiffusionModel:
         how = of_config(getattr(self.hf.config, "quantization_config", None))
         dtype = dtype if how is None else f"int{how.bits} and {dtype}"
         return f"<{self.name}: {self.family.name}, {size} parameters, {dtype} on {self.device}>"
+
+
+def special_tokens(tokenizer: Any) -> dict[int, str]:
+    """Id and name of every token that is no text.  transformers lists those with a role only: the
+    headers and turn ends of many checkpoints are none."""
+    now = len(tokenizer), tokenizer.all_special_tokens
+    known = _SPECIAL.get(tokenizer)
+    if known is None or known[0] != now:  # Gemma has 6,000 added tokens
+        found = dict(zip(tokenizer.all_special_ids, now[1], strict=True))
+        with suppress(NotImplementedError):  # mistral-common's
+            added = tokenizer.added_tokens_decoder.items()
+            found |= {i: token.content for i, token in added if token.special}
+        known = _SPECIAL[tokenizer] = now, found
+    return known[1]

@@ -2,10 +2,8 @@
 
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import transformers
 from transformers import AddedToken, PreTrainedTokenizerBase
@@ -19,7 +17,6 @@ THINKING = "enable_thinking"  # a switch in the templates of Qwen3
 HERE = {"local_files_only": True, "trust_remote_code": False}  # unsaid, it asks the terminal
 WHOLE = "tokenizer.json"
 FILES = (WHOLE, "vocab.json", "tokenizer.model")
-_SPECIAL: WeakKeyDictionary[Any, tuple[Any, dict[int, str]]] = WeakKeyDictionary()
 
 
 def loader_of(family: Family, folder: Path) -> str:
@@ -64,20 +61,6 @@ def resolve_tokenizer(
     if result is None:
         raise CheckpointError(f"{os.fspath(given)!r} holds no tokenizer files")
     return result
-
-
-def special_tokens(tokenizer: Any) -> dict[int, str]:
-    """Id and name of every token that is no text.  transformers lists those with a role only: the
-    headers and turn ends of many checkpoints are none."""
-    now = len(tokenizer), tokenizer.all_special_tokens
-    known = _SPECIAL.get(tokenizer)
-    if known is None or known[0] != now:  # Gemma has 6,000 added tokens
-        found = dict(zip(tokenizer.all_special_ids, now[1], strict=True))
-        with suppress(NotImplementedError):  # mistral-common's
-            added = tokenizer.added_tokens_decoder.items()
-            found |= {i: token.content for i, token in added if token.special}
-        known = _SPECIAL[tokenizer] = now, found
-    return known[1]
 
 
 def complete_tokenizer(

@@ -22,7 +22,7 @@ from ..core.canvas import BoolArray, IntArray
 from ..core.errors import PromptError, UnknownNameError, check_unicode, one_line, short
 from ..core.text import holes_in
 from ..models import DiffusionModel
-from ..models.tokenizer import special_tokens
+from ..models.model import special_tokens
 
 Message = Mapping[str, Any]
 TEMPLATE_ARGUMENTS = ("messages", "add_generation_prompt", "continue_final_message", "tokenize")

@@ -19,7 +19,7 @@ class Spelling:
         self.tokenizer = tokenizer
         self.special: Collection[int] = ()
         if tokenizer is not None:
-            from ..models.tokenizer import special_tokens  # takes seconds, as below
+            from ..models.model import special_tokens  # takes seconds, as below
 
             self.special = special_tokens(tokenizer)
         self.middle = lru_cache(KNOWN)(self._middle)
