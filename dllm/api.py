@@ -138,9 +138,9 @@ def infill(
 ) -> Result:  # fmt: skip
     """Fill holes in a fixed text: ``"def area(r):\\n    return [[8]]\\n"`` has one of 8 tokens.
 
-    ``text``: a string with ``[[n]]`` holes, or token ids, -1 or [MASK] where there is one.  A
-    hole ``[[4..32]]`` has some length between, ``[[*]]`` one up to 64; which, is measured first
-    (``length="sure"``, the default), see `dllm.request.holes`.
+    ``text``: a string with ``[[n]]`` holes, or token ids with -1 or the mask's id at each position
+    to fill.  A hole ``[[4..32]]`` has some length between, ``[[*]]`` one up to 64; which, is
+    measured first (``length="sure"``, the default), see `dllm.request.holes`.
     ``[[8:[a-z]+]]`` is a hole with a form: its 8 tokens spell a text that matches ``[a-z]+``.
     With a ``prompt`` (as for `generate`) it is the form of the answer: ``"The answer is [[2]]."``.
     Stop ids are never proposed, so that a sampler's end-of-text rule has nothing to do; the text

@@ -47,7 +47,7 @@ SOME_SHARE = limit(lambda x: 0 < x <= 1, "{name} must lie in (0, 1], not {value}
 # Of probabilities that have to be reached.
 THRESHOLD = limit(
     lambda x: 0 <= x <= 1 or x == math.inf,
-    "{name}={value} is outside [0, 1]; {name}=inf is reached by nothing",
+    "{name}={value} is outside [0, 1]: choose one within, or inf, which nothing reaches",
 )
 
 

@@ -72,9 +72,11 @@ def test_blocks_share_the_samples() -> None:
     assert 0.5 * spread < claimed < 2.5 * spread
     rivals = dllm.score(model, text[:4], [text[4:], text[:40]], samples=64, early_stop=True)
     assert all(one.stderr < np.inf for one in rivals)
-    out = dllm.generate(model, text[:4], sampler="llada", max_new_tokens=size + 8,
-                        eos_policy="none", suppress_mask=False)  # fmt: skip
-    assert dllm.score(model, text[:4], out.tokens, samples=4, greedy=True).greedy
+    for cfg in (0.0, 0.7):  # of which the second lane sees the blocks before, and no prompt
+        out = dllm.generate(model, text[:4], sampler="llada", max_new_tokens=size + 8,
+                            eos_policy="none", suppress_mask=False, cfg_scale=cfg)  # fmt: skip
+        ours = dllm.score(model, text[:4], out.tokens, samples=4, greedy=True, cfg_scale=cfg)
+        assert ours.greedy
 
 
 @pytest.mark.parametrize("length", [1, 2, 5])

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 import dllm
 from dllm.core.errors import CheckpointError, ConfigError, PromptError
 from dllm.models import families, load
+from dllm.models.model import special_tokens
 from dllm.models.tokenizer import complete_tokenizer, load_tokenizer
 from dllm.request.prompts import encode_chat
 from dllm.runtime.spelling import Spelling
@@ -88,6 +89,22 @@ def test_blanks_that_a_decoder_would_take_away(kind: Any) -> None:
     else:
         with pytest.raises(ConfigError, match="takes blanks away"):
             vocabulary_of(tokenizer)
+
+
+def test_special_tokens_of_a_tokenizer_that_lists_no_added_ones() -> None:
+    """As mistral-common's."""
+
+    class Roles:
+        all_special_ids, all_special_tokens = [0, 2], ["<unk>", "</s>"]
+
+        def __len__(self) -> int:
+            return 9
+
+        @property
+        def added_tokens_decoder(self) -> dict[int, AddedToken]:
+            raise NotImplementedError
+
+    assert special_tokens(Roles()) == {0: "<unk>", 2: "</s>"}
 
 
 def test_llada_mask_token_is_declared(copy: Copy) -> None:
