@@ -168,7 +168,10 @@ def test_errors_say_what_to_do(
         ("credit(credit_alpha=1e39)", "credit_alpha must lie between -1e+30 and 1e+30, not 1e+39"),
         (f"threshold(tau=1{'0' * 400})", "tau must lie between"),
         ("entropy_bound(t_min=inf)", "t_min must lie between 1e-6 and 1e6, not inf"),
-        ("edit(tau=2)", "tau=2 is outside [0, 1]: choose one within, or inf, which nothing reaches"),
+        (
+            "edit(tau=2)",
+            "tau=2 is outside [0, 1]: choose one within, or inf, which nothing reaches",
+        ),
     ],
 )
 def test_values_of_a_wrong_type_are_refused(spec: str, words: str) -> None:
