@@ -12,7 +12,7 @@ import warnings
 from functools import partial
 
 from ..core.child import Child
-from ..core.errors import ConfigError
+from ..core.errors import ConfigError, short
 from .compiling import MEMORY, Refused, Tables, compiled, learn
 from .source import Source, named
 from .vocabulary import Vocabulary
@@ -57,7 +57,7 @@ class Worker:
         if answer.ignored:
             warnings.warn(
                 "the schema has keywords that say nothing about values here, which are ignored: "
-                + ", ".join(answer.ignored), stacklevel=2,
+                + ", ".join(map(short, answer.ignored))[:300], stacklevel=2,
             )  # fmt: skip
         return answer
 

@@ -129,6 +129,17 @@ def test_what_was_refused_is_not_compiled_again(
     assert asked == ["refused(?=twice)"]
 
 
+def test_a_keyword_is_told_on_one_line_without_signs_of_a_terminal() -> None:
+    worker = Worker()
+    schema = {"type": "null", "\x1b[2J\nERROR\u2028": 1} | {f"keyword{i}": 1 for i in range(99)}
+    try:
+        with pytest.warns(UserWarning, match="which are ignored: ") as caught:
+            worker.compile(source.json_schema(schema), BYTES)
+        assert str(caught[0].message).isprintable() and len(str(caught[0].message)) < 400
+    finally:
+        worker.close()
+
+
 def test_several_threads() -> None:
     worker = Worker()
     result: dict[int, int] = {}
