@@ -196,7 +196,7 @@ def answering(
         size = max(length, least)
         make = partial(_canvas, model, config, ids, draft, size, cap, fixed)
         if recipe.format is not None:
-            _check_room(recipe, make(0))
+            _check_room(recipe, make(0), facts.context_length)
         for row in range(first, first + n):
             index, positions = len(requests), len(ids) + size
             requests.append(Request(index, partial(make, row), recipe, positions, size, trace))
@@ -319,7 +319,7 @@ def filling(
         sources = [None if form is None else source.regex(form) for form in forms]
         recipe = replace(recipe, format=holes_format(model, sources, bool(holes[0])))
     if recipe.format is not None:
-        _check_room(recipe, make())
+        _check_room(recipe, make(), limit)
     return Request(0, make, recipe, total, int(holes.sum()), trace)
 
 
@@ -394,13 +394,18 @@ def _check_repetitions(repetitions: Any, prompts: int) -> None:
         raise ConfigError(f"{prompts} prompts have as many repetitions, not {len(repetitions)}")
 
 
-def _check_room(recipe: Recipe, canvas: Canvas) -> None:
-    """Refuse a canvas in which no text of the format can be written."""
+def _check_room(recipe: Recipe, canvas: Canvas, limit: int) -> None:
+    """Refuse a canvas in which no text of the format can be written, or a context of ``limit``."""
     form = recipe.format
     if form is None or form.fits(canvas):
         return
     name = (recipe.config.formatted or "form").removeprefix("json_")
     room, least = int(canvas.masked.sum()), form.least()
+    if canvas.prompt_length + least > limit:
+        raise PromptError(
+            f"the prompt has {canvas.prompt_length} tokens, a text of this {name} at least {least} "
+            f"and the context {limit}: shorten the prompt"
+        )
     if room == canvas.end - canvas.start and least > room and not canvas.holes:
         raise ConfigError(
             f"a text of this {name} has at least {least} tokens, max_new_tokens is {room}: raise it"
