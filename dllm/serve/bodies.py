@@ -259,7 +259,6 @@ CHATS = "tools belong to /v1/chat/completions"
 REFUSED: Refusals = {
     "length_penalty": ("there are no beams", (1,)),
     "use_beam_search": ("there are no beams", (False,)),
-    "best_of": ("use n", (1,)),
     "bad_words": ("words cannot be forbidden", ([],)),
     "allowed_token_ids": ("structured_outputs says which texts are allowed", ([],)),
     "include_reasoning": ("thoughts are part of the answer", (True,)),
@@ -325,6 +324,7 @@ class Writing(Decoding):
     reasoning_effort: str | None = None
     verbosity: str | None = None
     request_id: str | None = None
+    best_of: float | None = None
 
 
 class Spoken(Writing):

@@ -211,6 +211,9 @@ def _request(
         if (value := getattr(body, name, neutral)) != neutral
     }  # fmt: skip
     if isinstance(body, bodies.Writing):
+        if body.best_of not in (None, 1, body.n):
+            text = f"best_of={shortened(body.best_of)} is not supported: use n"
+            raise unsupported("best_of", text)
         ids = body.logprob_token_ids
         if ids and more.get("logprobs") is None:
             raise Problem(400, "logprob_token_ids needs logprobs", "logprob_token_ids",

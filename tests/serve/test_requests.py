@@ -79,6 +79,7 @@ def test_an_answer_that_is_sampled_without_a_seed_draws_one() -> None:
 )
 def test_neutral_values_change_nothing(given: Any) -> None:
     assert chat(**given) == chat()
+    assert chat(n=2, best_of=2) == chat(n=2)
 
 
 @pytest.mark.parametrize(
