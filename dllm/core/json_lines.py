@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,16 @@ def write_whole(path: Path, text: str) -> None:
         new.replace(path)
     finally:
         new.unlink(missing_ok=True)  # where the disk is full
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Whatever writing to ``path`` raises names it: a full disk names nothing."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = str(path)
+        raise
 
 
 def hold(opened: Any, path: Path) -> None:

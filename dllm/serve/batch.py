@@ -20,7 +20,7 @@ from typing import IO, Any
 
 from ..core.config import MOST
 from ..core.errors import ConfigError, DllmError, PromptError, QueueFullError
-from ..core.json_lines import check_same, hold
+from ..core.json_lines import check_same, hold, naming
 from .body import is_unicode
 from .http import Client, dumps
 from .problems import Problem
@@ -179,8 +179,9 @@ class Results(AbstractContextManager["Results"]):
         """Write a result."""
         record = {"custom_id": line.id, "request_digest": line.digest, "settings": self.settings}
         record |= entry
-        self._stream.write(dumps(record) + b"\n")
-        self._stream.flush()
+        with naming(self.file):
+            self._stream.write(dumps(record) + b"\n")
+            self._stream.flush()
         self.done[line.id] = line.digest
         if time.monotonic() - self._synced > SYNC:
             self.sync()
@@ -191,8 +192,9 @@ class Results(AbstractContextManager["Results"]):
         self._synced = time.monotonic()
 
     def __exit__(self, *_: object) -> None:
-        self.sync()
-        self._stream.close()
+        with naming(self.file):
+            self.sync()
+            self._stream.close()
 
 
 def open_requests(lines: Iterable[Line], results: Results) -> tuple[int, Iterator[Line]]:

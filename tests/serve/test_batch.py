@@ -1,5 +1,6 @@
 """Files of requests: formats, errors per line, and runs that are interrupted."""
 
+import errno
 import json
 import os
 import signal
@@ -134,6 +135,17 @@ def test_a_torn_result_is_removed_and_the_rest_stays(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="something else"):
         Results(out)
     assert out.read_text().startswith("of somebody")
+
+
+def test_a_disk_that_is_full_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    file = tmp_path / "results.jsonl"
+    with pytest.raises(OSError) as caught, Results(file) as results:
+        monkeypatch.setattr(os, "fsync", full)
+    assert caught.value.filename == str(file)
+    results._stream.close()
 
 
 def test_results_of_other_requests_are_not_mixed(tmp_path: Path) -> None:
