@@ -127,7 +127,9 @@ METHODS: dict[tuple[str, str], str] = {
     "those below a higher `threshold`.",
     ("sampler", "prophet"): "Where no selector keeps a schedule and no `steps` are given, progress "
     "is the decided share; regions other than the answer behind given text are extensions.",
-    ("sampler", "dcd"): "Each row has its own window; the official code shares one over a batch.",
+    ("sampler", "dcd"): "Each row has its own window; the official code shares one over a batch. "
+    "On block-causal models that also commits each block's first token alone, and `e_max` moves "
+    "the attention's blocks.",
     (
         "sampler",
         "dsb",

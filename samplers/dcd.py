@@ -90,7 +90,7 @@ class DCD(Window):
         if self.block_length is None:
             return canvas.end
         border = canvas.state(Border)
-        edge = canvas.start if border.edge is None else border.edge
+        edge = canvas.block_at(low, self.block_length)[0] if border.edge is None else border.edge
         while edge <= low:
             edge += self.block_length
             border.extended = 0

@@ -85,3 +85,15 @@ def test_eotp_leaves_the_only_position_alone() -> None:
     sampler = compose("threshold+eotp", stop_ids=(STOP,))
     step(sampler, canvas, np.array([0.99]), np.array([STOP]))
     assert canvas.finished and canvas.stop_position == 0
+
+
+@pytest.mark.parametrize(("origin", "ends"), [(None, [7, 11, 14]), (0, [4, 8, 12, 14])])
+def test_dcd_keeps_to_the_blocks_of_the_attention(origin: int | None, ends: list[int]) -> None:
+    """Counted from the end of the prompt, or from where a block-causal model counts them."""
+    canvas = canvas_of(11, prompt=3, origin=origin)
+    sampler = compose("fixed(4)+dcd(s_init=4, block_length=4)")
+    seen = []
+    while canvas.masked.any():
+        step(sampler, canvas, np.full(14, 0.5))
+        seen.append(canvas.window[1])
+    assert seen == ends
