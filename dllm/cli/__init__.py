@@ -12,9 +12,11 @@ def main() -> None:
     try:
         from .app import app
 
-        for stream in (sys.stdout, sys.stderr):
-            if hasattr(stream, "reconfigure"):  # a terminal without Unicode shows '?', not a crash
-                stream.reconfigure(errors="replace")
+        # A terminal without Unicode shows '?'; what is read and is none is refused as a prompt.
+        kinds = (sys.stdin, "surrogateescape"), (sys.stdout, "replace"), (sys.stderr, "replace")
+        for stream, errors in kinds:
+            if hasattr(stream, "reconfigure"):
+                stream.reconfigure(errors=errors)
         app(prog_name="dllm")
     except KeyboardInterrupt:
         code = 130

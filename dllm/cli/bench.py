@@ -141,6 +141,6 @@ class Teller:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._status is not None:
             self._status.stop()
-        if kind is KeyboardInterrupt:
+        if kind is not None and issubclass(kind, KeyboardInterrupt):
             left = "1 cell" if self.left == 1 else f"{self.left} cells"
             note(f"stopped with {left} left: the same command goes on where it was")

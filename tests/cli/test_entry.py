@@ -56,6 +56,17 @@ def test_a_file_with_a_sampler_of_its_own_has_the_commands(
     assert json.loads(done.stdout)["nfe"] == 1
 
 
+@pytest.mark.slow
+def test_a_line_that_is_no_text_is_refused_and_the_next_is_read(tiny_folder: Path) -> None:
+    run = [sys.executable, "-m", "dllm", "chat", "--model", str(tiny_folder)]
+    done = subprocess.run(
+        [*run, "--max-new-tokens", "8"], input=b"caf\xe9\nTom\n", capture_output=True,
+        env=ENVIRONMENT, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0 and done.stdout
+    assert b"error: the prompt is not valid Unicode" in done.stderr
+
+
 def test_the_end_of_a_command_is_not_searched_for_garbage() -> None:
     """All that torch and transformers have made would be looked through once more."""
     told = "import atexit, gc; atexit.register(lambda: print(gc.get_freeze_count() > 1000))"

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import dllm
+from dllm.cli.app import Terminated
 from dllm.eval import report
 from dllm.eval.curves import (
     KNOBS,
@@ -405,24 +406,26 @@ def test_bad_input(
     assert message in result.stderr and result.stderr.splitlines()[-1].startswith("error: ")
 
 
+@pytest.mark.parametrize(("stop", "code"), [(KeyboardInterrupt, 130), (Terminated, 143)])
 def test_a_stopped_bench_says_that_it_goes_on(
-    cli: Run, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ctrl-C in the second cell: the first is kept, and is not measured again."""
+    cli: Run, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    stop: type[BaseException], code: int,
+) -> None:  # fmt: skip
+    """Ctrl-C or SIGTERM in the second cell: the first is kept, and is not measured again."""
     asked: list[str] = []
     real = dllm.eval.sweep.measure
 
     def measure(model: Any, task: Any, cell: Any, *rest: Any) -> Any:
         asked.append(cell.setting.sampler)
         if len(asked) == 2:
-            raise KeyboardInterrupt
+            raise stop
         return real(model, task, cell, *rest)
 
     monkeypatch.setattr("dllm.eval.sweep.measure", measure)
     arguments = ["bench", "-m", str(tiny_folder), "-t", "copy", "-s", "threshold(tau={0.9,0.5})",
                  "-n", "2", "--max-new-tokens", "8", "--no-plot", "-o", str(tmp_path)]  # fmt: skip
     result = cli(*arguments)
-    assert result.exit_code == 130
+    assert result.exit_code == code
     assert "stopped with 1 cell left: the same command goes on" in result.stderr
     assert cli(*arguments).exit_code == 0
     assert asked == [f"threshold(tau={tau})" for tau in (0.9, 0.5, 0.5)]

@@ -12,8 +12,12 @@ import numpy as np
 import pytest
 import torch
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MuseGlimmerAssistantModel,
@@ -161,6 +165,28 @@ def test_the_loss_has_the_gradient_that_autograd_finds(soft: float) -> None:
     torch.testing.assert_close(q.double(), hard.neg().exp(), atol=1e-5, rtol=1e-5)
     (got,) = torch.autograd.grad((losses * weights).sum(), hidden)
     torch.testing.assert_close(got, slope, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("network", "config", "own"),
+    [
+        (Gemma2ForCausalLM, Gemma2Config, {"head_dim": 8, "final_logit_softcapping": 3.0}),
+        (GraniteForCausalLM, GraniteConfig, {"logits_scaling": 8.0}),
+        (LlamaForCausalLM, LlamaConfig, {}),
+    ],
+)  # fmt: skip
+def test_the_target_is_the_verifiers_distribution(network: Any, config: Any, own: Any) -> None:
+    """Granite scales the logits of its head, and Gemma 2 caps them."""
+    torch.manual_seed(0)
+    hf = network(config(**{**shape().to_diff_dict(), "num_hidden_layers": 3, **own})).eval()
+    drafter = new_drafter(drafter_config(hf.config, layers=1, block_size=2, mask_token_id=3))
+    trainee = Trainee(drafter, hf, Objective(soft=1.0), torch.arange(50))
+    ids, at = torch.randint(4, 50, (1, 9)), torch.tensor([[6]])
+    states = trainee.reader.read(ids)
+    log_q = (trainee.blocks(ids, states[..., :-32], at)[0, 0] @ trainee.head.T).log_softmax(-1)
+    expected = -(hf(ids).logits[0, 6].softmax(-1) * log_q).sum()
+    got = trainee(ids, torch.tensor([9]), at, torch.tensor(0), states)["loss"]
+    torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
 
 
 def test_every_label_has_a_row_in_a_steps_head() -> None:

@@ -21,12 +21,14 @@ class FrozenHeadLoss(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden: torch.Tensor, head: torch.Tensor, labels: torch.Tensor,
-        teacher: torch.Tensor | None, soft: float, rows: int,
+        teacher: torch.Tensor | None, soft: float, rows: int, factor: float = 1.0,
+        cap: float | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         """Losses (n,) and probabilities (n,) of ``labels``, which index rows of ``head`` (V, H).
 
         ``teacher`` (n, H): hidden states from which the verifier predicted the labels; ``soft`` is
-        the share of its distribution in the target.  ``rows`` are computed at a time.
+        the share of its distribution in the target, and ``factor`` and ``cap`` are what it does to
+        the logits of its head.  ``rows`` are computed at a time.
         """
         losses, probabilities, gradients = [], [], []
         for first in range(0, len(hidden), rows):
@@ -38,7 +40,8 @@ class FrozenHeadLoss(torch.autograd.Function):
             probabilities.append(picked.exp())
             target = 0.0
             if teacher is not None and soft > 0:
-                p = (teacher[part].to(head.dtype) @ head.T).float().softmax(-1)
+                said = (teacher[part].to(head.dtype) @ head.T).float() * factor
+                p = (said if cap is None else cap * torch.tanh(said / cap)).softmax(-1)
                 loss = (1 - soft) * loss - soft * (p * log_q).sum(-1)
                 gradient -= soft * p
                 target = soft
@@ -55,7 +58,7 @@ class FrozenHeadLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         (gradient,) = ctx.saved_tensors
-        return (grads[0][:, None] * gradient).to(ctx.dtype), None, None, None, None, None
+        return (grads[0][:, None] * gradient).to(ctx.dtype), *[None] * 7
 
 
 def decay_weights(counted: torch.Tensor, gamma: float) -> torch.Tensor:

@@ -60,6 +60,20 @@ class Reader:
         return torch.cat([*states, out.last_hidden_state], -1)
 
 
+@torch.no_grad()
+def shaping(verifier: Any) -> tuple[float, float | None]:
+    """What a network does to the logits of its head: a factor (Granite, Cohere), and a soft cap
+    behind it (Gemma 2)."""
+    cap = getattr(verifier.config.get_text_config(), "final_logit_softcapping", None)
+    head, ids = verifier.get_output_embeddings(), torch.arange(8)[None]
+    ids = ids.to(head.weight.device)
+    plain = head(verifier.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state).float()
+    logits = verifier(input_ids=ids, use_cache=False).logits.float()
+    if cap is not None:
+        logits = cap * torch.atanh(logits / cap)
+    return float((logits / plain).nanmedian()), cap
+
+
 class Trainee(nn.Module):
     """A ``drafter`` for the network ``verifier``: its hidden states at many places of a text, with
     everything frozen around them, the verifier's embedding and head and, without kept hidden
@@ -74,6 +88,7 @@ class Trainee(nn.Module):
         scale = float(getattr(embedding, "embed_scale", 1.0))
         self.blocks = BlockDrafter(drafter, embedding.weight.detach(), scale)
         self.objective, rank = objective, objective.markov
+        self.shaping = shaping(verifier)
         self.head: torch.Tensor
         self.common: torch.Tensor
         self.register_buffer("head", head.detach(), persistent=False)
@@ -115,8 +130,9 @@ class Trainee(nn.Module):
     ) -> torch.Tensor:  # fmt: skip
         """Mean loss of ``states`` (n, H), which are those ``counted``, weighted by place."""
         losses, q = FrozenHeadLoss.apply(  # type: ignore[no-untyped-call]
-            states, self.head[rows], index, teacher, self.objective.soft, self.objective.chunk
-        )
+            states, self.head[rows], index, teacher, self.objective.soft, self.objective.chunk,
+            *self.shaping,
+        )  # fmt: skip
         counted = counted.flatten(0, 1)
         if self.objective.loss == "decay":
             weights = decay_weights(counted, self.objective.gamma)
