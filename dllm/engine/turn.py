@@ -94,7 +94,7 @@ def _again(row: Row, job: Job) -> bool:
             return False
         masks = canvas.masks()
     job.targets = masks
-    return True
+    return masks.size > 0
 
 
 def _goes_on(job: Job) -> bool:

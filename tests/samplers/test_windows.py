@@ -85,3 +85,12 @@ def test_eotp_leaves_the_only_position_alone() -> None:
     sampler = compose("threshold+eotp", stop_ids=(STOP,))
     step(sampler, canvas, np.array([0.99]), np.array([STOP]))
     assert canvas.finished and canvas.stop_position == 0
+
+
+def test_blocks_that_are_given_open_with_the_first_that_is_not() -> None:
+    """Behind 8 given tokens the window ended before it began, and a step decided nothing."""
+    canvas = canvas_of(12)
+    canvas.give(canvas.start, np.full(8, 5))
+    sampler = compose("threshold+staged_blocks(2)")
+    sampler.prepare(canvas)
+    assert canvas.window == (canvas.start + 8, canvas.start + 10)
