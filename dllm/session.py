@@ -124,7 +124,7 @@ class Session:
         check_whole("max_events", max_events)
         if deadline is not None and not (isinstance(deadline, Real) and deadline == deadline):
             raise ConfigError(f"deadline is a number of seconds from now, not {short(deadline)}")
-        for name in GenerationConfig.fields(MACHINE):
+        for name in (*GenerationConfig.fields(MACHINE), "cache"):
             if name in how:
                 raise ConfigError(f"{name} belongs to the session, not to a request: pass it there")
         request = self._make(prompt, text, how)

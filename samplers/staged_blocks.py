@@ -49,11 +49,12 @@ class StagedBlocks(Window):
         state = canvas.state(Stages)
         ready = before >= self.decoded_token_threshold
         state.active = [a or bool(r) for a, r in zip(state.active, ready, strict=False)]
-        opened = len(state.active)
+        first, opened = int(np.flatnonzero(masks)[0]), len(state.active)
         if opened < len(edges) and progress[opened - 1] >= self.block_add_threshold:
-            state.active.append(bool(ready[opened]))
             opened += 1
-        first, ends = int(np.flatnonzero(masks)[0]), np.append(edges[1:], canvas.end)
+        opened = max(opened, first + 1)  # given text needs no step of its own
+        state.active += ready[len(state.active) : opened].tolist()
+        ends = np.append(edges[1:], canvas.end)
         state.live = [
             (int(edges[i]), int(ends[i])) for i in range(opened) if state.active[i] and masks[i]
         ]

@@ -42,7 +42,7 @@ class WeDLM(Selector):
 
     def select(self, view: View) -> BoolArray:
         first = view.canvas.masks()[:1]
-        cost = self.penalty * (view.positions - first) - view.score
+        cost = float(self.penalty) * (view.positions - first) - view.score
         chosen: BoolArray = cost < self.tau
         if cost.size and not chosen.any():
             chosen = np.arange(len(cost)) == cost.argmin()

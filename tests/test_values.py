@@ -12,9 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dllm
+from dllm.core.canvas import Canvas
 from dllm.core.config import ELSEWHERE, GenerationArguments, GenerationConfig
 from dllm.core.errors import ConfigError, DllmError, PromptError, UnknownNameError
 from dllm.request.prompts import encode, encode_holes, is_batch
+from dllm.samplers.windows import StaticBlocks
 
 HUGE = 10**5000  # Python refuses to print it
 
@@ -36,6 +38,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("temperature", float("inf"), "finite"),
     ("temperature", "x", "must be a number, not 'x'"),
     ("temperature", True, "must be a number, not True"),
+    ("temperature", np.True_, "must be a number, not np.True_"),
     ("temperature", -1, "at least 0"),
     ("temperature", None, "must be a number"),
     ("cfg_scale", 1e39, "at most"),
@@ -134,7 +137,7 @@ def test_any_value_is_taken_or_refused_in_one_sentence(name: str, value: Any) ->
 
 def test_numbers_of_numpy_are_numbers() -> None:
     config = GenerationConfig(
-        max_new_tokens=np.int64(5), temperature=np.float32(0.5), seed=np.int64(3),
+        max_new_tokens=np.int64(5), temperature=np.float32(0.5), seed=torch.tensor(3),
         stop_strings=["a", "b"], constraints={np.int64(2): np.int64(7)},
     )  # fmt: skip
     assert (config.max_new_tokens, config.temperature, config.seed) == (5, 0.5, 3)
@@ -142,6 +145,14 @@ def test_numbers_of_numpy_are_numbers() -> None:
     assert (config.stop_strings, config.constraints) == (("a", "b"), {2: 7})
     assert all(type(key) is int for key in config.constraints)
     assert len(dllm.generate("nano", PROMPT, n=np.int64(2))) == 2  # type: ignore[call-overload]
+
+
+def test_parts_hold_plain_numbers() -> None:
+    """Small types of numpy wrap around: blocks had other lengths."""
+    part = StaticBlocks(np.uint8(4))  # type: ignore[arg-type]
+    canvas = Canvas.for_prompt(np.arange(2), 9, mask_id=1, pad_id=0)
+    part.advance(canvas)
+    assert (type(part.block_length), canvas.window) == (int, (2, 6))
 
 
 def flat(field: Any) -> list[Any]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Self, TypedDict
 
 from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
-from .declared import ANSWER, HOLES, MACHINE, VERIFIER, Declared, Numeric, Whole, about
+from .declared import ANSWER, HOLES, MACHINE, VERIFIER, Declared, Numeric, Whole, about, listed
 from .errors import ConfigError, check_unicode, short
 
 MOST = 2**31 - 1  # of what is counted
@@ -55,14 +55,9 @@ Bias = Annotated[float, Field(ge=-MAX_TEMPERATURE, le=MAX_TEMPERATURE), Numeric]
 EVERY = ANSWER, HOLES, VERIFIER
 
 
-def _listed(value: Any) -> Any:
-    """Arrays as lists, those of one number as that."""
-    return value.tolist() if hasattr(value, "tolist") else value
-
-
 def _texts(value: Any, info: ValidationInfo) -> tuple[str, ...]:
     """One text or several, as a tuple."""
-    name, texts = info.field_name or "", (value,) if isinstance(value, str) else _listed(value)
+    name, texts = info.field_name or "", (value,) if isinstance(value, str) else listed(value)
     if isinstance(texts, Mapping | bytes) or not isinstance(texts, Iterable):
         raise ConfigError(f"{name} is a text or a list of texts, not {short(value)}")
     texts = tuple(texts)
@@ -102,7 +97,7 @@ def _schema(value: Any, info: ValidationInfo) -> Any:
 
 def _draft(value: Any) -> Any:
     """A text, ids, or several of either; arrays as lists."""
-    value = _listed(value)
+    value = listed(value)
     if isinstance(value, str):
         check_unicode(value, "initial_text")
     elif not isinstance(value, list | tuple | None) or value in ([], ()):
@@ -112,7 +107,7 @@ def _draft(value: Any) -> Any:
 
 def _spans(value: Any) -> tuple[tuple[int, int], ...]:
     """Positions and (first, past the last) pairs, all as pairs."""
-    kinds, value = "remask is a list of positions and (first, past the last) pairs", _listed(value)
+    kinds, value = "remask is a list of positions and (first, past the last) pairs", listed(value)
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         raise ConfigError(f"{kinds}, not {short(value)}")
     spans = []

@@ -34,11 +34,18 @@ def about(says: str, *of: str, **more: Any) -> About:
     return About(says, frozenset(of or (ANSWER, HOLES)), **more)
 
 
+def listed(value: Any) -> Any:
+    """Arrays as lists, those of one number as that."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
 def _whole(value: Any) -> Any:
+    value = listed(value)
     return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
 
 
 def _real(value: Any) -> Any:
+    value = listed(value)
     if not isinstance(value, Real) or isinstance(value, bool):
         return value
     try:
@@ -48,7 +55,7 @@ def _real(value: Any) -> Any:
         return 1.7e308 if large > 0 else -1.7e308  # out of every range
 
 
-Whole, Numeric = BeforeValidator(_whole), BeforeValidator(_real)  # numpy's numbers are numbers
+Whole, Numeric = BeforeValidator(_whole), BeforeValidator(_real)  # those of numpy, too
 
 
 class Declared(BaseModel):

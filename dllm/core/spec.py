@@ -188,10 +188,15 @@ def check_types(cls: Any, given: Mapping[str, Any]) -> None:
 
 
 def check_part(part: Any) -> None:
-    """Raise for what `build` refuses in an object that was made without it, and beyond a limit."""
+    """Raise for what `build` refuses in an object that was made without it, and beyond a limit.
+    Numbers of numpy, whose small types wrap around, become Python's."""
     usual = arguments(type(part))
-    given = {name: getattr(part, name) for name in usual}
-    check_types(type(part), {n: v for n, v in given.items() if v is not usual[n]})
+    given = {name: value for name in usual if (value := getattr(part, name)) is not usual[name]}
+    check_types(type(part), given)
+    for name, value in given.items():
+        if isinstance(value, Real) and not isinstance(value, bool):
+            plain = int(value) if isinstance(value, Integral) else float(value)
+            object.__setattr__(part, name, plain)
     check_limits(part)
 
 

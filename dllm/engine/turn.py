@@ -37,6 +37,8 @@ def jobs_of(row: Row, cache: Cache) -> list[Job]:
             f"sampler {sampler.spec!r} decides nothing in {MOST_IDLE_STEPS} steps: use fewer steps"
         )
     targets, ids = sampler.reads(canvas)
+    if not targets.size:
+        raise ConfigError(f"{sampler.window.name}.advance left nothing undecided in the window")
     if FORESIGHT in cache.needs:
         targets = sampler.foreseen(canvas)
     plan, targets = plan_of(row, canvas, cache, targets)
@@ -92,7 +94,7 @@ def _again(row: Row, job: Job) -> bool:
             return False
         masks = canvas.masks()
     job.targets = masks
-    return True
+    return masks.size > 0
 
 
 def _goes_on(job: Job) -> bool:
@@ -132,6 +134,12 @@ def plan_of(row: Row, canvas: Canvas, cache: Cache, targets: IntArray) -> tuple[
     serves."""
     slots = row.slots
     plan = cache.plan(canvas, slots, targets)
+    made = getattr(plan, "compute", None)
+    if not (isinstance(made, np.ndarray) and made.dtype == np.int64):
+        raise ConfigError(
+            f"{cache.name}.plan returned no Plan of positions, (n,) int64: return "
+            "Plan(np.flatnonzero(chosen)), where chosen has one bool per position"
+        )
     if plan.answers is not None:
         served = np.intersect1d(targets, plan.answers, assume_unique=True)
         targets = served if served.size else targets

@@ -17,6 +17,8 @@ from ..cache.base import full_plan
 from ..core.canvas import BoolArray, Canvas, FloatArray, IntArray
 from ..core.config import GenerationConfig
 from ..core.errors import ConfigError, PromptError
+from ..core.limits import COUNT, FINITE, bounds, limit
+from ..core.spec import check_part
 from ..engine import Engine, MaskedRecipe
 from ..engine.forward import Forward
 from ..engine.recipe import RowOptions, check_recipe
@@ -68,6 +70,9 @@ class Scoring:
     """How to score; see `score`."""
 
     name: ClassVar = "score"  # in errors about its arguments
+    limits: ClassVar = bounds(samples=COUNT, max_batch_tokens=COUNT, cfg_scale=FINITE, seed=limit(
+        lambda n: 0 <= n < 2**63, "{name} must lie between 0 and 2**63 - 1, not {value}"
+    ))  # fmt: skip
 
     estimator: str | None = None
     samples: int = 128
@@ -89,10 +94,8 @@ class Scoring:
         return max(1, round(self.samples / ROUND)) if self.early_stop else 1
 
     def __post_init__(self) -> None:
+        check_part(self)
         estimator(self.kind)
-        for name, least in (("samples", 1), ("max_batch_tokens", 1), ("cfg_scale", 0), ("seed", 0)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name} must be at least {least}, not {getattr(self, name)}")
         if self.before_forward is not None and not callable(self.before_forward):
             raise ConfigError(f"before_forward is a function, not {self.before_forward!r}")
 

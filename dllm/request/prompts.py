@@ -19,7 +19,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from ..core.canvas import BoolArray, IntArray
-from ..core.errors import PromptError, UnknownNameError, check_unicode, one_line, short
+from ..core.errors import ConfigError, PromptError, UnknownNameError, check_unicode, one_line, short
 from ..core.text import holes_in
 from ..models import DiffusionModel
 from ..models.model import special_tokens
@@ -63,6 +63,8 @@ def encode(
     so when there is a template.  ``template``: variables that a chat template reads, such as
     ``tools`` or Qwen's ``enable_thinking``; others change nothing.
     """
+    if not isinstance(chat, bool | None):
+        raise ConfigError(f"chat is True, False or None, not {short(chat)}")
     ids = check_ids(model, _encoded(model, checked(prompt), chat, template))
     image = model.facts.image_token_id
     if image is not None and (ids == image).any():

@@ -168,8 +168,6 @@ def answering(
     if not prompts:
         raise PromptError("there is no prompt: pass a string, messages, ids, or a list of them")
     check_whole("n", n)
-    if not isinstance(chat, bool | None):
-        raise ConfigError(f"chat is True, False or None, not {short(chat)}")
     check_switch("trace", trace)
     config, facts = recipe.config, model.facts
     encoded = [encode(model, prompt, chat) for prompt in prompts]

@@ -234,3 +234,32 @@ def test_a_window_of_no_positions_is_refused_as_that() -> None:
 
 def test_settings_are_frozen() -> None:
     assert replace(caches.compose("dkv"), refresh_every=3) == caches.compose("dkv(3)")
+
+
+@dataclass(frozen=True)
+class Wrong(caches.Cache):
+    """Returns what is no plan."""
+
+    name = "wrong"
+    given: Any = None
+
+    def plan(self, canvas: Canvas, slots: caches.Slots, targets: IntArray) -> Any:
+        return self.given
+
+
+@dataclass(frozen=True)
+class Nowhere(Window):
+    """Opens nothing."""
+
+    name = "nowhere"
+
+    def advance(self, canvas: Canvas) -> None:
+        canvas.open_window(canvas.start, canvas.start)
+
+
+def test_what_a_plan_and_a_window_must_hold(tiny: dllm.DiffusionModel) -> None:
+    for given_ in (None, [0, 1], caches.Plan(np.ones(5, np.bool_)), caches.Plan([0, 1])):  # type: ignore[arg-type]
+        with pytest.raises(dllm.ConfigError, match=r"wrong\.plan returned no Plan of positions"):
+            dllm.generate(tiny, [5, 6], cache=Wrong(given_), max_new_tokens=3)
+    with pytest.raises(dllm.ConfigError, match=r"nowhere\.advance left nothing undecided"):
+        dllm.generate(tiny, [5, 6], sampler=Nowhere(), max_new_tokens=3)  # it was fed for ever

@@ -300,6 +300,8 @@ def test_texts_continue_prompts(tiny: dllm.DiffusionModel) -> None:
     [
         ({"estimator": "lada"}, "did you mean 'llada'"),
         ({"samples": 0}, "samples must be at least 1"),
+        ({"estimator": "dream", "seed": 2**64}, "seed must lie between 0 and"),
+        ({"chat": 1}, "chat is True, False or None, not 1"),
         ({"before_forward": 3}, "before_forward is a function, not 3"),
         ({"sample": 5}, "did you mean 'samples'"),
         ({"estimator": "llada", "samples": 33}, "a multiple of 32"),

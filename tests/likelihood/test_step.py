@@ -44,3 +44,5 @@ def test_what_is_no_canvas(tiny: dllm.DiffusionModel) -> None:
     for top in (0, True, 10**6):
         with pytest.raises(ConfigError, match="top is"):
             dllm.step(tiny, [-1], top=top)
+    with pytest.raises(ConfigError, match="cfg_scale takes a number, not 'x'"):
+        dllm.step(tiny, [-1], cfg_scale="x")  # type: ignore[arg-type]

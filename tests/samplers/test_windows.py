@@ -97,3 +97,12 @@ def test_dcd_keeps_to_the_blocks_of_the_attention(origin: int | None, ends: list
         step(sampler, canvas, np.full(14, 0.5))
         seen.append(canvas.window[1])
     assert seen == ends
+
+
+def test_blocks_that_are_given_open_with_the_first_that_is_not() -> None:
+    """Behind 8 given tokens the window ended before it began, and a step decided nothing."""
+    canvas = canvas_of(12)
+    canvas.give(canvas.start, np.full(8, 5))
+    sampler = compose("threshold+staged_blocks(2)")
+    sampler.prepare(canvas)
+    assert canvas.window == (canvas.start + 8, canvas.start + 10)
