@@ -25,8 +25,8 @@ from .stepping import States
 
 WHOLE: Any = cache_utils.DynamicLayer
 WINDOW = cache_utils.DynamicSlidingWindowLayer
-# layers of a cache that can be cut to any length
-CUT = WHOLE, WINDOW, cache_utils.DynamicIndexedLayer, cache_utils.DummyLayer
+# layers of a cache that can be cut to any length; those without keys are new in transformers 5.23
+CUT = WHOLE, WINDOW, cache_utils.DynamicIndexedLayer, getattr(cache_utils, "DummyLayer", WHOLE)
 
 
 @dataclass(eq=False)

@@ -1,13 +1,16 @@
 """Verifiers of many architectures: their own text, and the caller's model left as it was."""
 
+import sys
+from importlib.util import find_spec, module_from_spec
 from inspect import signature
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, cache_utils
 
 import dllm
+from dllm.drafting.verifiers import rowwise
 from dllm.models.forwards import CACHE
 
 PROMPT = [5, 9, 33, 7, 9, 33, 50, 51]
@@ -87,3 +90,13 @@ def test_networks_without_a_cache_are_refused(kind: str) -> None:
         return
     with pytest.raises(dllm.ConfigError, match="keeps its state in a form of its own"):
         dllm.speculate(hf, None, PROMPT, max_new_tokens=4)
+
+
+def test_a_transformers_without_dummy_layers_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before 5.23."""
+    monkeypatch.delattr(cache_utils, "DummyLayer", raising=False)
+    spec: Any = find_spec(rowwise.__name__)
+    module = module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)  # where dataclasses look it up
+    spec.loader.exec_module(module)
+    assert module.CUT[:2] == rowwise.CUT[:2]
