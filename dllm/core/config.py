@@ -106,7 +106,7 @@ def _draft(value: Any) -> Any:
     if isinstance(value, str):
         check_unicode(value, "initial_text")
     elif not isinstance(value, list | tuple | None) or value in ([], ()):
-        raise ConfigError(f"initial_text is a draft, a text or token ids, not {short(value)}")
+        raise ConfigError(f"initial_text is a text or token ids, not {short(value)}")
     return value
 
 
@@ -289,7 +289,7 @@ class GenerationConfig(Machine):
                 f"min_new_tokens={self.min_new_tokens} exceeds max_new_tokens={self.max_new_tokens}"
             )
         if self.remask and self.initial_text is None:
-            raise ConfigError("remask opens tokens of a draft: pass initial_text, or drop it")
+            raise ConfigError("remask opens tokens of a text: pass initial_text, or drop it")
         if self.confidence not in (None, "model"):
             raise ConfigError(f"confidence is 'model' or left out, not {short(self.confidence)}")
         if self.extra_keys and self.json_schema is None:
@@ -298,10 +298,13 @@ class GenerationConfig(Machine):
         if not given:
             for other in ("confidence", "literals"):
                 if getattr(self, other):
-                    raise ConfigError(f"{other} is about answers with a form: pass one, or drop it")
+                    raise ConfigError(
+                        f"{other} is about structured output: pass one of {', '.join(FORMATS)}, or "
+                        f"drop {other}"
+                    )
             return self
         if len(given) > 1:
-            raise ConfigError(f"an answer has one form: keep {given[0]} or {given[1]}")
+            raise ConfigError(f"an answer has one structure: keep {given[0]} or {given[1]}")
         if self.min_new_tokens:
             raise ConfigError(
                 f"min_new_tokens does not go with {given[0]}, which says how long the answer is"
