@@ -247,8 +247,8 @@ class GenerationConfig(Machine):
         "the last) pairs.", ANSWER,
     )] = ()  # fmt: skip
     length: Annotated[str | None, BeforeValidator(lambda v: None if v == "fixed" else v), about(
-        "How the length of the answer is found: append, daedal or fixed (default).  See "
-        "`dllm.samplers.base.Length`; of [[*]] holes sure.",
+        "How the length of the answer is found: append, daedal, dreamon or fixed (default).  On "
+        "block-causal models append is the default where no ``max_new_tokens`` is given.",
         kind="a rule such as 'append', or 'fixed'",
     )] = None  # fmt: skip
     regex: Annotated[str | None, BeforeValidator(_unicode), about(
@@ -412,12 +412,12 @@ class Serving(Machine):
 class SessionConfig(Serving):
     """How a `Session` works."""
 
-    cache: Annotated[Any, about("Of a diffusion model.")] = "none"
-    drafter: Annotated[Any, about("Of a verifier: see `dllm.speculate`.", VERIFIER)] = None
-    rule: Annotated[Any, about("Of a verifier: how drafts are accepted.", VERIFIER)] = None
-    controller: Annotated[Any, about("Of a verifier: length of drafts.", VERIFIER)] = None
-    vocabulary: Annotated[str, about("Of a verifier.", VERIFIER)] = "auto"
-    exact: Annotated[bool, about("Of a verifier.", VERIFIER)] = True
+    cache: Annotated[Any, about("Cache of a diffusion model.")] = "none"
+    drafter: Annotated[Any, about("Drafter of a verifier, see `dllm.speculate`.", VERIFIER)] = None
+    rule: Annotated[Any, about("How a verifier accepts drafts.", VERIFIER)] = None
+    controller: Annotated[Any, about("Controller of the length of drafts.", VERIFIER)] = None
+    vocabulary: Annotated[str, about("As for `dllm.speculate`.", VERIFIER)] = "auto"
+    exact: Annotated[bool, about("As for `dllm.speculate`.", VERIFIER)] = True
 
 
 class SessionArguments(TypedDict, total=False):
