@@ -88,11 +88,12 @@ dllm generate --block-length {BLOCK} -s SAMPLER "{PROMPT}"
 
 
 def parameters(cls: Any) -> str:
-    """What a sampler takes, and its defaults."""
+    """What a sampler takes, and its defaults; one that is open is told in the text above."""
     rows = [
-        [f"`{field.name}`", "by model family, else none" if default is None else f"`{default}`"]
+        [f"`{field.name}`", "see above" if default in (None, ()) else f"`{default}`"]
         for field in dataclasses.fields(cls)
         if not dataclasses.is_dataclass(default := getattr(cls(), field.name))
+        and field.name != "vocab_size"  # the model's
     ]
     return markdown(["parameter", "default"], rows) if rows else ""
 

@@ -2,11 +2,12 @@
 
 In a checkout four packages stand beside `dllm` and not in it, which a reader of the source that
 does not import it cannot know: the API reference is made from a copy with the installed layout.
-Examples in docstrings become code blocks.
+Examples in docstrings become code blocks.  What is declared of a parameter becomes its docstring.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 import shutil
 import tempfile
@@ -14,7 +15,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from griffe import Extension
+from griffe import Docstring, Extension
 from mkdocs.plugins import event_priority
 
 ROOT = Path(__file__).parents[1]
@@ -36,7 +37,7 @@ def on_config(config: Any) -> Any:
     facade.write_text(re.sub(r"    from \. import .*\n", "", facade.read_text(encoding="utf-8")))
     python = config["plugins"]["mkdocstrings"].config["handlers"]["python"]
     python["paths"] = [_copy.name]
-    python["options"]["extensions"] = [f"{__file__}:Examples"]
+    python["options"]["extensions"] = [f"{__file__}:Examples", f"{__file__}:Declarations"]
     return config
 
 
@@ -62,3 +63,21 @@ def fenced(text: str) -> str:
     'One.'
     """
     return EXAMPLE.sub(lambda found: f"```pycon\n{found[0].rstrip()}\n```\n", text)
+
+
+KINDS = {"Count": "int", "Number": "int", "Share": "float", "Scale": "float", "Bias": "float"}
+
+
+class Declarations(Extension):
+    """``Annotated[Count, about("Tokens per block.")]`` as an int with that docstring."""
+
+    def on_attribute_instance(self, *, node: Any, attr: Any, **_: Any) -> None:
+        parts = getattr(getattr(getattr(node, "annotation", None), "slice", None), "elts", [])
+        for part in parts:
+            if isinstance(part, ast.Call) and ast.unparse(part.func) == "about":
+                attr.docstring = Docstring(ast.literal_eval(part.args[0]), parent=attr)
+                attr.labels.clear()
+                if str(attr.value).startswith("Field("):
+                    attr.value = "{}"
+                known = re.compile(rf"\b({'|'.join(KINDS)})\b")
+                attr.annotation = known.sub(lambda found: KINDS[found[1]], ast.unparse(parts[0]))

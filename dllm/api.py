@@ -141,8 +141,9 @@ def infill(
     ``text``: a string with ``[[n]]`` holes, or token ids with -1 or the mask's id at each position
     to fill.  A hole ``[[4..32]]`` has some length between, ``[[*]]`` one up to 64; which, is
     measured first (``length="sure"``, the default), see `dllm.request.holes`.
-    ``[[8:[a-z]+]]`` is a hole with a form: its 8 tokens spell a text that matches ``[a-z]+``.
-    With a ``prompt`` (as for `generate`) it is the form of the answer: ``"The answer is [[2]]."``.
+    ``[[8:[a-z]+]]`` is a hole with a regular expression: its 8 tokens spell a text that matches
+    ``[a-z]+``.
+    With a ``prompt`` (as for `generate`) the text is the answer: ``"The answer is [[2]]."``.
     Stop ids are never proposed, so that a sampler's end-of-text rule has nothing to do; the text
     around the holes stays as it is, unless one of the ``stop_strings`` ends the last hole, and with
     it the text.  The result's ``text`` is the whole text, ``tokens`` all of its ids.

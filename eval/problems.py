@@ -48,7 +48,8 @@ class FileTask:
         """The first ``n`` questions; raises `ConfigError` when there are fewer."""
         if n > len(self.questions):
             raise ConfigError(
-                f"{self.name} holds {len(self.questions)} questions, not {n}: ask for fewer"
+                f"{self.name} holds {len(self.questions)} questions, not {n}: ask for fewer, e.g. "
+                f"-n {len(self.questions)}"
             )
         order = list(self.questions)
         if seed:

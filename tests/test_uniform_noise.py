@@ -120,7 +120,7 @@ def test_structured_output(noisy: dllm.DiffusionModel, sampler: str) -> None:
     )  # fmt: skip
     assert all(re.fullmatch("[a-z ]+,[a-z]+", one.text) for one in result)
     for own in ("entropy_bound", "ddim"):
-        with pytest.raises(dllm.ConfigError, match="may leave the format"):
+        with pytest.raises(dllm.ConfigError, match="may leave the structure"):
             dllm.generate(noisy, PROMPT, sampler=own, regex="[a-z]+")
 
 

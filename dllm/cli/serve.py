@@ -55,7 +55,7 @@ def serve(
     settings = Settings(**options.how, api_key=options.api_key)
     check_parts(settings)
     if options.ray_host != LOCAL and not options.replicas:
-        raise ConfigError("--ray-host is for the Ray that --replicas starts: give both or neither")
+        raise ConfigError("--ray-host is for the Ray that --replicas starts: give --replicas, too")
     if options.log_level.lower() not in LEVELS:
         raise UnknownNameError("log level", options.log_level, LEVELS)
     from ..serve.run import log_to_stderr

@@ -101,7 +101,7 @@ def _draft(value: Any) -> Any:
     if isinstance(value, str):
         check_unicode(value, "initial_text")
     elif not isinstance(value, list | tuple | None) or value in ([], ()):
-        raise ConfigError(f"initial_text is a draft, a text or token ids, not {short(value)}")
+        raise ConfigError(f"initial_text is a text or token ids, not {short(value)}")
     return value
 
 
@@ -242,8 +242,8 @@ class GenerationConfig(Machine):
         "the last) pairs.", ANSWER,
     )] = ()  # fmt: skip
     length: Annotated[str | None, BeforeValidator(lambda v: None if v == "fixed" else v), about(
-        "How the length of the answer is found: append, daedal or fixed (default).  See "
-        "`dllm.samplers.base.Length`; of [[*]] holes sure.",
+        "How the length of the answer is found: append, daedal, dreamon or fixed (default).  On "
+        "block-causal models append is the default where no ``max_new_tokens`` is given.",
         kind="a rule such as 'append', or 'fixed'",
     )] = None  # fmt: skip
     regex: Annotated[str | None, BeforeValidator(_unicode), about(
@@ -284,7 +284,7 @@ class GenerationConfig(Machine):
                 f"min_new_tokens={self.min_new_tokens} exceeds max_new_tokens={self.max_new_tokens}"
             )
         if self.remask and self.initial_text is None:
-            raise ConfigError("remask opens tokens of a draft: pass initial_text, or drop it")
+            raise ConfigError("remask opens tokens of a text: pass initial_text, or drop it")
         if self.confidence not in (None, "model"):
             raise ConfigError(f"confidence is 'model' or left out, not {short(self.confidence)}")
         if self.extra_keys and self.json_schema is None:
@@ -293,10 +293,13 @@ class GenerationConfig(Machine):
         if not given:
             for other in ("confidence", "literals"):
                 if getattr(self, other):
-                    raise ConfigError(f"{other} is about answers with a form: pass one, or drop it")
+                    raise ConfigError(
+                        f"{other} is about structured output: pass one of {', '.join(FORMATS)}, or "
+                        f"drop {other}"
+                    )
             return self
         if len(given) > 1:
-            raise ConfigError(f"an answer has one form: keep {given[0]} or {given[1]}")
+            raise ConfigError(f"an answer has one structure: keep {given[0]} or {given[1]}")
         if self.min_new_tokens:
             raise ConfigError(
                 f"min_new_tokens does not go with {given[0]}, which says how long the answer is"
@@ -404,12 +407,12 @@ class Serving(Machine):
 class SessionConfig(Serving):
     """How a `Session` works."""
 
-    cache: Annotated[Any, about("Of a diffusion model.")] = "none"
-    drafter: Annotated[Any, about("Of a verifier: see `dllm.speculate`.", VERIFIER)] = None
-    rule: Annotated[Any, about("Of a verifier: how drafts are accepted.", VERIFIER)] = None
-    controller: Annotated[Any, about("Of a verifier: length of drafts.", VERIFIER)] = None
-    vocabulary: Annotated[str, about("Of a verifier.", VERIFIER)] = "auto"
-    exact: Annotated[bool, about("Of a verifier.", VERIFIER)] = True
+    cache: Annotated[Any, about("Cache of a diffusion model.")] = "none"
+    drafter: Annotated[Any, about("Drafter of a verifier, see `dllm.speculate`.", VERIFIER)] = None
+    rule: Annotated[Any, about("How a verifier accepts drafts.", VERIFIER)] = None
+    controller: Annotated[Any, about("Controller of the length of drafts.", VERIFIER)] = None
+    vocabulary: Annotated[str, about("As for `dllm.speculate`.", VERIFIER)] = "auto"
+    exact: Annotated[bool, about("As for `dllm.speculate`.", VERIFIER)] = True
 
 
 class SessionArguments(TypedDict, total=False):

@@ -83,7 +83,7 @@ def recipe_for(
     if judge.lossy and built.formatted:
         raise ConfigError(
             f"rule {judge.name!r} keeps tokens that the verifier would not write, and so "
-            f"cannot keep to a form: drop it or {built.formatted}"
+            f"cannot keep to a structure: drop it or {built.formatted}"
         )
     form = format_for(model, built) if built.formatted else None
     if isinstance(form, Judged):

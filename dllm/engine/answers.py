@@ -73,7 +73,7 @@ def _completed(
         assert not isinstance(answer, NumericError)
         if found is None:
             answers[i] = NumericError(
-                "no text of the format is possible any more: probabilities are 0 or not finite"
+                "no text of the structure is possible any more: probabilities are 0 or not finite"
             )
             continue
         token, logprob = answer[0].token.copy(), answer[0].logprob.copy()
@@ -96,7 +96,7 @@ def _judged(
     top = numbers["top_token"][:n], numbers["top_logprob"][:n]
     found = form.complete(job.canvas, job.targets, *top, heat)
     if found is None:
-        return NumericError("no text of the format is known that completes what is decided")
+        return NumericError("no text of the structure is known that completes what is decided")
     job.row.inexact = True
     token, sure, known = found
     logprob = (known if config.confidence == "model" else sure).astype(answer[0].logprob.dtype)

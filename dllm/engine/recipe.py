@@ -104,7 +104,7 @@ class Recipe:
             )
         if len(draft) > wanted:
             raise ConfigError(
-                f"the draft has {len(draft)} tokens, the answer at most {wanted}: raise "
+                f"initial_text has {len(draft)} tokens, the answer at most {wanted}: raise "
                 "max_new_tokens"
             )
         return wanted
@@ -290,7 +290,7 @@ def check_format(sampler: Sampler, judged: bool, filtered: bool = False) -> None
     if sampler.length is not None and CONSTRAINED not in sampler.length.offers:
         raise ConfigError(
             f"{sampler.length.name} changes the length of the answer, which may then be too short "
-            "for the format: pass length='append', max_new_tokens alone, or no format"
+            "for the structure: pass length='append' or max_new_tokens alone"
         )
     for part in sampler.parts:
         rewrites = (
@@ -300,8 +300,8 @@ def check_format(sampler: Sampler, judged: bool, filtered: bool = False) -> None
         )
         if rewrites and CONSTRAINED not in part.offers:
             raise ConfigError(
-                f"{part.name} proposes tokens of its own, which may leave the format: use a "
-                "sampler without it, or no format"
+                f"{part.name} proposes tokens of its own, which may leave the structure: "
+                "use a sampler without it, or drop the structure"
             )
 
 

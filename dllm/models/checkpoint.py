@@ -98,7 +98,7 @@ def find(model: str | os.PathLike[str], revision: str | None = None) -> tuple[Pa
         if not folder.is_dir():
             raise CheckpointError(
                 f"the bundled model {name!r} is not part of this installation; install a released "
-                "wheel of dllm, or train it with dllm.train"
+                "wheel of dllm, or train it in a checkout: python -m examples.nano"
             )
         return folder, None
     path = os.path.expanduser(name)  # what can be no path is none, without an error

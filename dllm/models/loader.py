@@ -48,20 +48,20 @@ def load(
             a `DiffusionModel` (returned as is).
         dtype: "float32", "bfloat16", "float16", or one of these torch dtypes.  "auto": on a GPU as
             stored; on a CPU bfloat16 where the processor has it natively, else float32; networks
-            of less than 50M parameters as stored, bundled ones float32 (docs/reference/models.md).
+            of less than 50M parameters as stored, bundled ones float32 (docs/hardware.md).
         device: where to put the whole model, CPU by default, "auto" for CUDA where there is one;
             or ``device_map`` as in transformers.
         attn_implementation: "sdpa", "eager", "flex_attention", "flash_attention_2" or "_3";
             default "sdpa", for autoregressive models what transformers chose for them.
         quantization: "int8" or "int4", with settings as in "int4(group=32, embeddings=True)": the
-            weights of linear layers in so many bits, on a CPU (docs/reference/models.md).
+            weights of linear layers in so many bits, on a CPU (docs/hardware.md).
         quantization_config: a transformers quantisation config.
         revision: branch, tag or commit of a hub id.
         family: name of a `Family`, when the checkpoint does not say it: plain Llama or Qwen2
             weights that were trained for diffusion.
         tokenizer: a tokenizer, or a folder or hub id that holds one, instead of the model's own;
             missing special tokens and the chat template are added to it.
-        threads: of the processor, for all networks of the process, as ``torch.set_num_threads``
+        threads: CPU threads, for all networks of the process, as ``torch.set_num_threads``
             does it.  By default a layer of the network's size is timed once on a CPU, with one
             thread and with more, unless PyTorch or ``OMP_NUM_THREADS`` was told a number.
         adapter: folder or hub id of a low-rank adapter in peft's format, e.g. one that `dllm train`

@@ -37,7 +37,7 @@ def family_of(
             "transformers.  If it is one of these networks under another name, try family=... with "
             "mask_token_id=...; else write a dllm.models.Family: the class of transformers that "
             "computes it, how config.json and the names of its weights translate, whether logits "
-            "are shifted, and how it attends (docs/reference/models.md)"
+            "are shifted, and how it attends (docs/extend.md)"
         )
     mask_id = given.get("mask_token_id", config.get("mask_token_id"))
     masked = mask_id is not None or config.get("is_causal") is False

@@ -76,14 +76,14 @@ def measured(
     for hole in holes_in(text):
         if hole.form and not hole.plain:
             raise PromptError(
-                f"{short(text[hole.first : hole.behind])}: a hole with a form says how many tokens "
-                "it has, as [[8:[0-9]+]] does"
+                f"{short(text[hole.first : hole.behind])}: a hole with a regex says how many "
+                "tokens it has, as [[8:[0-9]+]] does"
             )
     if not open_holes(text):
         return Measured(*encode_holes(model, text))
     if name != SURE and any(hole_forms(text)):
         raise PromptError(
-            f"length={short(rule)} moves the text behind a hole while others have a form: leave it "
+            f"length={short(rule)} moves the text behind a hole, and others have a regex: leave it "
             "out, or write how long each hole is"
         )
     pieces = OPEN.split(without_forms(text))

@@ -209,7 +209,7 @@ def check_lengths_alone(text: Any, what: str) -> None:
     for hole in holes_in(text):
         if hole.form or not hole.plain:
             raise PromptError(
-                f"{what} has holes of known length without a form, such as [[8]], not "
+                f"{what} has holes of known length alone, such as [[8]], not "
                 f"{short(text[hole.first : hole.behind])}: infill takes those"
             )
 

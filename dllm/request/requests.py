@@ -231,15 +231,17 @@ def _drafts(model: DiffusionModel, config: GenerationConfig, count: int) -> list
     seed = config.initial_text
     each = list(seed) if is_batch(seed) else [seed] * count
     if len(each) != count:
-        raise ConfigError(f"{count} prompts have one draft, or as many, not {len(each)}")
+        raise ConfigError(
+            f"initial_text is one for all {count} prompts, or a list of as many, not of {len(each)}"
+        )
     for one in each:
-        check_lengths_alone(one, "a draft")
-    drafts = [encode_open(model, one, "a draft", continued=True) for one in each]
+        check_lengths_alone(one, "initial_text")
+    drafts = [encode_open(model, one, "initial_text", continued=True) for one in each]
     for draft in drafts:
         for low, high in config.remask:
             if high > len(draft):
                 raise ConfigError(
-                    f"remask names position {high - 1} of a draft of {len(draft)} tokens"
+                    f"remask names position {high - 1}, and initial_text has {len(draft)} tokens"
                 )
             draft[low:high] = -1
     return drafts
@@ -311,9 +313,13 @@ def filling(
     forms = hole_forms(text)
     if any(forms):
         if other := recipe.config.formatted:
-            raise ConfigError(f"holes have a form, and so has the text: drop {other}")
+            raise ConfigError(
+                f"holes have regular expressions of their own: drop {other}, or those"
+            )
         if np.count_nonzero(np.diff(holes, prepend=False) & holes) != len(forms):
-            raise ConfigError("holes with a form need text between them: make them one hole")
+            raise ConfigError(
+                "holes with a regular expression need text between them: make them one hole"
+            )
         sources = [None if form is None else source.regex(form) for form in forms]
         recipe = replace(recipe, format=holes_format(model, sources, bool(holes[0])))
     if recipe.format is not None:

@@ -27,14 +27,15 @@ class Result:
     """One generated text.
 
     ``tokens``: ids up to and including the first stop id, prompt excluded; of a text with holes
-    all of its ids.  ``sequences``: the whole canvas, prompt and padding included.  ``nfe``:
-    forwards this row took part in; ``computed``: token positions fed to the model for it.
-    ``order``: the step that decided each of ``tokens``, -1 for what was given (a step that a
-    schedule leaves empty counts, and takes no forward); ``logprobs``: their
-    log-probabilities then.  ``finish_reason``: "stop" (a stop id or string, full holes, a complete
-    form) or "length".  ``seconds``: time of the engine's steps from the row's admission to its
-    end, which it may have shared with other rows; what a reader does between two steps is not
-    counted.
+    all of its ids.  ``sequences`` (N,) int64: the whole canvas, padding included; its first
+    ``prompt_length`` are the prompt.  ``nfe``: forwards this row took part in; ``computed``: token
+    positions fed to the model for it; ``forced``: steps in which no selector chose, so that the
+    most confident position was committed.  ``order``: the step that decided each of ``tokens``, -1
+    for what was given (a step that a schedule leaves empty counts, and takes no forward);
+    ``logprobs`` float32: their log-probabilities then, in nats.  ``finish_reason``: "stop" (a stop
+    id or string, full holes, a complete structure) or "length".  ``seconds``: time of the engine's
+    steps from the row's admission to its end, which it may have shared with other rows; what a
+    reader does between two steps is not counted.
     ``queue_seconds``: time from its submission to its admission.  ``restarts``: how often the
     row gave its memory back and began anew, in forwards that are not counted here.
     ``cached_tokens``: tokens of the prompt whose keys and values were kept from an earlier text.

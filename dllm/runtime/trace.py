@@ -25,7 +25,8 @@ class TraceStep:
 
     ``commits``: [position, token, log-probability]; ``remasked``: positions; ``computed``: the
     number of positions fed to the model per branch, ``compute`` and ``read`` the positions as
-    [low, high) runs; ``drafts``: [position, proposed token] of what stayed undecided; ``bits``:
+    [low, high) runs; ``refresh``: whether the cache computed all anew; ``forced``: whether no
+    selector chose; ``drafts``: [position, proposed token] of what stayed undecided; ``bits``:
     information committed, the sum of -log2 p; ``explored``: branches fed beyond the one kept;
     ``candidates``: [position, [[token, log-probability], ...]] when they were recorded;
     ``edits``: [at, removed, added, token] changes of the length that followed, in turn (see

@@ -51,7 +51,7 @@ class Line:
             if mine >= SHARE or every >= MOST_LONG:
                 whose = f"{mine} of yours" if mine >= SHARE else f"{every}"
                 raise QueueFullError(
-                    "long prompts, new forms of answers and holes without a length are prepared "
+                    "long prompts, new structures and holes without a length are prepared "
                     f"one after the other, and {whose} wait already: send fewer at a time"
                 )
             self._waiting.setdefault(client, deque()).append((future, work))

@@ -82,7 +82,7 @@ def format_of(
             raise
         if literals or not ends:
             raise ConfigError(
-                f"{error}; llguidance judges it, which literals and holes do not go with"
+                f"{error}, or drop literals and holes: llguidance then judges it"
             ) from None
         return form
     start = found.stripped_start if vocabulary.strips else found.start

@@ -41,7 +41,7 @@ def vocabulary_of(tokenizer: Any, name: str = "the model") -> Vocabulary:
     Raises `ConfigError` where tokens are no pieces of bytes.
     """
     if tokenizer is None:
-        raise ConfigError(f"{name} came without a tokenizer: a format is about its tokens' text")
+        raise ConfigError(f"{name} came without a tokenizer, which structured output needs")
     known = _KNOWN.get(tokenizer)
     if known is None or known[0] != len(tokenizer):
         known = _KNOWN[tokenizer] = len(tokenizer), _read(tokenizer, name)
@@ -56,13 +56,13 @@ def _read(tokenizer: Any, name: str) -> Vocabulary:
     if not kinds & {"ByteLevel", "Metaspace"} and not blank:
         raise ConfigError(
             f"the tokens of {name} are no pieces of text (decoder {'+'.join(sorted(kinds)) or '-'})"
-            ": formats need a byte-level or a SentencePiece vocabulary"
+            ": structured output needs a byte-level or a SentencePiece one"
         )
     cleans = getattr(tokenizer, "clean_up_tokenization_spaces", False)
     if cleans and type(backend.model).__name__ != "BPE":  # of those transformers leaves the text
         raise ConfigError(
             f"the tokenizer of {name} takes blanks away when it decodes, so that a text may lose "
-            "its form: set its clean_up_tokenization_spaces to False"
+            "its structure: set its clean_up_tokenization_spaces to False"
         )
     sentence_piece = partial(_sentence_piece, falls_back="ByteFallback" in kinds)
     as_bytes = _byte_level if "ByteLevel" in kinds else sentence_piece

@@ -360,7 +360,7 @@ def test_what_belongs_elsewhere_is_said(verifier: dllm.DiffusionModel) -> None:
             dllm.speculate(verifier, None, [4, 5], logits_processor=[given], max_new_tokens=2)
     with pytest.raises(dllm.ConfigError, match="ngram_candidates is for block drafters"):
         dllm.speculate("nano-ar", "nano", "Sort this list: Zoe, Ben", ngram_candidates=False)
-    with pytest.raises(dllm.ConfigError, match="cannot keep to a form: drop it or regex"):
+    with pytest.raises(dllm.ConfigError, match="cannot keep to a structure: drop it or regex"):
         dllm.speculate(verifier, "prompt_lookup", [4, 5], rule="apd", regex="[0-9]+")
     with dllm.Session(verifier, drafter="prompt_lookup") as session:
         for name, owner in (("search", "drafter"), ("exact", "session")):

@@ -45,7 +45,7 @@ def test_a_choice(nano: dllm.DiffusionModel) -> None:
         ({"regex": "a", "min_new_tokens": 5}, "min_new_tokens does not go"),
         ({"regex": "a", "eos_policy": "suppress"}, "suppress"),
         ({"regex": "a", "confidence": "none"}, "confidence"),
-        ({"confidence": "model"}, "with a form"),
+        ({"confidence": "model"}, "about structured output"),
         ({"choice": "yes"}, "list of texts"),
         ({"choice": []}, "list of texts"),
         ({"regex": 5}, "expression"),
@@ -87,7 +87,7 @@ def test_holes_of_unknown_length_beside_holes_with_a_form(nano: dllm.DiffusionMo
     assert re.fullmatch(r"23 \+ 12: 3 \+ 2 =.+, 2 \+ 1 = [3-9]:.+\.", out.text)
     sizes = dllm.infill(nano, text.replace(": [3-9]", ""), prompt=QUESTION)
     assert out.probes == sizes.probes > 0 and out.canvas == sizes.canvas
-    with pytest.raises(dllm.DllmError, match="while others have a form"):
+    with pytest.raises(dllm.DllmError, match="and others have a regex"):
         measured(nano, text, np.zeros(0, np.int64), "dreamon")
 
 

@@ -63,7 +63,9 @@ def test_answers_with_literals(nano: dllm.DiffusionModel) -> None:
         out = dllm.generate(nano, "Is it?", choice=["yes, it is", "yes, it was"], literals=True,
                             temperature=temperature, constraints={2: "s"})  # fmt: skip
         assert out.text in ("yes, it is", "yes, it was")
-    with pytest.raises(dllm.ConfigError, match="literals is about answers with a form"):
+    with pytest.raises(
+        dllm.ConfigError, match="literals is about structured output: pass one of regex"
+    ):
         dllm.generate(nano, "one", literals=True)
 
 
