@@ -86,16 +86,18 @@ METHODS: dict[tuple[str, str], str] = {
     (
         "sampler",
         "s2d2",
-    ): "Without the released bandit over when to verify. Only the masks that are judged are fed a "
-    "second time. At equal S hysteresis stays off as in the released code, where the paper has >=.",
+    ): "Without the released bandit over when to verify. Only judged masks are fed twice. "
+    "At equal S hysteresis stays off as officially, where the paper has >=. "
+    "With `resample=False` a refused draft stays, as for SDAR; for Fast-dLLM v2 it does not.",
     ("sampler", "credit"): "Recorded is dInfer's code, not its authors'.",
     ("sampler", "edit"): "New tokens are committed where the probability reaches the threshold, "
     "in the official code where it exceeds it.",
     (
         "sampler",
         "remdm",
-    ): "The loop is counted in steps of the schedule, so that it also works "
-    "with fewer steps than positions, where the official code starts at 7/8 of the block's length.",
+    ): "The loop is counted in steps of the schedule, so that fewer steps than positions work. "
+    "Officially it starts at 7/8 of the block's length, and a stop id in the prompt ends the "
+    "answer behind its first block.",
     (
         "sampler",
         "append",
