@@ -13,7 +13,7 @@ from ..core.errors import ConfigError, DllmError, PromptError
 from .app import Terminated
 from .bundled import ABILITIES, is_bundled, warn_of_unknown_words
 from .options import DECODING, Generation, option, takes
-from .output import complain, interactive, note, waiting
+from .output import complain, interactive, note, shown, waiting
 from .watch import watch
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class Conversation:
             note("stopped")
         else:
             self.messages.append({"role": "assistant", "content": result.text})
-            print(result.text, flush=True)
+            print(shown(result.text), flush=True)
             note(result.footer())
             warn_of_unknown_words(self.model, [text])
 

@@ -14,7 +14,7 @@ from rich.text import Text
 from .bundled import warn_of_unknown_words
 from .inputs import read_text
 from .options import JSON, RAW, Prompt, Ways, takes
-from .output import as_json, waiting
+from .output import as_json, shown, waiting
 
 if TYPE_CHECKING:
     from ..models import DiffusionModel
@@ -66,7 +66,7 @@ def show(results: list[Result], model: DiffusionModel) -> None:
     texts = []
     for i, result in enumerate(results):
         same = i > 0 and result.tokens == results[0].tokens
-        texts.append(Text("= first" if same else result.text, style="dim" if same else ""))
+        texts.append(Text("= first" if same else shown(result.text), style="dim" if same else ""))
         table.add_row(
             Text(result.sampler), result.cache, str(result.nfe), str(result.computed),
             f"{result.tokens_per_forward:.2f}", f"{result.seconds:.3f}",

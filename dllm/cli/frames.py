@@ -8,6 +8,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..runtime.spelling import Spelling
+from .output import CONTROLS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 COMMITTED, FRESH, DRAFT, MASK, REST = "committed", "fresh", "draft", "mask", "rest"
 AHEAD = 8  # masks shown beyond the open window
 BLOCK, END = "░", "∎"
-# Escape sequences from a model must not reach the terminal; line breaks and tabs may.
-CONTROLS = {i: 0x2400 + i for i in range(32) if chr(i) not in "\n\t"} | {127: 0x2421}
 
 
 class Span(NamedTuple):

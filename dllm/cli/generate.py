@@ -12,7 +12,7 @@ from ..core.errors import ConfigError
 from .bundled import warn_of_unknown_words
 from .inputs import read_prompts
 from .options import Answers, Prompt, takes
-from .output import MEASURED, as_json, note, save_trace, trace_files, versions, waiting
+from .output import MEASURED, as_json, note, save_trace, shown, trace_files, versions, waiting
 from .watch import watch
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def generate(prompt: Prompt = None, *, options: Answers) -> None:
         if files:
             save_trace(result, files[number])
         about = {"prompt": prompts[number], "arguments": settled(options)}
-        print(as_json(result, model, about) if options.json else result.text, flush=True)
+        print(as_json(result, model, about) if options.json else shown(result.text), flush=True)
         if not options.json or options.watch:
             note(result.footer())
     warn_of_unknown_words(model, prompts)
@@ -91,7 +91,7 @@ def speculate(prompts: list[Any], options: Answers) -> None:
     if options.watch or options.trace is not None:
         raise ConfigError("--watch and --trace follow a canvas: leave them out with --verifier")
     for result in _run(prompts, options):
-        print(drafted_json(result, options) if options.json else result.text, flush=True)
+        print(drafted_json(result, options) if options.json else shown(result.text), flush=True)
         if not options.json:
             note(result.footer())
 

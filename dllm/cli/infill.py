@@ -9,7 +9,7 @@ import typer
 from .bundled import warn_of_unknown_words
 from .inputs import read_text
 from .options import JSON, TRACE, Decoding, option, takes
-from .output import as_json, note, save_trace, trace_files, waiting
+from .output import as_json, note, save_trace, shown, trace_files, waiting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ def infill(
         )
     for trace in files:
         save_trace(result, trace)
-    print(as_json(result, model) if options.json else result.text, flush=True)
+    print(as_json(result, model) if options.json else shown(result.text), flush=True)
     if not options.json:
         note(result.footer())
     warn_of_unknown_words(model, [content])

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 USAGE_ERROR = 2  # exit status
 DEBUG = "dllm.debug"  # key in the meta of a command line's context, which nested contexts share
+# Escape sequences from a model must not reach the terminal; line breaks and tabs may.
+CONTROLS = {i: 0x2400 + i for i in range(32) if chr(i) not in "\n\t"} | {127: 0x2421}
+CONTROLS |= dict.fromkeys(range(128, 160), 0xFFFD)
 MEASURED = ("text", "tokens", "nfe", "computed", "forced", "tokens_per_forward",
             "tokens_per_second", "seconds", "peak_memory", "finish_reason", "prompt_length",
             "sampler", "cache", "seed")  # fmt: skip
@@ -39,6 +42,11 @@ def remember_debug(ctx: typer.Context, value: bool) -> bool:
 def stderr() -> Console:
     """A console on the present stderr that leaves text as it is."""
     return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def shown(text: str) -> str:
+    """What a model wrote, for stdout: on a terminal without escape sequences."""
+    return text.translate(CONTROLS) if sys.stdout.isatty() else text
 
 
 def interactive() -> bool:

@@ -55,7 +55,10 @@ class AnswerBatches(Dataset[dict[str, torch.Tensor]]):
 
     def __init__(self, answers: Sequence[Any], rows: int, count: int, seed: int) -> None:
         if len(answers) < rows:
-            raise ConfigError(f"{len(answers)} answers are too few for batches of {rows}")
+            raise ConfigError(
+                f"{len(answers)} answers are too few for batches of {rows}: give more prompts, or "
+                "fewer --rows"
+            )
         self.answers, self.rows, self.count, self.seed = answers, rows, count, seed
         self.lengths = tuple(len(answer.ids) for answer in answers)
 

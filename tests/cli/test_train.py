@@ -39,11 +39,20 @@ def test_a_diffusion_model_learns_from_its_own_trajectories(cli: Run, tmp_path: 
 
 
 def test_answers_are_written_without_a_step(cli: Run, tmp_path: Path) -> None:
-    few = ("--model", "nano", "--answers", "4", "--tasks", "copy", "--steps", "0")
-    result = cli("train", "parallel", *few, "-o", str(tmp_path))
+    few = ("train", "parallel", "--model", "nano", "--answers", "4", "--tasks", "copy",
+           "--held-out", "1", "-o", str(tmp_path))  # fmt: skip
+    result = cli(*few, "--steps", "0")
     assert result.exit_code == 0, result.stderr
     assert len((tmp_path / "trajectories.jsonl").read_text().splitlines()) == 4
     assert not (tmp_path / "adapter").exists()
+    # What does not change the answers may change until there is a checkpoint.
+    result = cli(*few, "--steps", "1")
+    assert result.exit_code == 2 and "4 answers are too few for batches of 8: " in result.stderr
+    assert "4/4 prompts decoded" not in result.stderr
+    result = cli(*few, "--steps", "1", "--rows", "2")
+    assert result.exit_code == 0 and (tmp_path / "adapter").exists()
+    result = cli(*few, "--steps", "2", "--rows", "2")
+    assert result.exit_code == 2 and "holds a run of another recipe" in result.stderr
 
 
 @pytest.mark.slow

@@ -3,8 +3,10 @@
 import io
 import json
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -117,6 +119,14 @@ def test_line_breaks_are_kept_and_controls_are_harmless(
 def frames(*texts: str) -> Iterator[Frame]:
     for row, text in enumerate(texts):
         yield Frame(row, 3, 4, 8, 9, (Span(COMMITTED, text),), finished=row == 0)
+
+
+def test_escape_sequences_reach_files_alone(ask: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "x\x1b[31m\x9b2J\ty"
+    assert text in ask("infill", f"{text} [[2]]").stdout
+    terminal = SimpleNamespace(stdout=SimpleNamespace(isatty=lambda: True), stderr=sys.stderr)
+    monkeypatch.setattr("dllm.cli.output.sys", terminal)
+    assert ask("infill", f"{text} [[2]]").stdout.startswith("x␛[31m\ufffd2J\ty")
 
 
 def test_a_line_stays_one_line() -> None:

@@ -443,7 +443,12 @@ def test_too_few_answers_are_refused(verifier: dllm.DiffusionModel, tmp_path: Pa
     few.write_text('{"ids": [5, 6, 7, 8, 9, 10, 11, 12], "answer": 2}\n' * 3)
     with pytest.raises(ConfigError, match="more answers are needed"):
         start(verifier, [few], small(1), tmp_path, bf16=False)
-    assert not (tmp_path / "recipe.json").exists()  # with another --held-out the run goes on
+    lines = [{"ids": [5 + i, *range(6, 20)], "answer": 2} for i in range(20)]
+    few.write_text("\n".join(map(json.dumps, lines)))
+    recipe = replace(small(1), held_out=2, schedule=Schedule(rows=20))
+    with pytest.raises(ConfigError, match=r"too few for batches of 20: .* fewer --rows"):
+        start(verifier, [few], recipe, tmp_path, bf16=False)
+    assert [*tmp_path.iterdir()] == [few]  # with other --held-out or --rows the run goes on
 
 
 def test_the_curve_is_what_was_logged() -> None:

@@ -158,8 +158,6 @@ def start(
         [a for file in files for a in read_answers(file, layers, hf)], recipe.held_out,
         recipe.evaluated,
     )  # fmt: skip
-    same_recipe(folder, recipe, verifier.name)
-    same_answers(folder / "checkpoints", [(a.ids, a.start) for a in split.train])
     trainee.common = common_tokens(split.train, recipe.objective.head_rows)
     states = HiddenStates(layers, config.hidden_size)
     schedule = recipe.schedule
@@ -167,6 +165,8 @@ def start(
         split.train, schedule.rows, schedule.anchors, schedule.seed,
         schedule.steps * schedule.accumulate, states,
     )  # fmt: skip
+    same_recipe(folder, recipe, verifier.name)
+    same_answers(folder / "checkpoints", [(a.ids, a.start) for a in split.train])
     rows = min(schedule.rows, len(split.held))
     held = rows and Batches(split.held, rows, schedule.anchors, schedule.seed,
                             len(split.held) // rows, states)  # fmt: skip

@@ -61,7 +61,9 @@ def train(
     """
     if recipe.schedule.steps:
         check_trainable(model, recipe.rank)
-    training.same_recipe(folder, recipe, model.name)
+    begun = any(folder.rglob(f"checkpoint-*/{training.STATE}"))
+    free = () if begun else ("objective", "schedule", "rows", "rank")  # no answer depends on them
+    training.same_recipe(folder, recipe, model.name, **dict.fromkeys(free))
 
     def write(asked: Asked, file: Path, first: bool) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -109,7 +111,6 @@ def start(
     room = facts.context_length + -facts.context_length % block
     read = partial(read_trajectories, vocabulary=facts.vocab_size, context=room)
     answers = [answer for file in files for answer in read(file)]
-    training.same_answers(folder, answers)
     objective, schedule = recipe.objective, recipe.schedule
     shown = (
         isinstance(objective, parallel.ParallelSettings) and objective.kl and objective.reference
@@ -117,6 +118,7 @@ def start(
     hints = reference_turn(network.model) if shown else None
     steps = schedule.steps * schedule.accumulate
     batches = Batches(answers, recipe.rows, steps, schedule.seed, hints, block)
+    training.same_answers(folder, answers)
     known = [] if held is None or not held.stat().st_size else read(held)
     rows = min(recipe.rows, len(known))
     tested = rows and Batches(known, rows, len(known) // rows, schedule.seed, hints, block)
