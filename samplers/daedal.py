@@ -88,9 +88,9 @@ class Daedal(Length):
         first, room = canvas.state(First), canvas.cap - (canvas.end - canvas.start)
         sure = end_confidence(prediction, self.eos_token_id, self.tokens)
         if sure < self.enough and room > 0:
-            added = int(self.expand * self.growth**first.forwards)
+            added = int(min(self.expand * self.growth**first.forwards, room))
             first.forwards += 1
-            return (Edit(canvas.end, 0, min(added, room)),)
+            return (Edit(canvas.end, 0, added),)
         first.found = True
         tail = min(self.tokens // 2, room)
         return (Edit(canvas.end, 0, tail, self.eos_token_id),) if tail else ()

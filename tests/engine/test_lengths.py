@@ -226,6 +226,16 @@ def test_a_canvas_of_the_most_there_may_be_is_a_fixed_one() -> None:
         assert [outcome(r) for r in found] == [outcome(r) for r in fixed]
 
 
+@pytest.mark.parametrize(("growth", "probes"), [("1", 30), ("2", 6), ("inf", 3)])
+def test_daedal_grows_as_fast_as_it_is_told(
+    tiny: dllm.DiffusionModel, growth: str, probes: int
+) -> None:
+    """From 2 to 60 positions by 2, 4, 8, ..., and one more that finds the canvas full."""
+    rule = f"daedal(initial=2, expand=2, enough=1, insert=False, growth={growth})"
+    out = dllm.generate(tiny, [5, 6], length=rule, sampler="threshold(0)", max_new_tokens=60)
+    assert isinstance(out, dllm.Result) and (out.probes, out.canvas) == (probes, 60)
+
+
 # -- what does not go -------------------------------------------------------------------------
 
 
