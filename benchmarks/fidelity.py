@@ -142,10 +142,12 @@ def routines(
     for stem, path in recorded.items():
         data = json.loads(path.read_text(encoding="utf-8"))
         source = data["provenance"]
-        link = ", ".join(map(str, source.values()))
         if "repo" in source:
             repo = f"[{source['repo']}](https://github.com/{source['repo']})"
             link = f"{repo}@{source['commit'][:10]}"
+        else:
+            files = [f"`{file.rpartition('/')[2]}`" for file in source["file"].split(", ")]
+            link = f"{source['package']} {source['version']}: {' '.join(files)}"
         own = count.get(stem, Counter())
         by = " ".join(map(code, sorted(names.get(stem, ())))) or "-"
         seen = own["whole"] + own["part"]
