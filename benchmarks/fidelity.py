@@ -136,16 +136,18 @@ def routines(
         f"{CHANGED} marks a part that the tests change, where released code does something else "
         "than its paper (`tests/golden/quirks.py`); the others are those that a user names.",
         "",
-        "| recorded | source | replayed by | whole/recorded | what deviates, and why |",
+        "| recorded | source | replayed by | whole | what deviates, and why |",
         "| --- | --- | --- | --- | --- |",
     ]  # fmt: skip
     for stem, path in recorded.items():
         data = json.loads(path.read_text(encoding="utf-8"))
         source = data["provenance"]
-        link = ", ".join(map(str, source.values()))
         if "repo" in source:
-            repo = f"[{source['repo']}](https://github.com/{source['repo']})"
-            link = f"{repo}@{source['commit'][:10]}"
+            at = f"https://github.com/{source['repo']}/tree/{source['commit']}"
+            link = f"[{source['repo']}]({at})"
+        else:
+            files = [f"`{file.rpartition('/')[2]}`" for file in source["file"].split(", ")]
+            link = f"{source['package']} {source['version']}: {' '.join(files)}"
         own = count.get(stem, Counter())
         by = " ".join(map(code, sorted(names.get(stem, ())))) or "-"
         seen = own["whole"] + own["part"]

@@ -102,6 +102,7 @@ class View:
 
     @property
     def positions(self) -> IntArray:
+        """(n,) int64, ascending: the masked positions of the window."""
         return self.prediction.positions
 
     def take(self, keep: BoolArray | IntArray) -> View:
@@ -203,6 +204,7 @@ class Transform(Part, role="transform"):
     """What becomes of the predictions before anyone looks at them."""
 
     def apply(self, canvas: Canvas, prediction: Prediction) -> Prediction:
+        """The predictions, of the same positions, as all other parts see them."""
         raise NotImplementedError
 
 
@@ -210,6 +212,7 @@ class Scorer(Part, role="scorer"):
     """How sure the model is: larger commits earlier."""
 
     def score(self, canvas: Canvas, prediction: Prediction) -> FloatArray:
+        """(n,) float32, a score for each of ``prediction.positions``."""
         raise NotImplementedError
 
 

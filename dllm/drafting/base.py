@@ -68,9 +68,11 @@ class Draft:
 
     @property
     def is_chain(self) -> bool:
+        """Whether every token follows the one before it."""
         return self.parents is None
 
     def parent(self, node: int) -> int:
+        """The node before ``node``, `ROOT` for the first ones."""
         return node - 1 if self.parents is None else int(self.parents[node])
 
     def children(self, node: int) -> list[int]:
@@ -210,11 +212,10 @@ class RoundStats:
 
 @dataclass(frozen=True)
 class Feedback:
-    """What a drafter, a proxy or a controller learns from a round.  ``accepted`` counts drafted
-    tokens that were kept; ``emitted`` are the new tokens.  ``hidden``
-    (m, layers * D) are the hidden states behind the layers `Drafter.target_layer_ids` at every
-    token that was fed: those that were committed and not yet fed (in the first round the prompt),
-    then the nodes of the draft."""
+    """What a drafter, a proxy or a controller learns from a round.  ``path``: the nodes of the
+    draft that were kept; ``emitted``: the new tokens.  ``hidden`` (m, layers * D) are the hidden
+    states behind the layers `Drafter.target_layer_ids` at every token that was fed: those that were
+    committed and not yet fed (in the first round the prompt), then the nodes of the draft."""
 
     draft: Draft
     path: list[int]
@@ -223,6 +224,7 @@ class Feedback:
 
     @property
     def accepted(self) -> int:
+        """How many drafted tokens were kept."""
         return len(self.path)
 
 

@@ -271,7 +271,7 @@ def _form(body: bodies.Writing) -> dict[str, Any]:
         named = {"regex": given.regex, "choice": given.choice, "json_schema": given.schema_,
                  "grammar": given.grammar, "structural_tag": given.structural_tag}  # fmt: skip
         if forms or sum(value is not None for value in named.values()) > 1:
-            raise Problem(400, "an answer has one structure: keep one of these fields",
-                          "structured_outputs", "invalid_value")  # fmt: skip
+            raise Problem(400, "an answer has one structure: keep one field of structured_outputs, "
+                          "or response_format", "structured_outputs", "invalid_value")  # fmt: skip
         forms = {name: value for name, value in named.items() if value is not None}
     return forms
