@@ -91,6 +91,7 @@ class ResponseBody(bodies.Spoken):
     truncation: Literal["auto", "disabled"] = "disabled"
     top_logprobs: bodies.Alternatives = 0
     max_tool_calls: Count | None = None
+    client_metadata: bodies.Values | None = None  # what Codex says of itself
     REFUSED = bodies.Spoken.REFUSED | {
         "previous_response_id": (UNKEPT, ()),
         "conversation": (UNKEPT, ()),

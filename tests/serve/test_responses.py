@@ -32,7 +32,8 @@ def expected(tiny: dllm.DiffusionModel, prompt: Any, **how: Any) -> dllm.Result:
 
 def test_a_text(served: Served, tiny: dllm.DiffusionModel) -> None:
     plain = expected(tiny, [{"role": "user", "content": ASK}])
-    answer = served.client().responses.create(input=ASK, **HOW)
+    create, of_codex = served.client().responses.create, {"client_metadata": {"x": "y"}}
+    answer = create(input=ASK, **HOW | {"extra_body": HOW["extra_body"] | of_codex})
     assert answer.output_text == plain.text
     assert answer.status == {"stop": "completed", "length": "incomplete"}[plain.finish_reason]
     assert answer.output[-1].status == answer.status
