@@ -191,6 +191,9 @@ class Cache:
     stores: ClassVar[bool] = True
     branches_slide: ClassVar[bool] = False
     survives_growth: ClassVar[bool] = False
+    # Whether what is stored of `Slots.final` positions is what any text that begins like this one
+    # stores there, so that it may be kept for those.
+    exact: ClassVar[bool] = False
     layerwise: ClassVar[bool] = False
     keeps: ClassVar[str | None] = None
     # Family -> field -> value: what the paper uses there, for fields left at None.
@@ -199,12 +202,6 @@ class Cache:
 
     def __post_init__(self) -> None:
         check_part(self)
-
-    @property
-    def exact(self) -> bool:
-        """Whether what is stored of `Slots.final` positions is what any text that begins like this
-        one stores there, so that it may be kept for those."""
-        return False
 
     @property
     def recompute_pending(self) -> bool:

@@ -81,6 +81,4 @@ class DPadCache(Refreshing):
         read = np.concatenate([np.arange(high), ahead])
         if due or self.base == "none":
             return Plan(read, read)
-        if self.base == "dual":
-            return Plan(np.arange(low, high), read)
-        return Plan(read[low:], read)
+        return Plan(np.arange(low, high) if self.base == "dual" else read[low:], read)

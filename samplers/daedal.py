@@ -22,8 +22,7 @@ def end_confidence(prediction: Prediction, eos: int | None, tokens: int) -> floa
     top, sure = prediction.token, prediction.logprob
     if prediction.top_token is not None and prediction.top_logprob is not None:
         top, sure = prediction.top_token[:, 0], prediction.top_logprob[:, 0]
-    last = sure[top == eos][-tokens:]
-    return float(np.exp(last.astype(np.float64)).sum()) / tokens
+    return float(np.exp(sure[top == eos][-tokens:].astype(np.float64)).sum()) / tokens
 
 
 @dataclass

@@ -81,16 +81,13 @@ class Dream(Selector):
 
     def _drawn(self, canvas: Canvas) -> BoolArray:
         """origin: positions that reveal themselves in this step, independent of any prediction."""
-        noise = canvas.uniform(SCHEDULE, canvas.masks())
-        return noise < self._rate(canvas)
+        return canvas.uniform(SCHEDULE, canvas.masks()) < self._rate(canvas)
 
     def _count(self, canvas: Canvas) -> int:
         return int(np.float32(len(canvas.masks())) * np.float32(self._rate(canvas)))
 
     def rests(self, canvas: Canvas) -> bool:
-        if self.alg == "origin":
-            return not self._drawn(canvas).any()
-        return self._count(canvas) == 0
+        return not self._drawn(canvas).any() if self.alg == "origin" else self._count(canvas) == 0
 
     def select(self, view: View) -> BoolArray:
         if self.alg == "origin":

@@ -111,9 +111,8 @@ class Sampler(Selection):
         if canvas.block != block:
             for part in self.beginners:
                 part.begin_block(canvas)
-        for selector in self.resting:
-            if not selector.rests(canvas):
-                return True
+        if any(not selector.rests(canvas) for selector in self.resting):
+            return True
         return not self.resting or (canvas.revising and not canvas.masks().size)
 
     def reads(self, canvas: Canvas) -> tuple[IntArray, dict[str, IntArray]]:
