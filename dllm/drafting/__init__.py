@@ -34,8 +34,7 @@ __all__ = [
 def register_all() -> None:
     """Import every module that registers parts."""
     for folder in FOLDERS:
-        package = import_module(f".{folder}", __name__)
-        for file in iter_modules(package.__path__):
+        for file in iter_modules(import_module(f".{folder}", __name__).__path__):
             import_module(f".{folder}.{file.name}", __name__)
     import_module(".dflash.drafter", __name__)
 

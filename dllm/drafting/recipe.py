@@ -74,8 +74,7 @@ def recipe_for(
     """A drafter that fits the model, a rule, a length controller and arguments that go together,
     see `speculate`."""
     register_all()
-    given = given_of(config, arguments or {})
-    built = _config(model, given, use_defaults=config is None)
+    built = _config(model, given_of(config, arguments or {}), use_defaults=config is None)
     _check_processors(repetition_penalty, logits_processor)
     judge = single(rule or ("keyed" if built.temperature else "greedy"), RULES, AcceptRule)
     if judge.name == "greedy" and built.temperature:
@@ -102,8 +101,7 @@ def recipe_for(
 
 def of_session(model: DiffusionModel, config: SessionConfig) -> DraftedRecipe:
     """What the requests of a session have in common.  Raises where the model cannot verify."""
-    verifier = load_verifier(model)
-    drafter = fit(make_drafter(config.drafter), verifier, config.vocabulary)
+    drafter = fit(make_drafter(config.drafter), load_verifier(model), config.vocabulary)
     return recipe_for(model, drafter, rule=config.rule, controller=config.controller)
 
 

@@ -38,8 +38,7 @@ class Comparison:
     @property
     def foreign(self) -> tuple[int, ...]:
         """Verifier ids that this drafter must not propose: not the same token on both sides."""
-        same = self.to_drafter == np.arange(len(self.to_drafter))
-        return tuple(np.flatnonzero(~same).tolist())
+        return tuple(np.flatnonzero(self.to_drafter != np.arange(len(self.to_drafter))).tolist())
 
 
 def fingerprint(tokenizer: Any, vocab_size: int | None = None) -> str:

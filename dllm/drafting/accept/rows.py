@@ -167,8 +167,7 @@ class Rows:
         else:
             best = rows.argmax(-1)
         alive = rows.gather(1, best[:, None])[:, 0].isfinite()
-        result: list[int] = best.where(alive, -1).tolist()
-        return result
+        return best.where(alive, -1).tolist()
 
     def keyed(self, node: int) -> int:
         """The token that plain sampling with this seed draws after ``node``."""

@@ -10,6 +10,7 @@ among them.
 import copy
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -142,12 +143,10 @@ def draft_ids(tensors: Tensors, name: str) -> torch.Tensor | None:
 
 def _config_file(name: str) -> dict[str, Any] | None:
     """config.json of a folder or hub repository; None where there is none to be had."""
-    try:
+    with suppress(OSError, ValueError, DllmError):
         if Path(name).is_dir() or re.fullmatch(r"[\w.-]+/[\w.-]+", name):
             file = cached_file(name, "config.json")
             return None if file is None else read_json(Path(file))
-    except (OSError, ValueError, DllmError):
-        pass
     return None
 
 

@@ -81,8 +81,7 @@ class Walk:
                 at = np.argpartition(log_q, -BRANCHES)[-BRANCHES:] if len(log_q) > BRANCHES else (
                     np.arange(len(log_q))
                 )  # fmt: skip
-                names = self.ids[depth, at].tolist()
-                known = dict(zip(names, log_q[at].tolist(), strict=True))
+                known = dict(zip(self.ids[depth, at].tolist(), log_q[at].tolist(), strict=True))
             elif not branches and node.score <= FAINT:
                 return []
             judged = {token: (value, NO_KIND) for token, value in known.items()}
