@@ -1,5 +1,4 @@
-"""DAEDAL: a first length from the model's confidence in an end, then insertions where it is
-unsure."""
+"""DAEDAL: a first length from the confidence in an end, then insertions where it is unsure."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -139,8 +139,7 @@ class Sampler(Selection):
 
     @property
     def offers(self) -> frozenset[Capability]:
-        """What it offers to a cache: foresight, when no part looks at predictions; a fixed
-        window."""
+        """What it offers to a cache: foresight if no part looks at predictions; a fixed window."""
         goes = self.explorer or self.reviser or self.choosers
         looks = goes or self.stops or self.transforms or self.readers
         blind = () if looks else (self.scorer, *self.selectors, self.eos)

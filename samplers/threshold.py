@@ -16,8 +16,7 @@ FAST_DLLM = "Fast-dLLM: Training-free Acceleration of Diffusion LLM"
 class Threshold(Selector):
     """Commit every position whose probability reaches ``tau``, and always the ``n`` best ones.
 
-    ``tau`` in [0, 1], default 0.9; 0 commits the whole block in one step, ``inf`` ``n`` tokens
-    (default 1) per step.
+    ``tau`` in [0, 1], default 0.9; 0 commits a block per step, ``inf`` ``n`` (1) tokens per step.
     """
 
     needs = frozenset({PROBABILITY})

@@ -46,9 +46,7 @@ def available() -> list[Info]:
     from .length import control
     from .search import chains as search
 
-    registries: tuple[Any, ...] = (
-        base.DRAFTERS, search.SEARCHES, control.CONTROLLERS, base.RULES,
-    )  # fmt: skip
+    registries: tuple[Any, ...] = (base.DRAFTERS, search.SEARCHES, control.CONTROLLERS, base.RULES)
     return [info(kinds[name], kinds.kind) for kinds in registries for name in sorted(kinds)]
 
 

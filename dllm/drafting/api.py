@@ -64,8 +64,7 @@ def speculate(
     - ``chat``: whether strings go through the chat template (default: when there is one);
       ``tokenizer``: of the verifier, if it is not its own.
     - ``exact`` (default True): in half precision on a CPU, score in a way that does not depend on
-      how many tokens and texts are scored at once; docs/reference/drafting.md says what is exact
-        where.
+      how many tokens and texts are scored at once; docs/reference/drafting.md tells what is exact.
 
     Returns a `SpeculativeResult`, or a list of them for a list of prompts.  Raises
     `dllm.DllmError` with one sentence that says what to do.  Several threads may call this with one

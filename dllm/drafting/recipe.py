@@ -32,8 +32,7 @@ OTHERS = (*DRAFTING, "exact", "chat", "tokenizer", "vocabulary")
 class DraftedRecipe(Recipe):
     """How one text is drafted, verified and ended.
 
-    ``drafter``: None decodes plainly.  ``processors`` act behind those of the checkpoint's
-    ``generation_config``.
+    ``drafter``: None decodes plainly.  ``processors`` act after the checkpoint's own.
     """
 
     drafter: Drafter | None
@@ -71,8 +70,7 @@ def recipe_for(
     controller: str | LengthController | None = None, repetition_penalty: float | None = None,
     logits_processor: Sequence[LogitsProcessor] = (),
 ) -> DraftedRecipe:  # fmt: skip
-    """A drafter that fits the model, a rule, a length controller and arguments that go together,
-    see `speculate`."""
+    """A fitting drafter, rule, length controller and arguments for the model, see `speculate`."""
     register_all()
     built = _config(model, given_of(config, arguments or {}), use_defaults=config is None)
     _check_processors(repetition_penalty, logits_processor)
@@ -94,8 +92,7 @@ def recipe_for(
         drafter, judge, single(controller or "adaptive", CONTROLLERS, LengthController),
         config=built, stop_ids=model.facts.stop_token_ids, repetition_penalty=repetition_penalty,
         processors=tuple(logits_processor),
-        after_step=stop_strings(model, built) if built.stop_strings else None,
-        format=form,
+        after_step=stop_strings(model, built) if built.stop_strings else None, format=form,
     )  # fmt: skip
 
 

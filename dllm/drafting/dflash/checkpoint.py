@@ -3,8 +3,7 @@
 ``native``: transformers' own class (``MuseGlimmerAssistantModel``).  ``z-lab``: the authors'
 (``DFlashDraftModel``), which names two weights differently; SpecForge writes it as well.
 ``speculators``: that of the package of this name, perhaps with a trimmed vocabulary: ``t2d`` (V,)
-marks the verifier's ids that can be drafted, ``d2t`` (v,) is each one's distance from its place
-among them.
+marks the verifier's ids that can be drafted, ``d2t`` (v,) is how far each is from its place.
 """
 
 import copy
@@ -167,8 +166,7 @@ def _part(tensors: Mapping[str, torch.Tensor], prefix: str) -> Tensors:
 def expected_weights(
     config: MuseGlimmerAssistantConfig, variant: Variant = DFLASH, most: int | None = None
 ) -> dict[str, tuple[int, ...]]:
-    """Native name and shape of every weight of a network with this config, of at most ``most``
-    layers and one."""
+    """Native name and shape of every weight of such a network, of ``most`` + 1 layers at most."""
     few: Any = copy.deepcopy(config)
     if most is not None and few.num_hidden_layers > most:
         few.num_hidden_layers, few.layer_types = most + 1, few.layer_types[: most + 1]

@@ -17,8 +17,7 @@ GROWTH = 256  # positions added at least when the kept keys and values are full
 
 @dataclass
 class TextKeys:
-    """Keys and values of the text of one sequence, (layers, kv heads, room, D) each; ``length`` of
-    them are in use."""
+    """Keys and values of one text, (layers, kv heads, room, D) each; ``length`` are in use."""
 
     keys: torch.Tensor
     values: torch.Tensor

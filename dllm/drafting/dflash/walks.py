@@ -63,8 +63,7 @@ class Walk:
         size: Callable[[Array], int] | None = None,
     ) -> list[Node]:  # fmt: skip
         """The ``nodes`` most probable prefixes of at most ``length`` tokens; without ``branches``
-        the best path.  ``size`` says of the chances of nodes how many will be sent: none is looked
-        for that would not be.
+        the best path.  ``size`` says of nodes' chances how many are sent: no others are looked for.
 
         As DDTree (arXiv 2604.12989) does with marginals; here the probability of a token is that
         behind its parent.  With ``text`` what followed the same tokens there stands among the
