@@ -171,8 +171,7 @@ class Budget:
 @dataclass(frozen=True)
 class Outcome:
     """What the verifier made of a draft: accepted nodes from the root down, and one more token;
-    ``deviations`` of the accepted ones are not what the verifier would have written, which lossy
-    rules allow."""
+    ``deviations`` of the accepted ones differ from the verifier's, which lossy rules allow."""
 
     path: list[int]
     extra: int

@@ -15,8 +15,7 @@ from .proxies import NGram
 @dataclass(frozen=True)
 class SearchContext:
     """What a search may use besides the marginals: the committed ``prefix``, a causal ``proxy``,
-    the temperature, the key of the verifier's emission noise and that of the drafter's own, and
-    the number of the round."""
+    the temperature, the keys of the verifier's emission noise and the drafter's, and the round."""
 
     prefix: IntArray
     proxy: NGram = field(default_factory=NGram)
