@@ -21,14 +21,3 @@ class PrefixCache(Refreshing):
 
     def between(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
         return Plan(np.arange(canvas.window[0], canvas.length), until=self.holds)
-
-
-@register("dual", paper=FAST_DLLM, arxiv="2505.22618")
-class DualCache(Refreshing):
-    """Freeze everything outside the open block; recompute the block alone."""
-
-    offers = ALL
-    by_block = True
-
-    def between(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
-        return Plan(np.arange(*canvas.window), until=self.holds)

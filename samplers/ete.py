@@ -1,50 +1,20 @@
-"""ETE: exploit what is sure, explore what would make more sure, in several blocks at once."""
+"""ETE: exploit what is sure, explore what would make more sure."""
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from ..core.canvas import BoolArray, Canvas, FloatArray
-from ..core.capabilities import BRANCHES, PROBABILITY, REPEATABLE
-from ..core.limits import COUNT, LANES, NOT_NEGATIVE, THRESHOLD, bounds, one_of
-from .base import Part, View, Window, top
+from ..core.canvas import BoolArray, FloatArray
+from ..core.capabilities import BRANCHES, PROBABILITY
+from ..core.limits import COUNT, LANES, THRESHOLD, bounds, one_of
+from .base import Part, View, top
 from .compose import register
+from .multi_blocks import BITS_TO_ROUNDS, FirstBlock, MultiBlocks
 from .threshold import Threshold
 from .turn import Explorer, Turn
 
 ORDERS = ("conf", "entropy", "hybrid")
 HOPELESS = 0.3  # guesses below this probability are not worth a branch
-BITS_TO_ROUNDS = "From Bits to Rounds: Parallel Decoding with Exploration for Diffusion LMs"
-
-
-@dataclass
-class FirstBlock:
-    """Where the first of several open blocks ends; None where there is only one."""
-
-    end: int | None = None
-
-
-@register("multi_blocks", paper=BITS_TO_ROUNDS, arxiv="2511.21103")
-class MultiBlocks(Window):
-    """Several blocks at once: that of the first undecided position and ``lookahead`` (1) more.
-
-    ``block_length`` (32).  The window moves on when its first block is decided.
-    """
-
-    offers = frozenset({REPEATABLE})
-    limits = bounds(block_length=COUNT, lookahead=NOT_NEGATIVE)
-
-    block_length: int | None = None
-    lookahead: int = 1
-
-    def advance(self, canvas: Canvas) -> None:
-        size = self.block_length or 32
-        low = canvas.start + (canvas.frontier() - canvas.start) // size * size
-        window = (low, min(low + size * (1 + self.lookahead), canvas.end))
-        canvas.state(FirstBlock).end = low + size
-        if window != canvas.window:
-            canvas.open_window(*window)
 
 
 @register("ete", paper=BITS_TO_ROUNDS, arxiv="2511.21103")
@@ -80,7 +50,8 @@ class ETE(Explorer):
     def _candidates(self, view: View, chosen: BoolArray) -> BoolArray:
         end = view.canvas.state(FirstBlock).end
         edge = view.canvas.window[1] if end is None else end
-        return ~chosen & (view.positions < edge)
+        result: BoolArray = ~chosen & (view.positions < edge)
+        return result
 
     def decide(self, turn: Turn) -> None:
         if turn.feed.branches:

@@ -14,7 +14,8 @@ import dllm
 from dllm.drafting.accept.chains import Greedy
 from dllm.drafting.base import Budget, Draft, Drafter, Drafting, DraftRequest, Feedback
 from dllm.drafting.length.adaptive import Adaptive
-from dllm.drafting.length.control import Fixed, LengthController
+from dllm.drafting.length.control import LengthController
+from dllm.drafting.length.lengths import Fixed
 from dllm.drafting.verifiers.packed import PackedVerifier
 
 from ..serve.conftest import serve

@@ -221,7 +221,7 @@ def test_what_cannot_work_is_left_out_with_its_reason(monkeypatch: pytest.Monkey
 def test_a_setting_without_its_parts_is_left_out(
     tiny: dllm.DiffusionModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dllm.samplers.threshold import Factor
+    from dllm.samplers.factor import Factor
 
     def missing(self: Factor, view: Any) -> Any:
         raise dllm.ConfigError("cannot read the filter")

@@ -17,10 +17,11 @@ from dllm.samplers.base import Reads, even_share, top
 from dllm.samplers.daedal import Daedal
 from dllm.samplers.dcd import slide
 from dllm.samplers.dsb import DSB
+from dllm.samplers.factor import Factor
 from dllm.samplers.llada import Quota, schedule
 from dllm.samplers.lopa import LoPA
 from dllm.samplers.scorers import Probability
-from dllm.samplers.threshold import Factor, Threshold
+from dllm.samplers.threshold import Threshold
 from dllm.samplers.turn import Turn
 from dllm.samplers.windows import StaticBlocks, WholeRegion
 

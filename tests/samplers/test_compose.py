@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
+from dllm.cache.dual import DualCache
 from dllm.cache.elastic import ElasticCache
-from dllm.cache.prefix import DualCache
 from dllm.core.canvas import BoolArray
 from dllm.core.errors import ConfigError, UnknownNameError
 from dllm.samplers import SAMPLERS, Selector, View, available, compose, register

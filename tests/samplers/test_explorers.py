@@ -10,8 +10,9 @@ from dllm.core.canvas import Canvas
 from dllm.core.errors import ConfigError
 from dllm.samplers import Feed, Prediction, Seen, Trial, compose
 from dllm.samplers.base import NO_SCORES, NOTHING
-from dllm.samplers.ete import ETE, FirstBlock
+from dllm.samplers.ete import ETE
 from dllm.samplers.lopa import BranchScores
+from dllm.samplers.multi_blocks import FirstBlock
 
 from ..table import MASK, Table, hashed
 from .test_methods import run

@@ -12,7 +12,7 @@ import torch
 
 import dllm
 from dllm.drafting.device import write_with
-from dllm.drafting.length.control import Fixed
+from dllm.drafting.length.lengths import Fixed
 from dllm.drafting.naming import make_drafter
 from dllm.drafting.vocabulary import fingerprint
 from dllm.serve.bodies import DeviceBody, DraftBody

@@ -182,7 +182,7 @@ def test_two_models_that_share_noise_agree_where_the_drafter_alone_counts(
 def test_adl_counts_the_raw_draft() -> None:
     """Without an end of text its generated length is what was asked for, though the search may
     have cut the chain."""
-    from dllm.drafting.length.control import AdaptiveDraftLength
+    from dllm.drafting.length.lengths import AdaptiveDraftLength
 
     from ..length.test_control import tell
 

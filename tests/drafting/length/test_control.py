@@ -21,7 +21,8 @@ from dllm.drafting.base import (
 )
 from dllm.drafting.drafters.history import BORDER, History
 from dllm.drafting.drafters.hits import HitRates
-from dllm.drafting.length.control import CONTROLLERS, AdaptiveDraftLength, LengthController
+from dllm.drafting.length.control import CONTROLLERS, LengthController
+from dllm.drafting.length.lengths import AdaptiveDraftLength
 
 register_all()
 
