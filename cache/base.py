@@ -117,8 +117,7 @@ class Slots:
 class Plan:
     """One row's step: ``compute`` ascending positions; ``read`` ascending positions or None for
     every live slot; ``refresh`` whether everything is recomputed; ``answers`` the targets it
-    serves, None for whatever the sampler asks; ``asks`` further targets whose predictions the
-    engine wants for itself.
+    serves, None for all that is asked; ``asks`` further targets that the engine itself wants.
 
     ``until``: how long it holds, if nothing outside ``compute`` changes meanwhile: for this `STEP`,
     while a block is open (`OPEN_BLOCK`), or while the text has the `SAME_LENGTH`.
@@ -191,6 +190,9 @@ class Cache:
     stores: ClassVar[bool] = True
     branches_slide: ClassVar[bool] = False
     survives_growth: ClassVar[bool] = False
+    # Whether what is stored of `Slots.final` positions is what any text that begins like this one
+    # stores there, so that it may be kept for those.
+    exact: ClassVar[bool] = False
     layerwise: ClassVar[bool] = False
     keeps: ClassVar[str | None] = None
     # Family -> field -> value: what the paper uses there, for fields left at None.
@@ -199,12 +201,6 @@ class Cache:
 
     def __post_init__(self) -> None:
         check_part(self)
-
-    @property
-    def exact(self) -> bool:
-        """Whether what is stored of `Slots.final` positions is what any text that begins like this
-        one stores there, so that it may be kept for those."""
-        return False
 
     @property
     def recompute_pending(self) -> bool:
@@ -227,13 +223,11 @@ class Cache:
         return Plan(np.arange(first, low), np.arange(low), refresh=not self.stores, shift=1)
 
     def branch(self, fork: Canvas, plan: Plan) -> Plan:
-        """What a branch computes and reads, given the ``plan`` of its row; only asked where it
-        `branches_slide` branches."""
+        """What a branch computes and reads, by its row's ``plan``; only with `branches_slide`."""
         return plan
 
     def before_layer(self, canvas: Canvas, slots: Slots, layer: Layer) -> IntArray | None:
-        """The positions that this layer computes, ascending; None: the whole stream.  It reads what
-        the plan says.
+        """The positions that this layer computes, ascending, reading as planned; None: the stream.
 
         Positions of the stream that are not computed need `keeps` "change", positions computed
         that are not in the stream need "input".

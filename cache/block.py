@@ -19,11 +19,7 @@ class ExactBlockCache(Cache):
 
     needs = frozenset({BLOCK_CAUSAL})
     offers = ALL | {BLOCK_CAUSAL}
-    survives_growth = True
-
-    @property
-    def exact(self) -> bool:
-        return True
+    survives_growth = exact = True
 
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
         block_length = slots.block_length

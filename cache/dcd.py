@@ -24,8 +24,7 @@ class DCDCache(Refreshing):
     in the step before, but not in the prompt, and ends as many right of the window; ``mode``
     "prefix" goes on to the end of the row ("dual" is the default).  Everything is refreshed after
     ``refresh_after`` commits (their ``refresh_count``, 16 or 32), padding behind an end of text
-    counted, and where blocks do not slide, when one opens.  With ``delay`` 0 the range begins with
-    the window.
+    counted, and where blocks do not slide, when one opens.  ``delay`` 0: from the window on.
 
     ``lookahead`` (default): where logits are shifted, the last position of the range is computed
     too, although it predicts nothing in it.

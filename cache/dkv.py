@@ -33,8 +33,7 @@ class DKVDecode(Refreshing):
     refresh_every: float | None = None
 
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
-        compute = self.undecided(canvas)
-        return full_plan(canvas) if self.due(canvas, slots) else Plan(compute)
+        return full_plan(canvas) if self.due(canvas, slots) else Plan(self.undecided(canvas))
 
     def undecided(self, canvas: Canvas) -> IntArray:
         """Positions that may not rest, besides those decided in the last step."""

@@ -37,8 +37,7 @@ class DLLMCache(Cache):
     added to them last time.  The first layer is always computed in full.  Defaults are the paper's
     for instruct models on GSM8K: 50, 7 for LLaDA, 25, 2 for Dream (whose base model takes 100, 8),
     and 0.25; 1, 1 is exact, ``inf`` is never.  ``force_pending`` (default) also recomputes
-    positions that have just changed.  With shifted logits the prompt's last position belongs to the
-    response.
+    positions that have just changed.  With shifted logits the response begins one position early.
 
     The keys, values and changes of all positions are kept: more memory than other caches.
     """

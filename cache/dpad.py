@@ -14,8 +14,7 @@ DROPOUTS = ("gaussian", "uniform")
 
 @dataclass(slots=True)
 class Suffix:
-    """The ``positions`` behind the window that are fed; ``window``: the block and the end of the
-    window they were chosen for."""
+    """The ``positions`` fed behind the window, chosen for ``window``: block and window's end."""
 
     positions: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
     window: tuple[int, int] = (-1, 0)
@@ -81,6 +80,4 @@ class DPadCache(Refreshing):
         read = np.concatenate([np.arange(high), ahead])
         if due or self.base == "none":
             return Plan(read, read)
-        if self.base == "dual":
-            return Plan(np.arange(low, high), read)
-        return Plan(read[low:], read)
+        return Plan(np.arange(low, high) if self.base == "dual" else read[low:], read)

@@ -53,9 +53,7 @@ class ElasticCache(Refreshing):
         return Plan(np.union1d(active, np.array(sorted(watched), np.int64)), answers=active)
 
     def before_layer(self, canvas: Canvas, slots: Slots, layer: Layer) -> IntArray | None:
-        if 0 <= slots.state(Watch).start <= layer.index:
-            return np.arange(canvas.length)
-        return None
+        return np.arange(canvas.length) if 0 <= slots.state(Watch).start <= layer.index else None
 
     def after_attention(self, canvas: Canvas, slots: Slots, layer: Layer) -> None:
         computed = layer.stream if slots.state(Watch).start >= layer.index else None

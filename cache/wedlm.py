@@ -26,11 +26,7 @@ class WeDLMCache(Cache):
 
     needs = frozenset({DECIDED_FIRST})
     offers = ALL | {DECIDED_FIRST}
-    survives_growth = True
-
-    @property
-    def exact(self) -> bool:
-        return True
+    survives_growth = exact = True
 
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
         seen = ~canvas.masked[: canvas.length]

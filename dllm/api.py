@@ -116,8 +116,7 @@ def as_completed(
     """Like `generate` for many prompts: yields (index of the prompt, result) as each is finished.
 
     A list is checked as a whole first.  From an iterator prompts are taken as rows become free, so
-    that answers come before it ends.  What is returned may be closed early: what still ran is
-    dropped.
+    that answers come before it ends.  Closing what is returned drops what still runs.
     """
     if isinstance(prompts, str | Mapping) or not isinstance(prompts, Iterable):
         raise PromptError(f"pass a list or an iterator of prompts, not {short(prompts)}")
@@ -127,8 +126,7 @@ def as_completed(
 
 
 def stream(model: ModelLike, prompt: Any, **options: Unpack[CallOptions]) -> Iterator[Event]:
-    """Like `generate`, step by step: yields an `Event` per row and step; the last one of a row
-    carries its result."""
+    """Like `generate`, step by step: an `Event` per row and step, a row's last with its result."""
     return _answering(model, list(prompt) if is_batch(prompt) else [prompt], options).events()
 
 

@@ -342,8 +342,7 @@ def _masked(model: DiffusionModel, config: SessionConfig, most: int) -> tuple[Wo
 
 
 def _meet_shapes(engine: Engine, make: Make, most: int) -> None:
-    """Decode 1 to ``most`` rows, a block of each, so that these steps are captured before the first
-    request comes."""
+    """Decode 1 to ``most`` rows, a block of each: these steps are captured before any request."""
     facts = engine.model.facts
     block = facts.block_length or BLOCK
     how = {"sampler": "llada(steps=4)", "block_length": block, "max_new_tokens": block,

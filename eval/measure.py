@@ -96,8 +96,7 @@ class Record:
 
 
 def fingerprint(model: DiffusionModel) -> str:
-    """Tells checkpoints of one name apart: shapes and some values of every weight, and what kind
-    of device computes with them."""
+    """Tells checkpoints of one name apart: shapes, some values of all weights, kind of device."""
     digest = hashlib.blake2b(model.device.type.encode(), digest_size=8)
     for name, tensor in sorted(model.hf.state_dict().items()):
         few = tensor.detach().reshape(-1)[:64].float().cpu().numpy()

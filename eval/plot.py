@@ -25,7 +25,6 @@ ACROSS = 6  # panels of a row where each method has its own
 
 
 def can_plot() -> bool:
-    """Whether matplotlib is installed."""
     return find_spec("matplotlib") is not None
 
 
@@ -99,8 +98,7 @@ def multiples(
 
 
 def named(records: Sequence[Record]) -> list[str]:
-    """The methods that a plot names: all if there are few, else the `fastest` and one token per
-    step."""
+    """The methods that a plot names: all if few, else the `fastest` and one token per step."""
     methods = list(dict.fromkeys(record.method for record in records))
     if len(methods) <= MOST:
         return methods

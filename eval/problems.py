@@ -1,8 +1,7 @@
 """Tasks by name: the generated ones, and files of questions with answers.
 
 A file is JSON lines with ``prompt`` (a string or chat messages) and ``answer``; an answer is right
-when it equals the reference up to blanks at its ends, or contains it where the line has
-``"match": "contains"``.
+when it is the reference but for blanks at its ends, or has it in it (``"match": "contains"``).
 """
 
 import hashlib

@@ -17,7 +17,6 @@ CHANGE = ["points of accuracy (95 %)", "p"]
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table."""
     lines = [list(header), ["---"] * len(header), *rows]
     cells = ([cell.replace("|", "\\|") for cell in line] for line in lines)
     return "\n".join("| " + " | ".join(line) + " |" for line in cells)
@@ -133,8 +132,7 @@ def fastest(records: Sequence[Record]) -> tuple[Pooled | None, dict[str, tuple[s
 
 
 def fastest_table(records: Sequence[Record], most: int | None = None) -> str:
-    """The `fastest` setting of every method.  ``most``: only that many rows; p-values are adjusted
-    for all of them."""
+    """The `fastest` setting of every method, ``most`` rows; p-values are adjusted for all."""
     slow, chosen = fastest(records)
     if slow is None:
         return ""
@@ -173,5 +171,4 @@ def cache_table(records: Sequence[Record]) -> str:
          f"{base.total('seconds') / cached.total('seconds'):.2f}×"]
         for (sampler, cache), cells, (base, cached) in zip(pairs, shown, both, strict=True)
     ]  # fmt: skip
-    header = ["sampler", "cache", *CHANGE, "fewer positions", "forwards", "faster"]
-    return markdown(header, rows)
+    return markdown(["sampler", "cache", *CHANGE, "fewer positions", "forwards", "faster"], rows)

@@ -2,8 +2,7 @@
 
 Every check runs the same thing two ways, on networks with random weights and on the bundled model:
 kernels against their plain twins, attention kernels against SDPA, padded (on a GPU: captured) steps
-against plain ones, rows in a batch against rows alone.  A difference names the switch that avoids
-it.
+against plain ones, rows in a batch against single ones.  A difference names its switch.
 """
 
 import time
@@ -36,8 +35,7 @@ WORDS = {True: "ok", False: "DIFFERS", None: "skipped"}
 
 @dataclass(frozen=True)
 class Check:
-    """One comparison.  ``same`` is None where it cannot be made here; ``switch`` avoids what
-    differs."""
+    """One comparison; ``same`` None: it cannot be made here; ``switch`` avoids what differs."""
 
     name: str
     same: bool | None
@@ -149,8 +147,7 @@ def random_numbers(device: str) -> Iterator[Check]:
     """Keyed noise is a function of its key on every device."""
     rows = [(seed, 3, 5, 7) for seed in range(8)]
     here = noise.row_bits(noise.pack_keys(rows, device), 0, 64).cpu()
-    there = noise.row_bits(noise.pack_keys(rows, "cpu"), 0, 64)
-    same = bool(torch.equal(here, there))
+    same = bool(torch.equal(here, noise.row_bits(noise.pack_keys(rows, "cpu"), 0, 64)))
     yield Check("keyed noise", same, "512 numbers equal those of the CPU" if same else "differ")
 
 
@@ -180,8 +177,7 @@ def attention(device: str) -> Iterator[Check]:
 
 
 def padded_steps(device: str) -> Iterator[Check]:
-    """``cuda_graphs`` against plain steps, and on a GPU the time of both; off a GPU the padded
-    steps run uncaptured."""
+    """``cuda_graphs`` against plain steps, with the time of both on a GPU; elsewhere uncaptured."""
     model = load("nano", device=device, dtype="bfloat16" if device == "cuda" else "float32")
     seconds = list[float]()
     with uncaptured():
@@ -198,8 +194,7 @@ def padded_steps(device: str) -> Iterator[Check]:
 
 def batches(device: str) -> Iterator[Check]:
     """Rows of a batch against the same rows alone, in float32 and in what "auto" would be."""
-    kinds = ["float32", *(["bfloat16"] if device == "cuda" else [])]
-    for dtype in kinds:
+    for dtype in ["float32", *(["bfloat16"] if device == "cuda" else [])]:
         model = load("nano", device=device, dtype=dtype)
         for cache in CACHES:
             together = _decode(model, cache)
@@ -215,8 +210,7 @@ def _decode(
     model: DiffusionModel, cache: str, prompts: Sequence[str] = PROMPTS, cuda_graphs: bool = False,
     seconds: list[float] | None = None,
 ) -> list[list[int]]:  # fmt: skip
-    """Their tokens.  With ``seconds``, to which it appends the time, in a third round: graphs are
-    captured on the way."""
+    """Their tokens; ``seconds`` gains the time of a third round: graphs are captured before."""
     if seconds is None:
         results = generate(model, list(prompts), cache=cache, **CHOSEN)
         return [list(result.tokens) for result in results]

@@ -27,8 +27,7 @@ def log_probabilities(
 
 
 def drawn_from(logprobs: torch.Tensor, filters: Filters) -> torch.Tensor:
-    """(n, V) log-probabilities after temperature and filters; unchanged at temperature 0, where
-    nothing is drawn."""
+    """(n, V) log-probabilities after temperature and filters; unchanged at temperature 0."""
     if filters.temperature < COLDEST:
         return logprobs
     if filters.cut:
@@ -38,8 +37,7 @@ def drawn_from(logprobs: torch.Tensor, filters: Filters) -> torch.Tensor:
 
 def residual(q: torch.Tensor, p: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     """A token for each row of log-probabilities ``q`` (n, V) from what it has gained over ``p``,
-    (q - p)+ normalised, or from q where that is nothing: (n,) int64.  ``keys`` (n, 4) name the
-    noise."""
+    (q - p)+ normalised, or from q where that is 0: (n,) int64.  ``keys`` (n, 4) name the noise."""
     now = q.exp()
     gained = (now - p.exp()).clamp_min_(0)
     weight = torch.where(gained.sum(-1, keepdim=True) > 0, gained, now)

@@ -109,8 +109,7 @@ class Packed:
 
     def parts(self, weight: torch.Tensor) -> list[Any] | None:
         """The weight in parts of `ROWS` outputs, or several one by one or as `Groups`; None where
-        PyTorch has to multiply: gradients are wanted, something is being compiled, or it no longer
-        `suits`."""
+        PyTorch has to multiply: for gradients, while compiling, or where it no longer `suits`."""
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
             return None
         made = self.made

@@ -189,8 +189,7 @@ class Int4:
         places = torch.arange(self.shape.numel(), dtype=torch.int32).view(self.shape)
         moved = torch.zeros(self.shape.numel(), dtype=torch.int64)
         for shift in range(0, self.shape.numel().bit_length(), 4):
-            digit = whole(_pack4(places >> shift & 15)).flatten()
-            moved |= digit.long() << shift
+            moved |= whole(_pack4(places >> shift & 15)).flatten().long() << shift
         result = torch.empty(self.shape.numel(), dtype=torch.uint8)
         result[moved] = whole(self.numbers).flatten()
         return halves(result.view(self.shape))
@@ -239,15 +238,13 @@ class QuantisedLinear(nn.Module):
 
     @classmethod
     def of(cls, layer: nn.Linear, bits: int, group: int = 0) -> Self:
-        """The layer with its weight rounded."""
         result = cls.like(layer, bits, group, layer.weight.dtype).filled(layer.weight)
         if layer.bias is not None:
             result.bias = nn.Parameter(layer.bias.detach().clone(), requires_grad=False)
         return result
 
     def filled(self, weight: torch.Tensor) -> Self:
-        """This layer, with ``weight`` rounded, a part at a time: copies in float32 that stay in the
-        cache are five times as fast."""
+        """This layer, ``weight`` rounded by parts: float32 copies in cache are 5 times as fast."""
         pieces = torch.split(weight, max(1, CUT // weight.shape[1]))
         parts = [quantise(piece, self.bits, self.group) for piece in pieces]
         for name in parts[0]:
@@ -294,10 +291,8 @@ class QuantisedLinear(nn.Module):
             kind = Int4 if library() is None else Weight4
         elif self.in_features > MOST_INPUTS:
             kind = WeightOnly
-        elif library() is not None:
-            kind = Weight8
         else:
-            kind = Int8 if whole_products() else WeightOnly
+            kind = Weight8 if library() is not None else Int8 if whole_products() else WeightOnly
         return [kind(*each) for each in zip(*(torch.split(x, ROWS) for x in held), strict=True)]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -376,7 +371,6 @@ class QuantisedExperts(nn.Module):
 
     @classmethod
     def of(cls, experts: Any, bits: int, group: int = 0) -> Self:
-        """The experts with their weights rounded."""
         result = cls(experts, bits, group)
         for name in ("gate_up_proj", "down_proj"):
             for layer, weight in zip(getattr(result, name), getattr(experts, name), strict=True):
@@ -421,7 +415,6 @@ class QuantisedEmbedding(QuantisedLinear):
 
     @classmethod
     def of(cls, layer: nn.Embedding) -> Self:  # type: ignore[override]
-        """The layer with its weight rounded."""
         with torch.device("meta"):
             result = cls(*layer.weight.shape)
         return result.filled(layer.weight)

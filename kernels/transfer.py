@@ -22,9 +22,7 @@ def upload(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[torch.T
     there = [torch.from_numpy(np.ascontiguousarray(array)) for array in arrays]
     if device.type == "cpu" or not there:  # they may stay where they are
         return there
-    flat = joined(there)
-    if device.type == "cuda":
-        flat = flat.pin_memory()
+    flat = joined(there).pin_memory() if device.type == "cuda" else joined(there)
     return cut(flat.to(device, non_blocking=True), there)
 
 
@@ -48,8 +46,7 @@ def cut(flat: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 class ToHost:
-    """Tensors of one device on their way to the host, in one copy that is waited for when they are
-    read; on a CPU they are there."""
+    """Tensors on their way to the host in one copy, waited for when read; at once on a CPU."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._tensors: Sequence[torch.Tensor] = tensors
@@ -67,7 +64,6 @@ class ToHost:
         self._tensors = cut(there, tensors)
 
     def arrays(self) -> list[Any]:
-        """As NumPy arrays."""
         if self._done is not None:
             self._done.synchronize()
         return list(map(torch.Tensor.numpy, self._tensors))

@@ -342,7 +342,6 @@ def top(score: FloatArray, n: int) -> BoolArray:
 
 
 def even_share(items: int, steps: int, step: int) -> int:
-    """What falls to a ``step`` of ``items`` over ``steps`` as evenly as possible, the larger shares
-    first."""
+    """What falls to a ``step`` of ``items`` over ``steps``, evenly; larger shares come first."""
     base, rest = divmod(items, steps)
     return base + (step < rest)

@@ -62,8 +62,7 @@ def check_needs(
     """Raise when a part needs something that ``source`` (e.g. "a cache") could offer, but
     ``offerer``, which fills that place, does not."""
     for part in parts:
-        missing = part.needs - offered
-        for need in sorted(missing, key=attrgetter("name")):
+        for need in sorted(part.needs - offered, key=attrgetter("name")):
             if source in need.remedies:
                 others = ((name, SAMPLERS[name].offers) for name in sorted(SAMPLERS))
                 able = (n for n, own in others if isinstance(own, frozenset) and need in own)
@@ -266,8 +265,7 @@ def _fill_options(
         taken = {key: value for key, value in options.items() if key in own}
         unused.difference_update(taken)
         for key, value in taken.items():
-            explicit = any(part is other for other in given)
-            if explicit and getattr(part, key) not in (None, value):
+            if any(part is other for other in given) and getattr(part, key) not in (None, value):
                 raise ConfigError(
                     f"{key} is given twice: {getattr(part, key)} in {spec!r} and {value} beside it"
                 )

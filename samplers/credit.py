@@ -44,8 +44,7 @@ class Credit(Transform):
     In every step all credit of an undecided position is multiplied by ``decay_beta`` (0.8) and
     its likeliest token gains p ** ``boost_gamma`` (0.2); ``credit_alpha`` 0.7, all as in dInfer
     (arXiv 2510.08666).  Cleared with each block.  Proposals and probabilities are those of the
-    raised logits; margin and entropy stay those of the model.  Only ids that have credit are
-    looked up, not the vocabulary.
+    raised logits; margin and entropy stay the model's.  Only ids with credit are looked up.
     """
 
     needs = frozenset({GREEDY, FRESH_LOGITS})

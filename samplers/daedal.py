@@ -1,5 +1,4 @@
-"""DAEDAL: a first length from the model's confidence in an end, then insertions where it is
-unsure."""
+"""DAEDAL: a first length from the confidence in an end, then insertions where it is unsure."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -22,8 +21,7 @@ def end_confidence(prediction: Prediction, eos: int | None, tokens: int) -> floa
     top, sure = prediction.token, prediction.logprob
     if prediction.top_token is not None and prediction.top_logprob is not None:
         top, sure = prediction.top_token[:, 0], prediction.top_logprob[:, 0]
-    last = sure[top == eos][-tokens:]
-    return float(np.exp(last.astype(np.float64)).sum()) / tokens
+    return float(np.exp(sure[top == eos][-tokens:].astype(np.float64)).sum()) / tokens
 
 
 @dataclass

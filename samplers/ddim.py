@@ -68,8 +68,7 @@ class DDIM(Reviser):
 
     def _place(self, canvas: Canvas) -> tuple[int, int]:
         """Which step this is, and which sweep behind it, from 1 on; 0: the step itself."""
-        each = 1 + self.corrector_steps
-        k, sweep = divmod(canvas.block_step, each)
+        k, sweep = divmod(canvas.block_step, 1 + self.corrector_steps)
         if k < self._corrected:
             return k, sweep
         return canvas.block_step - self.corrector_steps * self._corrected, 0

@@ -21,8 +21,7 @@ from .turn import THE_ROW, Feed, Mixture, Reviser, Turn
 
 @dataclass
 class Active:
-    """The ``positions`` of the block that were masks when it opened, and what its decided ones are
-    fed as."""
+    """The ``positions`` that were masks when the block opened, and what decided ones are fed as."""
 
     positions: IntArray = field(default_factory=lambda: NOTHING)
     mixture: Mixture | None = None

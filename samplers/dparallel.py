@@ -17,8 +17,7 @@ class EntropyThreshold(Selector):
 
     ``tau`` defaults to 0.5 (the paper uses 0.45 for LLaDA on MBPP and for Dream on GSM8K and
     MATH).  On Dream the entropy has to lie below ``tau``, elsewhere it may equal it
-    (``inclusive``), as in the official code.  The published speed needs the distilled dParallel
-    checkpoints.
+    (``inclusive``), as in the official code.  The published speed needs dParallel checkpoints.
     """
 
     needs = frozenset({ENTROPY})

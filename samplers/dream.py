@@ -29,8 +29,7 @@ def transfer_rate(steps: int, eps: float, step: int) -> np.float32:
     """Share of the undecided that a ``step`` reveals: 1 - t[step+1] / t[step], in float32.
 
     t falls linearly from 1 to ``eps``.  It is filled from both ends with one rounding to float32
-    per value (a fused multiply-add), as the official schedule is: the truncated counts depend on
-    its last bits.
+    per value (a fused multiply-add), as the official one: truncated counts need its last bits.
     """
     slope = np.float64(np.float32((np.float32(eps) - np.float32(1)) / np.float32(steps)))
 
@@ -81,16 +80,13 @@ class Dream(Selector):
 
     def _drawn(self, canvas: Canvas) -> BoolArray:
         """origin: positions that reveal themselves in this step, independent of any prediction."""
-        noise = canvas.uniform(SCHEDULE, canvas.masks())
-        return noise < self._rate(canvas)
+        return canvas.uniform(SCHEDULE, canvas.masks()) < self._rate(canvas)
 
     def _count(self, canvas: Canvas) -> int:
         return int(np.float32(len(canvas.masks())) * np.float32(self._rate(canvas)))
 
     def rests(self, canvas: Canvas) -> bool:
-        if self.alg == "origin":
-            return not self._drawn(canvas).any()
-        return self._count(canvas) == 0
+        return not self._drawn(canvas).any() if self.alg == "origin" else self._count(canvas) == 0
 
     def select(self, view: View) -> BoolArray:
         if self.alg == "origin":

@@ -85,8 +85,7 @@ class EntropyBound(Reviser):
         return p.top_token[:, 0], p.top_logprob[:, 0]
 
     def accepted(self, p: Prediction) -> Any:
-        """(n,) bool: positions in ascending order of entropy, while the sum before each is within
-        the bound."""
+        """(n,) bool: positions by ascending entropy while the sum before each keeps the bound."""
         assert p.entropy is not None
         order = np.argsort(p.entropy, kind="stable")
         entropy = p.entropy[order].astype(np.float64)

@@ -48,9 +48,7 @@ def schedule(canvas: Canvas, steps: int | None, kind: type[Quota] = Quota) -> No
 def scheduled(canvas: Canvas, step: int) -> int:
     """Positions that fall to a step of the schedule; all that are left when it has run out."""
     quota = canvas.state(Quota)
-    if step < quota.steps:
-        return even_share(quota.items, quota.steps, step)
-    return len(canvas.masks())
+    return even_share(quota.items, quota.steps, step) if step < quota.steps else len(canvas.masks())
 
 
 @register("llada", paper="Large Language Diffusion Models", arxiv="2502.09992")

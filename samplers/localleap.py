@@ -52,5 +52,4 @@ class LocalLeap(Selector):
         left = at - anchors[np.maximum(after - 1, 0)]
         right = anchors[np.minimum(after, len(anchors) - 1)] - at
         near = (np.abs(left) <= self.w) | (np.abs(right) <= self.w)
-        chosen: BoolArray = score >= np.where(near, self.tau_r, self.kappa)
-        return chosen
+        return score >= np.where(near, self.tau_r, self.kappa)

@@ -89,9 +89,7 @@ class Prophet(Stop):
         if low is not None:
             answer = np.arange(min(low, canvas.end), min(low + self.answer, canvas.end))
             return answer if self.include_committed else answer[canvas.masked[answer]]
-        if self.region == "window_masked":
-            return canvas.masks()
-        return self._open(canvas)
+        return canvas.masks() if self.region == "window_masked" else self._open(canvas)
 
     def _open(self, canvas: Canvas) -> IntArray:
         return np.flatnonzero(canvas.masked[: canvas.end])

@@ -149,8 +149,7 @@ class R2(Course):
             least = max(least, size - self.confidence_cluster_unmasked)
         good = (count >= least) & (sums >= self.spatial_threshold * np.maximum(count, 1))
         covered = np.correlate(good, ones, "full")  # good windows that a position lies in
-        result: BoolArray = covered[at] > 0
-        return result
+        return covered[at] > 0
 
     def _runs(self, view: View, token: IntArray, p: FloatArray, left: IntArray) -> IntArray:
         """Which of ``left`` to commit, as indices into the view."""

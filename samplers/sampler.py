@@ -111,9 +111,8 @@ class Sampler(Selection):
         if canvas.block != block:
             for part in self.beginners:
                 part.begin_block(canvas)
-        for selector in self.resting:
-            if not selector.rests(canvas):
-                return True
+        if any(not selector.rests(canvas) for selector in self.resting):
+            return True
         return not self.resting or (canvas.revising and not canvas.masks().size)
 
     def reads(self, canvas: Canvas) -> tuple[IntArray, dict[str, IntArray]]:
@@ -140,8 +139,7 @@ class Sampler(Selection):
 
     @property
     def offers(self) -> frozenset[Capability]:
-        """What it offers to a cache: foresight, when no part looks at predictions; a fixed
-        window."""
+        """What it offers to a cache: foresight if no part looks at predictions; a fixed window."""
         goes = self.explorer or self.reviser or self.choosers
         looks = goes or self.stops or self.transforms or self.readers
         blind = () if looks else (self.scorer, *self.selectors, self.eos)

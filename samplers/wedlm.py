@@ -41,9 +41,6 @@ class WeDLM(Selector):
         return (NegEntropy(), Eos("prefix_complete"), DCD(s_init=16, s_max=16))
 
     def select(self, view: View) -> BoolArray:
-        first = view.canvas.masks()[:1]
-        cost = float(self.penalty) * (view.positions - first) - view.score
+        cost = float(self.penalty) * (view.positions - view.canvas.masks()[:1]) - view.score
         chosen: BoolArray = cost < self.tau
-        if cost.size and not chosen.any():
-            chosen = np.arange(len(cost)) == cost.argmin()
-        return chosen
+        return np.arange(len(cost)) == cost.argmin() if cost.size and not chosen.any() else chosen

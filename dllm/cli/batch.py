@@ -94,8 +94,7 @@ def batch(
         raise ConfigError("the results would overwrite the requests: name another file with -o")
     lines = Lines(requests, fields(options), not options.raw)
     loaded = {field.name: getattr(options, field.name) for field in dataclass_fields(Loading)}
-    about = {"model": options.model, **options.parts(), **loaded}
-    with Results(target, about) as results:
+    with Results(target, {"model": options.model, **options.parts(), **loaded}) as results:
         count, open_lines = open_requests(lines, results)
         if not count and not results.done:
             raise ConfigError(f"{requests} holds no requests: write one per line")

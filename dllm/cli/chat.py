@@ -88,7 +88,6 @@ class Conversation:
         self.reset()
 
     def reset(self) -> None:
-        """Begin anew."""
         system = self.options.system
         self.messages = [{"role": "system", "content": system}] if system else []
 
@@ -146,8 +145,7 @@ class Conversation:
                     raise
         given: dict[str, Any] = {**options.how, **options.parts()}
         if options.watch:
-            events = stream(self.model, self.messages, **given)
-            return watch(events, self.model, 1)[0]
+            return watch(stream(self.model, self.messages, **given), self.model, 1)[0]
         with waiting("writing"):
             result: Result = generate(self.model, self.messages, **given)
         return result

@@ -231,8 +231,7 @@ def _train(model: DiffusionModel, recipe: DFlashTraining, options: DFlash, repor
         for done in by_the_first(writing, options.device):
             note(f"{done}/{total} answers")
     if not options.online_hidden_states:
-        keeping = keep_states([*files], model.hf, config)
-        for done in by_the_first(keeping, options.device):
+        for done in by_the_first(keep_states([*files], model.hf, config), options.device):
             if done % 512 == 0:
                 note(f"hidden states of {done} answers")
     run, split = start(

@@ -125,8 +125,7 @@ def cpu_kernels() -> Finding:
 
 
 def batches() -> Finding:
-    """In which dtypes a row on this processor has the same bits in any batch: the table of
-    docs/hardware.md."""
+    """The dtypes in which a row here has the same bits in any batch: see docs/hardware.md."""
     from ..kernels import linear
 
     exact = len(linear.dtypes()) if linear.available() else 0

@@ -73,8 +73,7 @@ def frame(event: Event, speller: Speller) -> Frame:
 def _spans(event: Event, speller: Speller) -> Iterator[Span]:
     canvas = event.canvas
     limit = _limit(canvas)
-    shown = range(canvas.start, limit)
-    for kind, run in groupby(shown, key=lambda i: _kind(event, i)):
+    for kind, run in groupby(range(canvas.start, limit), key=lambda i: _kind(event, i)):
         positions = list(run)
         ids = [event.drafts[i] if kind == DRAFT else int(canvas.tokens[i]) for i in positions]
         first = positions[0] == canvas.start

@@ -60,8 +60,7 @@ def answers(model: DiffusionModel, prompts: list[str], options: Answers) -> Iter
     given: dict[str, Any] = {**options.how, **options.parts()}
     given |= {"chat": False if options.raw else None, "trace": options.trace is not None}
     if options.watch:
-        events = stream(model, prompts, **given)
-        yield from watch(events, model, len(prompts))
+        yield from watch(stream(model, prompts, **given), model, len(prompts))
         return
     ready: dict[int, Result] = {}
     following = 0

@@ -33,8 +33,7 @@ def read_text(prompt: str | None, file: Path | None) -> str:
 
 
 def read_prompts(prompt: str | None, file: Path | None) -> list[str]:
-    """One prompt, or that of every line of a ``.jsonl`` file: a string, or an object that has a
-    ``prompt`` and nothing else."""
+    """One prompt, or one per line of a ``.jsonl`` file: a string, or an object with ``prompt``."""
     if prompt is not None or file is None or file.suffix != ".jsonl":
         return [read_text(prompt, file)]
     result = []

@@ -100,10 +100,8 @@ def _settings(defaults: Mapping[str, Any]) -> Iterable[str]:
     for name, value in defaults.items():
         if value is MISSING:
             yield f"{name} (required)"
-        elif value in (None, ()):
-            yield f"{name} (open)"
         else:
-            yield f"{name}={value}"
+            yield f"{name} (open)" if value in (None, ()) else f"{name}={value}"
 
 
 def _print(text: Text) -> None:

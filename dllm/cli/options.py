@@ -167,7 +167,6 @@ class Loaded(Loading):
     model: str = option("nano", "Model: hub id, folder, or nano (default).", MODEL)
 
     def load(self) -> DiffusionModel:
-        """The model on its device."""
         return self.load_model(self.model)
 
 
@@ -263,7 +262,6 @@ class Decoding(Loaded):
         return super().load()
 
     def parts(self) -> dict[str, Any]:
-        """The sampler and the cache."""
         return {"sampler": SAMPLER, "cache": CACHE} | self.named()
 
     def named(self) -> dict[str, Any]:
@@ -352,8 +350,7 @@ def _bias(text: str) -> tuple[int, float]:
 
 
 def takes(group: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorator: the fields of ``group`` and its parameters become options, its instance the
-    argument ``options``."""
+    """Decorator: fields of ``group`` and parameters become options, its instance is ``options``."""
     hints = get_type_hints(group)
     own = [one for one in fields(group) if OPTION in one.metadata]
     shared = {

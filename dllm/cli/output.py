@@ -121,8 +121,7 @@ def distribution_version(name: str) -> str | None:
 
 def versions() -> dict[str, str | None]:
     """What has to be known to repeat a run."""
-    packages = ("torch", "transformers", "numpy")
-    result = {name: distribution_version(name) for name in packages}
+    result = {name: distribution_version(name) for name in ("torch", "transformers", "numpy")}
     return {"dllm": __version__, "python": platform.python_version(), **result}
 
 

@@ -85,7 +85,6 @@ class Picture:
             self.draw()
 
     def draw(self) -> None:
-        """Put the present frames on the screen."""
         frames = [self.frames[row] for row in sorted(self.frames)]
         self.live.update(compose(frames, self.live.console), refresh=True)
         self.drawn = time.perf_counter()

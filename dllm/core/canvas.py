@@ -203,8 +203,7 @@ class Canvas:
         return self.noise(self.row * PURPOSES + purpose, self.step, positions)
 
     def random_ids(self, positions: IntArray, size: int) -> IntArray:
-        """(n,) ids below ``size``, drawn uniformly: what undecided ``positions`` hold in this step
-        where the noise is uniform."""
+        """(n,) uniform ids below ``size``: what undecided ``positions`` hold in uniform noise."""
         drawn = self.noise(FED + self.row, self.step, positions).astype(np.float64)
         return (drawn * size).astype(np.int64)
 

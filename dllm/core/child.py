@@ -17,8 +17,7 @@ T = TypeVar("T")
 def command(module: str, function: str, *arguments: str) -> list[str]:
     """A Python that finds modules where this one does, and calls ``function`` of ``module``.
 
-    The path is set when it has started, the standard library first: a folder of the user's may
-    hold an ``enum.py``.
+    The path is set after it has started, the standard library first: a folder may hold ``enum.py``.
     """
     library = os.path.dirname(os.__file__)
     path = [folder or os.getcwd() for folder in sys.path]

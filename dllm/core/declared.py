@@ -83,8 +83,7 @@ class Declared(BaseModel):
     @cache
     def fields(cls, *of: str) -> dict[str, FieldInfo]:
         """The fields, or those that one of ``of`` takes."""
-        every = cls.model_fields
-        return {n: f for n, f in every.items() if not of or about_of(f).of & {*of}}
+        return {n: f for n, f in cls.model_fields.items() if not of or about_of(f).of & {*of}}
 
 
 def about_of(field: FieldInfo) -> About:

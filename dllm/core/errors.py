@@ -13,8 +13,7 @@ LONGEST_NAME = 100  # characters of an unknown name that are quoted
 
 
 class DllmError(Exception):
-    """Base of everything this library raises on purpose.  ``field``: the argument to blame, where
-    it is one."""
+    """Base of all this library raises on purpose.  ``field``: the argument to blame, if any."""
 
     field: str | None = None
 

@@ -13,8 +13,7 @@ from .errors import ConfigError, short
 def read_json_lines(path: Path, what: str) -> Iterator[tuple[str, Any]]:
     """(where, value) of every line that is not blank, such as ("line 3 of my.jsonl", {...}).
 
-    Raises `ConfigError` where the file of ``what`` ("questions") cannot be read or holds none, and
-    where a line is no JSON.
+    Raises `ConfigError` where the file of ``what`` ("questions") is unreadable, empty or no JSON.
     """
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
@@ -42,8 +41,7 @@ def check_same(where: str, there: Mapping[str, Any], wanted: Mapping[str, Any]) 
 
 
 def noted(path: Path) -> Any:
-    """The JSON object of a file that an interrupted run left; {} where it is not there or not
-    whole."""
+    """The JSON object that an interrupted run left in a file; {} where it is not there or whole."""
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError):
@@ -85,8 +83,7 @@ def hold(opened: Any, path: Path) -> None:
 
 
 def whole_lines(path: Path) -> list[bytes]:
-    """The lines of a file that runs append to; a last one that an interruption cut off is
-    removed from it."""
+    """The lines of a file that runs append to; a last one that was cut off is removed from it."""
     content = path.read_bytes()
     whole = content[: content.rfind(b"\n") + 1]
     if len(whole) < len(content):

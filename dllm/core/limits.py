@@ -55,7 +55,6 @@ def check_limits(part: Any) -> None:
     """Raise for an argument beyond its limit in ``limits`` of the part's class or of one that it
     inherits from; None, which leaves an argument open, is always allowed."""
     for cls in type(part).__mro__:
-        limits: Limits = vars(cls).get("limits", {})
-        for name, check in limits.items():
+        for name, check in vars(cls).get("limits", {}).items():
             if (value := getattr(part, name)) is not None:
                 check(name, value)

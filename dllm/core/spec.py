@@ -36,8 +36,7 @@ def arguments(cls: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Info:
-    """What a listing says of a part: ``summary`` in one line, ``about`` the rest of the
-    description."""
+    """What a listing says of a part: ``summary`` in one line, ``about`` the rest."""
 
     name: str
     role: str
@@ -51,8 +50,7 @@ class Info:
 
 
 def info(cls: Any, role: str = "", offers: Iterable[Any] = ()) -> Info:
-    """What a listing says of a registered class: of its docstring the first paragraph as one line,
-    and the rest."""
+    """What a listing says of a class: its docstring's first paragraph as one line, and the rest."""
     summary, _, about = inspect.cleandoc(cls.__doc__ or "").partition("\n\n")
     needs: Any = getattr(cls, "needs", ())
     needs = cls().needs if isinstance(needs, property) else needs  # it depends on the arguments

@@ -34,8 +34,7 @@ __all__ = [
 def register_all() -> None:
     """Import every module that registers parts."""
     for folder in FOLDERS:
-        package = import_module(f".{folder}", __name__)
-        for file in iter_modules(package.__path__):
+        for file in iter_modules(import_module(f".{folder}", __name__).__path__):
             import_module(f".{folder}.{file.name}", __name__)
     import_module(".dflash.drafter", __name__)
 
@@ -47,9 +46,7 @@ def available() -> list[Info]:
     from .length import control
     from .search import chains as search
 
-    registries: tuple[Any, ...] = (
-        base.DRAFTERS, search.SEARCHES, control.CONTROLLERS, base.RULES,
-    )  # fmt: skip
+    registries: tuple[Any, ...] = (base.DRAFTERS, search.SEARCHES, control.CONTROLLERS, base.RULES)
     return [info(kinds[name], kinds.kind) for kinds in registries for name in sorted(kinds)]
 
 

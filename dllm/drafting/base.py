@@ -1,5 +1,4 @@
-"""What drafting is made of: a draft and its distribution, budgets, and the parts that are named in
-strings.
+"""What drafting is made of: a draft and its distribution, budgets, and parts named in strings.
 
 One round: a *length controller* grants a budget, a *drafter* proposes tokens (often found by a
 *search* through a lattice, helped by a causal *proxy*), the verifier scores them in one forward,
@@ -165,8 +164,7 @@ class Budget:
         return len(alive) if self.nodes is None else max(0, min(self.nodes(alive), len(alive)))
 
     def chain(self, tokens: Sequence[int] | IntArray, sure: Sequence[float], source: str) -> Draft:
-        """As many ``tokens`` as are worth their time, each right with the chance in ``sure`` if
-        those before it are."""
+        """As many ``tokens`` as are worth it; ``sure``: the chance of each behind right ones."""
         confidence = np.asarray(sure, np.float64)
         n = self.chain_length(confidence)
         return chain(tokens[:n], source, confidence[:n])
@@ -175,8 +173,7 @@ class Budget:
 @dataclass(frozen=True)
 class Outcome:
     """What the verifier made of a draft: accepted nodes from the root down, and one more token;
-    ``deviations`` of the accepted ones are not what the verifier would have written, which lossy
-    rules allow."""
+    ``deviations`` of the accepted ones differ from the verifier's, which lossy rules allow."""
 
     path: list[int]
     extra: int

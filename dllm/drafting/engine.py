@@ -29,8 +29,7 @@ class SpeculativeEngine(Work[DraftedRow, Step]):
     """Writes autoregressive texts, each as its `DraftedRecipe` says.
 
     ``target_layer_ids``, ``exact``: see `Verifier`.  ``most``, ``max_batch_size``,
-    ``max_batch_tokens`` (default: 4096): see `Work`.  Texts whose drafts come from outside take no
-    room.
+    ``max_batch_tokens`` (default: 4096): see `Work`.  Texts drafted elsewhere take no room.
     """
 
     cache_name = "verifier"

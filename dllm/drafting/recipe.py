@@ -32,8 +32,7 @@ OTHERS = (*DRAFTING, "exact", "chat", "tokenizer", "vocabulary")
 class DraftedRecipe(Recipe):
     """How one text is drafted, verified and ended.
 
-    ``drafter``: None decodes plainly.  ``processors`` act behind those of the checkpoint's
-    ``generation_config``.
+    ``drafter``: None decodes plainly.  ``processors`` act after the checkpoint's own.
     """
 
     drafter: Drafter | None
@@ -71,11 +70,9 @@ def recipe_for(
     controller: str | LengthController | None = None, repetition_penalty: float | None = None,
     logits_processor: Sequence[LogitsProcessor] = (),
 ) -> DraftedRecipe:  # fmt: skip
-    """A drafter that fits the model, a rule, a length controller and arguments that go together,
-    see `speculate`."""
+    """A fitting drafter, rule, length controller and arguments for the model, see `speculate`."""
     register_all()
-    given = given_of(config, arguments or {})
-    built = _config(model, given, use_defaults=config is None)
+    built = _config(model, given_of(config, arguments or {}), use_defaults=config is None)
     _check_processors(repetition_penalty, logits_processor)
     judge = single(rule or ("keyed" if built.temperature else "greedy"), RULES, AcceptRule)
     if judge.name == "greedy" and built.temperature:
@@ -95,15 +92,13 @@ def recipe_for(
         drafter, judge, single(controller or "adaptive", CONTROLLERS, LengthController),
         config=built, stop_ids=model.facts.stop_token_ids, repetition_penalty=repetition_penalty,
         processors=tuple(logits_processor),
-        after_step=stop_strings(model, built) if built.stop_strings else None,
-        format=form,
+        after_step=stop_strings(model, built) if built.stop_strings else None, format=form,
     )  # fmt: skip
 
 
 def of_session(model: DiffusionModel, config: SessionConfig) -> DraftedRecipe:
     """What the requests of a session have in common.  Raises where the model cannot verify."""
-    verifier = load_verifier(model)
-    drafter = fit(make_drafter(config.drafter), verifier, config.vocabulary)
+    drafter = fit(make_drafter(config.drafter), load_verifier(model), config.vocabulary)
     return recipe_for(model, drafter, rule=config.rule, controller=config.controller)
 
 

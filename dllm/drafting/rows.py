@@ -123,8 +123,7 @@ class DraftedRow(Row):
         self.draft = draft if len(draft) else EMPTY
 
     def settle(self, scored: Scored, fed: int, forward: Forward) -> Step:
-        """Commit of the draft what the rule accepts, and one token more; ``fed`` tokens of the
-        ``forward`` were the text's."""
+        """Commit what the rule accepts and a token more; ``fed`` of ``forward`` are the text's."""
         began = self.verifier.clock()
         draft, prefix, canvas = self.draft, self.prefix, self.canvas
         assert draft is not None
@@ -171,8 +170,7 @@ class DraftedRow(Row):
         return emitted
 
     def _commit(self, emitted: list[int], logprobs: list[float]) -> Decision:
-        """Decide the next positions, and finish the text where they end it, which a stop string may
-        do before the last of them."""
+        """Decide the next positions, and finish the text where they, or a stop string, end it."""
         canvas, low = self.canvas, self.length
         high = low + len(emitted)
         positions, tokens = np.arange(low, high), np.asarray(emitted, np.int64)

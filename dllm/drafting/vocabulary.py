@@ -38,8 +38,7 @@ class Comparison:
     @property
     def foreign(self) -> tuple[int, ...]:
         """Verifier ids that this drafter must not propose: not the same token on both sides."""
-        same = self.to_drafter == np.arange(len(self.to_drafter))
-        return tuple(np.flatnonzero(~same).tolist())
+        return tuple(np.flatnonzero(self.to_drafter != np.arange(len(self.to_drafter))).tolist())
 
 
 def fingerprint(tokenizer: Any, vocab_size: int | None = None) -> str:
@@ -85,8 +84,7 @@ def reconcile(drafter: Drafter, model: Any, verifier: Any, policy: str) -> Draft
     """``drafter``, whose network is ``model``, made fit for ``verifier``.
 
     ``policy``: "auto" translates special tokens of the text, bans in drafts those whose ids
-    differ, and refuses different vocabularies; "retokenize" drafts in the drafter's vocabulary and
-    carries text over.
+    differ, and refuses different vocabularies; "retokenize" drafts in the drafter's own.
     """
     check_policy(policy)
     ours, theirs = model.tokenizer, verifier.tokenizer
@@ -116,8 +114,7 @@ def reconcile(drafter: Drafter, model: Any, verifier: Any, policy: str) -> Draft
 
 @dataclass
 class Retokenizing(Drafter):
-    """Drafts in another vocabulary and carries the text over: distribution POINT, whatever was
-    drafted."""
+    """Drafts in another vocabulary and carries the text over; its distribution is POINT."""
 
     inner: Any = None
     ours: Any = None

@@ -22,7 +22,6 @@ class Extents:
 
     @property
     def used(self) -> int:
-        """Slots that are taken."""
         return self.size - sum(end - first for first, end in self._free)
 
     def allocate(self, n: int) -> int | None:
@@ -36,8 +35,7 @@ class Extents:
         return None
 
     def extend(self, base: int, n: int, size: int) -> bool:
-        """Make an owner's range of ``n`` slots from ``base`` on ``size`` slots long, if those
-        behind it are free."""
+        """Make ``n`` slots from ``base`` on a range of ``size``, if what follows them is free."""
         end, wanted = base + n, base + size
         at = bisect_left(self._free, (end, 0))
         if at == len(self._free) or self._free[at][0] != end or self._free[at][1] < wanted:
@@ -57,7 +55,6 @@ class Extents:
         return new
 
     def free(self, base: int, n: int) -> None:
-        """Give ``n`` slots from ``base`` on back."""
         end = base + n
         at = bisect_left(self._free, (base, end))
         before, after = self._free[at - 1 : at] if at else [], self._free[at : at + 1]
@@ -72,7 +69,6 @@ class Extents:
         self._free[low:high] = [(base, end)]
 
     def grow(self, size: int) -> None:
-        """Add free slots behind the last one."""
         if size <= self.size:
             return
         old, self.size = self.size, size

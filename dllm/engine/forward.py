@@ -80,8 +80,7 @@ class Forward:
     """One forward for all jobs of a step, and the statistics of the positions they ask for.
 
     Jobs may come from rows with different recipes: the backbone sees them all at once, the head
-    and the statistics run once per group of equal `RowOptions`, and what the host needs to know
-    travels in one copy.
+    and the statistics run once per group of equal `RowOptions`; the host gets all in one copy.
     """
 
     def __init__(self, model: DiffusionModel, cache: Cache, graphs: bool = False) -> None:
@@ -120,7 +119,6 @@ class Forward:
             self.static = Static(self.backbone, self.buffer, slot)
 
     def release(self) -> None:
-        """Give the memory of keys and values back."""
         self.buffer = self.hook = self.static = self._last = None
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -138,8 +136,7 @@ class Forward:
         try:
             with torch.inference_mode():
                 groups = self._groups(jobs)
-                hidden = self.hidden(jobs, groups)
-                numbers, answer = self._share(jobs, groups, hidden)
+                numbers, answer = self._share(jobs, groups, self.hidden(jobs, groups))
                 return Flight(self, ToHost(numbers), answer)
         finally:
             self.seconds += time.perf_counter() - began
@@ -200,7 +197,6 @@ class Forward:
         return hidden
 
     def _groups(self, jobs: list[Job]) -> list[Group]:
-        """The jobs by their options."""
         options = jobs[0].options
         if not [job for job in jobs if job.options is not options]:
             return [Group([], jobs, options, self._rise(jobs, options))]
@@ -235,13 +231,11 @@ class Forward:
     def _share(
         self, jobs: list[Job], groups: list[Group], hidden: torch.Tensor
     ) -> tuple[list[torch.Tensor], Answer]:
-        """Statistics of every group, and what makes each job's part of them once they are on the
-        host."""
+        """Statistics of every group, and what makes each job's part of them, once on the host."""
         if len(groups) == 1 and not [job for job in jobs if job.own]:
             result = self._statistics(groups[0], hidden)
             names = [name for name in READ if getattr(result, name) is not None]
-            targets = [job.targets for job in jobs]
-            answer = partial(_in_columns, jobs, targets, names)
+            answer = partial(_in_columns, jobs, [job.targets for job in jobs], names)
             return [getattr(result, name) for name in names], answer
         own = {id(job): dict[str, torch.Tensor]() for job in jobs}
         shared, at = list[dict[str, Any]](), 0

@@ -3,8 +3,7 @@
 One dense tensor per layer, (1, kv_heads, slots, head_dim).  A row owns a range of slots from the
 moment it is admitted until it leaves: per lane one slot per position of its canvas, in the order of
 the text, stored after rotation.  Rows of different lengths lie end to end without padding, and what
-a finished row gives back is handed to the next.  A step writes exactly the slots it computed, in
-place.
+a finished row gives back is handed to the next.  A step writes what it computes, in place.
 """
 
 from collections.abc import Iterable
@@ -58,7 +57,6 @@ class KVBuffer(Cache):
 
     @torch.inference_mode()
     def clear(self, base: int, n: int) -> None:
-        """Zero ``n`` slots from ``base`` on."""
         for held in (*self._keys, *self._values):
             if held is not None:
                 held.narrow(2, base, n).zero_()

@@ -242,5 +242,4 @@ class View:
 
 
 def _numpy(x: Tensor) -> FloatArray:
-    result: FloatArray = x.float().cpu().numpy()
-    return result
+    return x.float().cpu().numpy()

@@ -1,8 +1,7 @@
 """Many rows, each with its own plan, as one packed forward.
 
 A `Packing` takes what rows feed, one after the other, and becomes a `Packed` forward.  `pack` fills
-one with the jobs of a step of the engine; verifiers (`dllm.drafting.verifiers`) fill it with texts
-and their drafts.
+one with the jobs of a step; verifiers (`dllm.drafting.verifiers`) with texts and drafts.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -226,8 +225,7 @@ def _same(
 
 
 def _layout(job: Job, lane: int, stored: bool, visibility: Visibility) -> Layout:
-    """What a lane of a job feeds, its keys in slots where they are ``stored``, else counted from
-    its first query."""
+    """What a job's lane feeds, its keys in slots if ``stored``, else from its first query on."""
     compute, canvas = job.plan.compute, job.canvas
     count, first = len(compute), int(compute[0])
     run = count == int(compute[-1]) - first + 1
@@ -346,8 +344,7 @@ class _Run:
 def _count(piece: Piece) -> int:
     """How many keys it attends to."""
     keys = piece.keys
-    count: int = keys.stop - keys.start if isinstance(keys, slice) else len(keys)
-    return count
+    return keys.stop - keys.start if isinstance(keys, slice) else len(keys)
 
 
 def _alone(pieces: Sequence[Piece]) -> list[Segment] | None:

@@ -54,7 +54,6 @@ class Prefixes(Generic[T]):
 
     @property
     def held(self) -> int:
-        """Tokens that are kept."""
         return sum(len(one.tokens) for one in self.kept)
 
     def allow(self, tokens: int | None) -> None:

@@ -116,8 +116,7 @@ class Recipe:
 
 @dataclass(frozen=True, eq=False)
 class MaskedRecipe(Recipe):
-    """How a canvas is decoded.  ``ban_stops`` keeps stop ids from being proposed at all, e.g.
-    when filling holes in a text."""
+    """How a canvas is decoded.  ``ban_stops`` keeps stop ids out, as when filling holes."""
 
     sampler: Sampler
     ban_stops: bool = field(default=False, kw_only=True)

@@ -21,8 +21,7 @@ MOST_IDLE_STEPS = 16_384  # in a row: a schedule that grants nothing for longer 
 
 
 def jobs_of(row: Row, cache: Cache) -> list[Job]:
-    """What the row feeds in its next step: itself, or its branches.  Moves its window; asked once
-    per step."""
+    """What the row feeds next: itself, or its branches.  Moves its window; asked once per step."""
     canvas, sampler = row.canvas, row.recipe.sampler
     before = row.same_as_before
     if before is not None and _again(row, before[0]):
@@ -98,8 +97,7 @@ def _again(row: Row, job: Job) -> bool:
 
 
 def _goes_on(job: Job) -> bool:
-    """Whether the window that a step decided in still has something undecided; then that is what
-    the next step predicts."""
+    """Whether the window just decided in has something undecided: what the next step predicts."""
     canvas = job.canvas
     if job.extent != (canvas.length, canvas.window) or not (masks := canvas.masks()).size:
         return False
@@ -130,8 +128,7 @@ def _forks(row: Row, cache: Cache) -> list[Canvas]:
 
 
 def plan_of(row: Row, canvas: Canvas, cache: Cache, targets: IntArray) -> tuple[Plan, IntArray]:
-    """What a canvas of the row computes and reads, and those of the targets that the cache
-    serves."""
+    """What a canvas of the row computes and reads, and the targets that the cache serves."""
     slots = row.slots
     plan = cache.plan(canvas, slots, targets)
     made = getattr(plan, "compute", None)
@@ -158,8 +155,7 @@ def plan_of(row: Row, canvas: Canvas, cache: Cache, targets: IntArray) -> tuple[
 def settle(
     row: Row, answers: list[Predictions | NumericError], cache: Cache, buffer: KVBuffer | None
 ) -> Step:
-    """What the row makes of its predictions, one pair per job; raises what stands in their
-    place."""
+    """What the row makes of its predictions, a pair per job; raises what stands in their place."""
     jobs, canvas, slots, sampler = row.jobs, row.canvas, row.slots, row.recipe.sampler
     for answer in answers:
         if isinstance(answer, NumericError):

@@ -15,8 +15,7 @@ is left of it, as if blocks had one position there.
 The last row is that of autoregressive models, and of WeDLM (arXiv 2512.22737), which reorders the
 text so that decided tokens come first and masks last, both ascending and with the position ids of
 the text.  Nothing is moved for it: keys stay in the order of the text, and what a query does not
-see is masked.  Behind a causal text may stand the nodes of a tree, each of which sees the text and
-its ancestors.
+see is masked.  Behind a causal text may stand a tree, whose nodes see it and their ancestors.
 """
 
 from collections.abc import Iterator
@@ -40,8 +39,7 @@ NO_RANGE: Range = (0, 0)
 @dataclass(slots=True)
 class Piece:
     """``count`` queries of one row, from ``first`` on, on the packed axis, and the ``keys`` they
-    attend to: a range of slots, or slots (m,) int64; but for those that are ``hidden``
-    (count, m)."""
+    attend to: a range of slots, or slots (m,) int64; but for ``hidden`` ones (count, m)."""
 
     first: int
     count: int
@@ -79,8 +77,7 @@ class Visibility:
         )  # fmt: skip
 
     def bound(self, canvas: Canvas, opening: int | None = None) -> Self:
-        """The same for a row: where its blocks are counted from, and which is open, by default that
-        of its window."""
+        """The same for a row: where its blocks begin; which is open, by default its window's."""
         if not self.prefix:
             return self
         assert self.block_length is not None
@@ -114,8 +111,7 @@ class Visibility:
         """(n, m) bool: which of the positions ``keys`` the positions ``queries`` do not see."""
         self = self.bound(canvas)
         ranks = self.rank(keys, canvas.masked[keys])
-        hidden: BoolArray = ranks > self.rank(queries, canvas.masked[queries])[:, None]
-        return hidden
+        return ranks > self.rank(queries, canvas.masked[queries])[:, None]
 
     def pieces(
         self, compute: IntArray, read: IntArray | None, at: int, base: int, length: int,
@@ -163,8 +159,7 @@ class Visibility:
         """(n,) the first position that each of them sees in layers with a window."""
         assert self.window is not None and self.block_length is not None
         low = (positions - self.origin) // self.block_length * self.block_length + self.origin
-        result: IntArray = np.where(positions < self.open, positions, low) - self.window + 1
-        return result
+        return np.where(positions < self.open, positions, low) - self.window + 1
 
     def _runs(self, ranks: IntArray) -> Iterator[tuple[int, int]]:
         """Queries that are attended in one call: those of a block, or some that share a mask."""

@@ -97,8 +97,7 @@ FILLS = 300  # positions of a forward from which on a device multiplies at its f
 
 @dataclass(slots=True)
 class Flight(Generic[R]):
-    """A forward that was launched: its rows, each with how often it had begun again, and what waits
-    for their answers."""
+    """A forward that was launched: its rows, how often each began again, what waits for answers."""
 
     rows: list[tuple[R, int]]
     wait: Callable[[], Iterator[Any]]
@@ -210,8 +209,7 @@ class Work(Generic[R, S]):
         return max(0, self.max_batch_size - sum(map(self.takes_room, self.live)))
 
     def must_fit(self, recipe: Any, length: int) -> None:
-        """Raise what is wrong with a recipe, and `ConfigError` for a row of ``length`` positions
-        that can never be admitted."""
+        """Raise what is wrong with a recipe; `ConfigError` if ``length`` is more than ever fits."""
         self.check(recipe)
         size = recipe.owned * length
         if self.stores and self.positions is not None and size > self.positions:
@@ -245,8 +243,7 @@ class Work(Generic[R, S]):
         return True
 
     def drop(self, row: R) -> None:
-        """Let a row go, finished or not: its memory is free at once.  Rows that are not here are
-        ignored."""
+        """Let a row go, finished or not: its memory is free at once.  Unknown rows are ignored."""
         with self._lock:
             if row in self._waiting:
                 self._waiting.remove(row)
@@ -254,7 +251,6 @@ class Work(Generic[R, S]):
                 self._part(row)
 
     def close(self) -> None:
-        """Drop every row."""
         with self._lock:
             self._flights.clear()
             for row in [*self.live, *self._waiting]:

@@ -35,8 +35,7 @@ class Masking:
     spread: str
 
     def standard_error(self, values: Weights) -> float:
-        """Of the estimate, from the rows' contributions (n,); infinite when one row says nothing
-        about it."""
+        """Of the estimate, from the rows' contributions (n,); infinite for a single row."""
         n = len(values)
         if self.spread == "exact":
             return 0.0
@@ -58,8 +57,7 @@ def all_subsets(length: int) -> Masking:
     masked = np.zeros((len(rows), length), np.bool_)
     for row, chosen in zip(masked, rows, strict=True):
         row[list(chosen)] = True
-    count = masked.sum(1)
-    share = np.array([1 / (k * comb(length, k)) for k in count])
+    share = np.array([1 / (k * comb(length, k)) for k in masked.sum(1)])
     return Masking(masked, masked * share[:, None], "exact")
 
 
@@ -74,8 +72,7 @@ def stratified(length: int, prompt: int, rows: int, seed: tuple[int, int]) -> Ma
     rng = np.random.default_rng(seed)
     count = (length * (np.arange(rows) + rng.random(rows)) / rows).astype(np.int64) + 1
     count = np.minimum(count, length)  # rounding up to 1.0 is possible in principle
-    order = rng.random((rows, length)).argsort(1).argsort(1)
-    masked = order < count[:, None]
+    masked = rng.random((rows, length)).argsort(1).argsort(1) < count[:, None]
     return Masking(masked, masked * (length / count / rows)[:, None], "pairs")
 
 
@@ -97,8 +94,7 @@ def llada(length: int, prompt: int, rows: int, seed: tuple[int, int]) -> Masking
         result = (torch.round(spaced).long() - 1) % length + 1
         count[start : start + batch] = result.numpy()
         for row in range(start, start + batch):
-            order = torch.randperm(length, generator=noise).numpy()
-            masked[row] = order < count[row]
+            masked[row] = torch.randperm(length, generator=noise).numpy() < count[row]
     return Masking(masked, masked * (length / count / rows)[:, None], "rows")
 
 
@@ -109,8 +105,7 @@ def dream(length: int, prompt: int, rows: int, seed: tuple[int, int], eps: float
     The first position of the sequence and the last one, an end token, stay visible.
     """
     noise = torch.Generator().manual_seed(sum(seed))
-    start = torch.rand(1, generator=noise)
-    t = (1 - eps) * ((start + torch.arange(rows) / rows) % 1) + eps
+    t = (1 - eps) * ((torch.rand(1, generator=noise) + torch.arange(rows) / rows) % 1) + eps
     masked = torch.rand((rows, prompt + length), generator=noise) < t[:, None]
     masked[:, 0] = masked[:, -1] = False
     chosen = masked[:, prompt:].numpy()

@@ -108,7 +108,6 @@ class Scoring:
 def score_requests(
     model: DiffusionModel, requests: Sequence[ScoreRequest], how: Scoring
 ) -> list[Score]:
-    """Score requests of token ids, in order."""
     if model.facts.uniform:
         raise ConfigError(
             f"{model.name} cannot score: its noise is uniform, and the bounds are those of "
@@ -146,8 +145,7 @@ def score_requests(
 
 def _exact(model: DiffusionModel, how: Scoring) -> bool:
     """Whether the chain rule of an autoregressive network is meant."""
-    causal = model.facts.mask_token_id is None
-    return causal or (model.family.causal and how.estimator is None)
+    return model.facts.mask_token_id is None or (model.family.causal and how.estimator is None)
 
 
 def longest(model: DiffusionModel, how: Scoring) -> int:
@@ -174,10 +172,9 @@ def _pieces(model: DiffusionModel, request: ScoreRequest, how: Scoring) -> list[
         return [request]
     ids = np.concatenate([request.prompt, request.continuation])
     first = start + size - (start % size if model.facts.mask_kind == "block_causal" else 0)
-    edges = [start, *range(first, len(ids), size), len(ids)]
     return [
         replace(request, prompt=ids[:a], continuation=ids[a:b], hidden=start)
-        for a, b in pairwise(edges)
+        for a, b in pairwise([start, *range(first, len(ids), size), len(ids)])
     ]
 
 
@@ -195,8 +192,7 @@ def whole(parts: Sequence[Score]) -> Score:
 
 @dataclass
 class _Running:
-    """A request, one of ``pieces`` that share its samples, and what its rows have contributed,
-    round by round."""
+    """A request, one of ``pieces`` that share its samples, and what its rows gave, by round."""
 
     request: ScoreRequest
     how: Scoring
@@ -369,8 +365,7 @@ def own_logits(model: DiffusionModel, ids: IntArray, last: int) -> torch.Tensor:
 
 
 def _greedy(model: DiffusionModel, requests: Sequence[ScoreRequest], how: Scoring) -> list[bool]:
-    """Whether one most confident token per step writes the continuation; gives up at the first
-    that differs."""
+    """Whether one most confident token per step writes the continuation; ends where it differs."""
     canvases = [_canvas(model, request) for request in requests]
     wanted = {id(c): r.continuation for c, r in zip(canvases, requests, strict=True)}
 

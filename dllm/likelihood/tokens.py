@@ -20,8 +20,7 @@ from .scoring import ScoreRequest, Scoring, job_of, own_logits, recipe_of
 class TokenScores:
     """The chain rule, position by position: ``tokens`` (n,) int64 of a text and their natural
     ``logprobs`` (n,) float32, given those before; ``top_tokens`` and ``top_logprobs`` (n, top) of
-    the most likely ones.  The first token of an autoregressive model has no distribution: its
-    values are nan."""
+    the most likely ones.  An autoregressive model's first token has no distribution: nan."""
 
     tokens: IntArray
     logprobs: FloatArray

@@ -72,8 +72,7 @@ def _folder(adapter: str | os.PathLike[str]) -> Path:
 
 
 def _read(folder: Path) -> dict[str, torch.Tensor]:
-    """The weights in ``folder``.  Raises `CheckpointError` unless it holds a whole adapter of low
-    rank, and numbers in it."""
+    """The weights in ``folder``; `CheckpointError` unless it holds a whole, finite adapter."""
     config = read_json(folder / CONFIG)
     if config is None:
         raise CheckpointError(f"{folder} has no {CONFIG}: an adapter is a folder in peft's format")

@@ -3,8 +3,7 @@
 A step of a batch feeds rows of different lengths that read different keys.  Packed, they are one
 sequence without padding: the projections see ``(1, Q, D)``, and the attention function runs each
 row, a `Segment`, against its own keys.  Without segments ``dllm_<base>`` is ``<base>``, except
-that queries and keys are cast to the dtype of the values first: families that rotate in float32
-hand them over in float32.
+that queries and keys are cast to the values' dtype first: some families rotate in float32.
 """
 
 import importlib.util
@@ -111,10 +110,7 @@ def _packed(
 def _base(name: str, module: nn.Module) -> Callable[..., Attended]:
     if name == "eager":  # each transformers file has its own, e.g. with soft-capped logits
         file = sys.modules[type(module).__module__]
-        eager: Callable[..., Attended] = getattr(
-            file, "eager_attention_forward", modeling_llama.eager_attention_forward
-        )
-        return eager
+        return getattr(file, "eager_attention_forward", modeling_llama.eager_attention_forward)
     function: Callable[..., Attended] = FUNCTIONS[name]
     if name == "flex_attention":
         return _flex(function)
@@ -126,8 +122,7 @@ def _flex(function: Callable[..., Attended]) -> Callable[..., Attended]:
 
     def call(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, **rest: Any) -> Attended:
         chosen = FUNCTIONS["sdpa"] if isinstance(mask, Tensor) else function
-        result: Attended = chosen(module, q, k, v, mask, **rest)
-        return result
+        return chosen(module, q, k, v, mask, **rest)
 
     return call
 

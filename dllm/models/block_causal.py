@@ -2,8 +2,7 @@
 
 SDAR (arXiv 2510.06303; TraDo shares the class) is a Qwen3 network that predicts in place;
 Fast-dLLM v2 (arXiv 2509.26328) is a Qwen2 network with the shifted head of its ancestor.  Blocks
-are counted from position 0, so that the end of a prompt shares its block with the beginning of
-the answer.
+are counted from position 0: the end of a prompt shares its block with the answer's beginning.
 """
 
 from functools import partial

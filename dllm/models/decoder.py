@@ -38,8 +38,7 @@ def join_parts(hf: PreTrainedModel) -> None:
 
 
 def computes_all(hf: PreTrainedModel) -> bool:
-    """Whether the kernels compute every decoder layer and the head of ``hf``, a row alone like one
-    of many."""
+    """Whether the kernels compute all layers and the head of ``hf``, a row alone as one of many."""
     own = [
         module for module in hf.modules()
         if getattr(module.__dict__.get("forward"), "func", None) is _forward
@@ -159,9 +158,7 @@ class Joined:
 
 def _packed(linear: Any) -> Packed | QuantisedLinear | None:
     """What keeps a weight as the kernels multiply by it."""
-    if type(linear) is QuantisedLinear and linear.bare:
-        return linear
-    return packed_of(linear)
+    return linear if type(linear) is QuantisedLinear and linear.bare else packed_of(linear)
 
 
 def _weights(parts: tuple[Any, ...], packed: list[Any]) -> list[Any] | None:

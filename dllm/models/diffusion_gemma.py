@@ -5,8 +5,7 @@ the open canvas sees them and all of itself.  Encoder and decoder of transformer
 same layers but for a scalar each, so that one pass takes both: each position has its own scalar,
 and those of the canvas begin with the self-conditioning module, which adds what the step before
 expected there.  The modules are transformers'; its loop takes that expectation as logits over the
-vocabulary only, hence the loop here.  Text only: images would enter through a vision tower, which
-is not loaded.
+vocabulary only, hence the loop here.  Text only: the vision tower is not loaded.
 """
 
 from typing import Any, ClassVar, cast

@@ -71,8 +71,7 @@ class Release:
 
 @dataclass(frozen=True)
 class Published:
-    """A checkpoint on the hub: ``name`` is its id, ``block_length`` that of its attention where
-    its files do not say it."""
+    """A checkpoint on the hub: ``name``, its id; ``block_length`` where its files do not say it."""
 
     name: str
     licence: str = ""  # empty: see its card

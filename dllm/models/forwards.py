@@ -22,8 +22,7 @@ def classes(part: str, networks: tuple[str, ...] = NETWORKS) -> list[str]:
 def replace_forwards(network: nn.Module, kinds: Sequence[str], forward: Callable[..., Any]) -> None:
     """Let the layers of the classes in ``kinds`` (module and name) compute ``forward(layer, ...)``.
 
-    Changes them in place.  Layers of other classes are left alone, and those whose forward somebody
-    has wrapped.
+    Changes them in place, but for layers of other classes, or whose forward somebody has wrapped.
     """
     for module in network.modules():
         kind = type(module)

@@ -95,8 +95,7 @@ def held_bytes(network: Any, tensors: dict[str, Any], width: int) -> int:
 
 
 def read_gguf(file: Path, dtype: torch.dtype) -> tuple[Any, str, dict[str, Any]]:
-    """The network in ``file``, the name of its family, and the facts that the file states.  Raises
-    like `open_gguf`."""
+    """The network in ``file``, its family's name, and stated facts; raises like `open_gguf`."""
     network, family, fields, tensors = open_gguf(file)
     _fill(network, family, tensors, dtype, file.name)
     names = ("mask_token_id", "eos_token_id", "bos_token_id", "padding_token_id")
@@ -191,8 +190,7 @@ def _fill(network: Any, kind: str, tensors: dict[str, Any], dtype: torch.dtype, 
     if wanted:
         raise CheckpointError(f"{name} lacks {', '.join(sorted(wanted)[:3])}: download it again")
     network.tie_weights()
-    rotary = network.model.rotary_emb
-    network.model.rotary_emb = type(rotary)(config=network.config)
+    network.model.rotary_emb = type(network.model.rotary_emb)(config=network.config)
     LOG.info("%s: %s", name, ", ".join(f"{n} tensors {how}" for how, n in done.items()))
 
 

@@ -61,8 +61,7 @@ def grouped(
         if missing and q.dtype == torch.bfloat16 and q.device.type == "cpu":
             q = F.pad(q, (0, 0, 0, missing))
             added = None if added is None else F.pad(added, (0, 0, 0, missing))
-        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=added, scale=scale)
-        return attended[:, :, :count]
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=added, scale=scale)[:, :, :count]
     return exact_rows(q, k, v, scale, mask)
 
 

@@ -37,8 +37,7 @@ class Header(NamedTuple):
 def weight_files(folder: Path) -> list[Path]:
     """The files that hold the weights of the checkpoint in ``folder``.
 
-    Raises `CheckpointError` when the index cannot be read, names files outside the folder, or
-    files that are missing.
+    Raises `CheckpointError` for an unreadable index, and files outside the folder or missing.
     """
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]

@@ -25,8 +25,7 @@ from .quantisation import are_experts, matrices
 def pack_linears(hf: PreTrainedModel) -> None:
     """Let the plain linear layers and experts of ``hf`` multiply by oneDNN.  Changes them in place.
 
-    Layers of other classes are left alone (quantised, with adapters), and those whose forward
-    somebody has wrapped.
+    Layers of other classes (quantised, with adapters) or with wrapped forwards are left alone.
     """
     layers = [
         module

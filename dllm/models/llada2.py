@@ -42,8 +42,7 @@ class Parts(Split):
     """Pieces with memory of their own: views of one tensor cannot be saved."""
 
     def convert(self, *given: Any, **named: Any) -> dict[str, Any]:  # type: ignore[override]
-        result = super().convert(*given, **named)
-        return {name: piece.clone() for name, piece in result.items()}
+        return {name: piece.clone() for name, piece in super().convert(*given, **named).items()}
 
 
 def weights() -> list[Any]:

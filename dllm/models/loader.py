@@ -180,8 +180,7 @@ def _from_files(checkpoint: Checkpoint, wanted: Wanted, **options: Any) -> Diffu
         published=family.published(checkpoint.name),
     )  # fmt: skip
     complete_tokenizer(tokenizer, family, facts.mask_token_id, facts.vocab_size)
-    stored = getattr(config, "quantization_config", None)
-    if wanted.rounding is not None and stored:
+    if wanted.rounding is not None and getattr(config, "quantization_config", None):
         raise ConfigError(f"{checkpoint.name} is stored quantised: leave quantization out")
     folder, dtype = checkpoint.with_weights(), wanted.dtype
     if dtype == "auto":

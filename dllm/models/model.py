@@ -58,8 +58,7 @@ class DiffusionModel:
     @property
     def backbone(self) -> nn.Module:
         """The network without its head: token ids to hidden states (B, L, D)."""
-        backbone: nn.Module = self.hf.base_model
-        return backbone
+        return self.hf.base_model
 
     @property
     def head(self) -> nn.Module:
@@ -84,8 +83,7 @@ class DiffusionModel:
 
     @property
     def dtype(self) -> torch.dtype:
-        dtype: torch.dtype = self.hf.dtype
-        return dtype
+        return self.hf.dtype
 
     def delimiters(self) -> tuple[int, ...]:
         """Ids that end a unit of text: what ``generation_config.json`` lists as ``delimiters``,

@@ -16,8 +16,7 @@ from .quiet import quiet
 def family_of(
     checkpoint: Checkpoint, named: str | None = None, given: Mapping[str, Any] = {}
 ) -> Family:
-    """The family that reads ``checkpoint``: the one ``named``, that of its ``dllm`` section, else
-    by its architecture.
+    """The family of ``checkpoint``: ``named``, that of its ``dllm`` section, or architecture.
 
     Raises `CheckpointError` when there is none, and `ConfigError` when several could be meant.
     """

@@ -60,8 +60,7 @@ class Segment:
         return part
 
     def rows_of(self, x: Tensor) -> Tensor:
-        """Keys or values ``x`` (1, Hkv, S, dh) of the segment's rows as (rows, Hkv, n, dh); a view
-        where ``keys`` is a range."""
+        """Keys or values ``x`` (1, Hkv, S, dh) as (rows, Hkv, n, dh); a view of a range of keys."""
         keys, rows, stride = self.keys, self.rows, self.key_stride
         if isinstance(keys, Tensor):
             offsets = torch.arange(rows, device=keys.device) * stride

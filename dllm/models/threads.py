@@ -37,8 +37,7 @@ _fixed = False
 def set_threads(count: int) -> None:
     """Compute with so many threads from now on, whatever is loaded.
 
-    Threads of Python that have computed already keep their number.  Raises `ConfigError` for a
-    number below 1.
+    Python threads that have computed keep their number.  Raises `ConfigError` below 1.
     """
     global _fixed
     check_whole("threads", count)
@@ -77,10 +76,7 @@ def decided(processors: int) -> bool:
 
 
 def available() -> int:
-    """Processors that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def sizes(network: Any) -> tuple[int, int] | None:

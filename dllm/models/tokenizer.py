@@ -30,8 +30,7 @@ def loader_of(family: Family, folder: Path) -> str:
 def load_tokenizer(folder: Path, family: Family) -> PreTrainedTokenizerBase | None:
     """The tokenizer in ``folder``, None when there is none.
 
-    The class comes from the family, never from remote code.  Raises `CheckpointError` on
-    unreadable files.
+    The class comes from the family, never remote code.  `CheckpointError` for unreadable files.
     """
     if not any((folder / name).exists() for name in FILES):
         return None

@@ -67,7 +67,6 @@ class Spans:
 
     @property
     def longest(self) -> int:
-        """Most queries of a row."""
         return max(end - begin for begin, end in zip([0, *self.ends], self.ends, strict=False))
 
 
@@ -110,8 +109,7 @@ def in_pytorch(
 ) -> Tensor:  # fmt: skip
     """FlashAttention 2 as PyTorch has it; on other devices than a GPU a call for each row.
 
-    The arguments are those of ``flash_attn_varlen_func``: ``q`` (Q, H, dh), ``k``, ``v``
-    (S, Hkv, dh).
+    As ``flash_attn_varlen_func`` takes them: ``q`` (Q, H, dh), ``k``, ``v`` (S, Hkv, dh).
     """
     if q.is_cuda:
         out: Tensor = torch.ops.aten._flash_attention_forward(

@@ -183,8 +183,7 @@ class _Probe:
         return candidates[int(np.argmax([self._known[text] for text in texts]))]
 
     def _measure(self, texts: Sequence[tuple[int, ...]], which: int) -> None:
-        """How sure the model is of a hole in each of the texts: one packed forward, cut only where
-        it gets too large."""
+        """How sure the model is of a hole in each text: one packed forward, cut if too large."""
         jobs = [self._job(text, which) for text in texts]
         most = CPU_BATCH if self.forward.model.device.type == "cpu" else BATCH
         self.count += bool(jobs)

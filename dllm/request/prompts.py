@@ -353,8 +353,7 @@ def encode_markup(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
 
 
 def _ids_of(tokenizer: PreTrainedTokenizerBase, text: str, **how: bool) -> list[int]:
-    """One thread at a time: a tokenizer keeps ``split_special_tokens`` as state of its own while
-    it encodes."""
+    """One thread at a time: a tokenizer keeps ``split_special_tokens`` as state meanwhile."""
     check_unicode(text)
     with LOCKS.setdefault(tokenizer, threading.Lock()):
         return list(tokenizer(text, verbose=False, **how)["input_ids"])

@@ -248,8 +248,7 @@ def _drafts(model: DiffusionModel, config: GenerationConfig, count: int) -> list
 
 
 def _fixed(model: DiffusionModel, constraints: Mapping[int, int | str]) -> tuple[Fixed, int]:
-    """What is fixed in an answer, and where the last of it ends.  Raises where one stands in
-    another's tokens."""
+    """What is fixed in an answer, and where the last of it ends; raises where two overlap."""
     fixed = [(offset, _fixed_ids(model, wanted)) for offset, wanted in sorted(constraints.items())]
     end = 0
     for offset, tokens in fixed:

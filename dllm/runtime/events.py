@@ -119,8 +119,7 @@ class Reader:
 
 
 def events(progress: Progress) -> Iterator[tuple[Request, Event]]:
-    """An event, still without its text, per request that a step did something to.  Requests that
-    failed have none."""
+    """An event, still without its text, per request that a step changed and that has not failed."""
     for request, step in progress:
         if request.canvas is not None and request.error is None:
             yield request, _event(request, request.canvas, step)

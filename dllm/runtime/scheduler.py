@@ -104,8 +104,7 @@ class Scheduler:
         self._deadlines = {request for request in self._deadlines if not request.done}
         for request in list(self._deadlines):
             if request.deadline is not None and now - request.submitted > request.deadline:
-                error = DeadlineError(f"not answered within {request.deadline:g} s")
-                self.cancel(request, error)
+                self.cancel(request, DeadlineError(f"not answered within {request.deadline:g} s"))
                 late.append(request)
         return late
 

@@ -12,8 +12,7 @@ KNOWN = 2**16  # texts that are remembered
 
 
 class Spelling:
-    """How ``tokenizer`` writes tokens; without one they have no text.  ``special`` ones are none
-    either."""
+    """How ``tokenizer`` writes tokens; without one they have no text, nor have ``special`` ones."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer

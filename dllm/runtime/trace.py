@@ -165,8 +165,7 @@ LONG_RUN = 4  # equal cells in a row, such as the end of a text, that are drawn 
 
 
 def canvas_html(cells: Sequence[Cell], caption: str) -> str:
-    """A canvas as HTML that needs no style sheet.  Cells bring their own colours, for light and
-    dark notebooks."""
+    """A canvas as HTML without a style sheet: cells bring colours for light and dark notebooks."""
     spans = []
     for cell, run in groupby(cells):
         count = len(list(run))

@@ -1,8 +1,7 @@
 """Files of requests: OpenAI's batch format, or plain prompts, answered by the continuous engine.
 
 The results are appended as they come, a line each.  A run that was killed goes on where it stopped:
-what has a result is not asked again.  Each result carries a digest of its request, so that results
-of other requests are noticed.
+what has a result is not asked again; one of another request is noticed by its digest.
 """
 
 import asyncio

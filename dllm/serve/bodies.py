@@ -28,8 +28,7 @@ MOST_IDS = 64  # whose log-probabilities are wanted
 
 
 class Part(BaseModel):
-    """A text in the content of a message; what else stands there, such as annotations, says nothing
-    to a model."""
+    """A text in the content of a message; what else stands there says nothing to a model."""
 
     type: Literal["text", "input_text", "output_text", "reasoning_text", "summary_text"]
     text: str
@@ -431,8 +430,7 @@ class EndBody(Body):
 
 
 class DraftBody(EndBody):
-    """``POST /v1/verify/step``: ``tokens`` behind ``base_len`` others, ``parents`` where they are a
-    tree."""
+    """``POST /v1/verify/step``: ``tokens`` behind ``base_len`` others, ``parents`` for a tree."""
 
     base_len: Number
     tokens: Annotated[Ids, Field(max_length=MOST_NODES)]

@@ -1,5 +1,4 @@
-"""Conversations: how a request is written in the model's chat template, and how its answer is
-read."""
+"""Conversations: a request in the model's chat template, and how its answer is read."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -46,9 +46,8 @@ def join(host: str = LOOPBACK) -> bool:
 
 
 def serve_replicas(
-    model: str, settings: Settings, replicas: int, host: str, port: int,
-    loading: Mapping[str, Any], note: Callable[[str], None], ray_host: str = LOOPBACK,
-    log_level: str = "info",
+    model: str, settings: Settings, replicas: int, host: str, port: int, loading: Mapping[str, Any],
+    note: Callable[[str], None], ray_host: str = LOOPBACK, log_level: str = "info",
 ) -> None:  # fmt: skip
     """Until SIGTERM or SIGINT, after which what runs is answered.  Of a cluster that was there
     before only the application of this server ends."""
@@ -90,8 +89,7 @@ def serve_replicas(
 def share(
     replicas: int, resources: Mapping[str, float], loading: Mapping[str, Any]
 ) -> dict[str, float]:
-    """What each replica gets of a machine's ``resources``: Ray gives it as many threads as
-    processors."""
+    """A replica's share of a machine's ``resources``: Ray gives it a thread per processor."""
     cores, gpus = resources.get("CPU", 1), resources.get("GPU", 0)
     result = {"num_cpus": cores // replicas or cores / replicas}
     if gpus and loading.get("device") != "cpu":
@@ -155,8 +153,7 @@ def front(
     behind = Front(settings, replicas)
     ready.set()
     with suppress(KeyboardInterrupt, SystemExit):  # uvicorn raises signals again
-        app = CORSMiddleware(behind, **origins(settings.cors))
-        Server(app, behind).run(sockets=[sock])
+        Server(CORSMiddleware(behind, **origins(settings.cors)), behind).run(sockets=[sock])
 
 
 def _end_with_parent() -> None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from ..core.errors import CancelledError, DeadlineError
 from .body import Body
@@ -230,6 +230,5 @@ class Streaming(Response):
             yield self.failure(self.service.failed(error))
 
     async def _send(self, send: Send, chunk: bytes) -> None:
-        body: Message = {"type": "http.response.body", "body": chunk, "more_body": True}
         async with asyncio.timeout(self.service.settings.write_patience):
-            await send(body)
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})

@@ -19,8 +19,7 @@ Read = tuple[str, Callable[[], float]]
 
 
 class Metrics:
-    """``gauges``, name -> what it is and its value, are read when they are asked for.  ``labels``
-    stand at all of them."""
+    """``gauges``: name -> what it is, and its value when asked for; all of them bear ``labels``."""
 
     def __init__(self, labels: Mapping[str, str], gauges: Mapping[str, Read]) -> None:
         self.registry, self._labels = CollectorRegistry(), labels
@@ -69,8 +68,7 @@ class Metrics:
         observe["step_rows"].observe(report.rows)
         observe["step_positions"].observe(report.positions)
         if report.seconds > 0:
-            share = 1 - report.forward_seconds / report.seconds
-            observe["host_share"].observe(max(0.0, share))
+            observe["host_share"].observe(max(0.0, 1 - report.forward_seconds / report.seconds))
         count["forwards"].inc()
         count["computed_positions"].inc(report.positions)
         count["committed_tokens"].inc(report.committed)

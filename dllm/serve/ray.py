@@ -148,8 +148,7 @@ def answer_with_ray(
 ) -> None:  # fmt: skip
     """``dllm batch --ray``: the lines through ``workers`` engines of Ray Data.
 
-    Results come back block by block and are written by this process, so that an interrupted run
-    goes on as without Ray.
+    Results come block by block and are written here: an interrupted run goes on as without Ray.
     """
     from .batch import answer_unreadable
 
@@ -160,8 +159,7 @@ def answer_with_ray(
             done(line, answer_unreadable(line))
             continue
         by_id[line.id] = line
-        asked = {"url": line.url, "body": line.body}
-        rows.append({"id": line.id, "request": json.dumps(asked)})
+        rows.append({"id": line.id, "request": json.dumps({"url": line.url, "body": line.body})})
     if not rows:
         return
     size = max(1, min(BLOCK * settings.max_batch_size, -(-len(rows) // workers)))

@@ -63,8 +63,7 @@ def from_json(read: Callable[[Any], T], body: bytes, limit: int) -> T:
 
 
 def parsed(text: bytes | str) -> Any:
-    """What is said in JSON, whose numbers are finite; `ValueError` or `RecursionError` where that
-    is none."""
+    """What is said in JSON with finite numbers; `ValueError` or `RecursionError` for other text."""
     return json.loads(text, parse_constant=_no_constant, parse_float=_finite)
 
 

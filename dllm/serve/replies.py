@@ -55,8 +55,7 @@ class Reply:
 
     def __post_init__(self) -> None:
         if not self.id:
-            name = f"{PREFIXES[self.ask.kind]}-{secrets.token_hex(12)}"
-            object.__setattr__(self, "id", name)
+            object.__setattr__(self, "id", f"{PREFIXES[self.ask.kind]}-{secrets.token_hex(12)}")
 
     def body(self, choices: Sequence[Choice]) -> dict[str, Any]:
         """The whole answer."""
@@ -123,8 +122,7 @@ class Reply:
     def totals(self, choices: Sequence[Choice]) -> list[dict[str, Any]]:
         """The usage chunk, after all choices."""
         results = [choice.result for choice in choices]
-        extra = {"usage": usage(self.ask, results), "dllm": figures(results)}
-        return [self._chunk([]) | extra]
+        return [self._chunk([]) | {"usage": usage(self.ask, results), "dllm": figures(results)}]
 
     def frame(self, content: Mapping[str, Any]) -> dict[str, Any]:
         """A chunk without choices, which no client takes for text."""
@@ -215,8 +213,7 @@ def figures(results: Sequence[Result]) -> dict[str, Any]:
 
 
 class Entry(NamedTuple):
-    """A token with its text, its log-probability (None: it has none), and the most likely ones at
-    its place."""
+    """A token, its text, its log-probability (None: it has none), the likeliest at its place."""
 
     token: int
     text: str

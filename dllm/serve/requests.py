@@ -91,8 +91,7 @@ class GenerateRequest:
 
     @property
     def form(self) -> str | None:
-        """What names the form of the answer, for which an automaton may have to be built; None: it
-        has none."""
+        """What names the form of the answer, which may need an automaton; None: it has none."""
         given = {name: self.arguments[name] for name in FORMATS if name in self.arguments}
         if self.text is not None and any(forms := hole_forms(self.text)):
             given["holes"] = forms
@@ -158,8 +157,7 @@ def chat_request(
 
 
 def _chosen(choice: Any, names: list[str]) -> tuple[str, list[str]]:
-    """Whether a tool is called, or the name of the one that is; and the tools that may be, none:
-    all of them."""
+    """Whether a tool is called, or which one; and the tools that may be, none: all of them."""
     if not isinstance(choice, dict):
         return choice or ("auto" if names else "none"), []
     if choice["type"] == "allowed_tools":

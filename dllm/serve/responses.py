@@ -27,8 +27,7 @@ Included = Literal["reasoning.encrypted_content", "message.output_text.logprobs"
 
 
 class Item(Echoed):
-    """Of the input of ``/v1/responses``: a message, thoughts and calls of an answer before, and
-    what a tool returned."""
+    """Of the input of ``/v1/responses``: a message, earlier thoughts and calls, a tool's result."""
 
     type: Annotated[
         Literal["message", "reasoning", "function_call", "function_call_output"],

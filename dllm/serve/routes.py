@@ -99,12 +99,11 @@ class ModelRoutes:
         service.check_model(body.model)
         texts = [body.continuation] if isinstance(body.continuation, str) else body.continuation
         asked = service.likelihoods.score(body.question or "", texts, body.scoring)
-        scores = await unless_gone(request, asked)
         data = [
             {"index": index, "logprob": one.logprob, "tokens": one.tokens, "forwards": one.nfe,
              "stderr": one.stderr if math.isfinite(one.stderr) else None,
              "computed": one.computed, "greedy": one.greedy}
-            for index, one in enumerate(scores)
+            for index, one in enumerate(await unless_gone(request, asked))
         ]  # fmt: skip
         return as_json({"object": "list", "model": service.name, "data": data})
 
@@ -117,8 +116,7 @@ class ModelRoutes:
         if (body.text is None) == (body.tokens is None):
             raise Problem(400, "give text or tokens, one of them", "text", "invalid_value")
         text = body.tokens if body.text is None else body.text
-        how = {"top": body.top, **body.how}
-        asked = service.likelihoods.step(body.question, text, how)
+        asked = service.likelihoods.step(body.question, text, {"top": body.top, **body.how})
         guesses = await unless_gone(request, asked)
         data = [
             {"position": int(at), "top": [
@@ -169,8 +167,7 @@ class ModelRoutes:
         service.check_model(body.model)
 
         def decoded(model: DiffusionModel) -> str:
-            ids = check_ids(model, body.tokens).tolist()
-            return service.spelling.decode(ids, special=True)
+            return service.spelling.decode(check_ids(model, body.tokens).tolist(), special=True)
 
         text = await unless_gone(request, service.encoded([body.tokens], decoded))
         return as_json({"prompt": text})

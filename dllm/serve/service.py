@@ -370,8 +370,7 @@ class Service:
         return Choice(result, before + result.text, said, given)
 
     def answered(self, name: str, results: Sequence[Result], arrived: float) -> None:
-        """Count the answers to request ``name``, which came at ``arrived`` (of
-        `time.monotonic`)."""
+        """Count the answers to request ``name``, which came at ``arrived`` (`time.monotonic`)."""
         seconds = time.monotonic() - arrived
         self._seconds += 0.1 * (seconds - self._seconds)
         for result in results:

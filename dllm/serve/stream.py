@@ -104,8 +104,7 @@ class Stream:
         chunks: list[dict[str, Any]] = []
         if ask.drafts:
             chunks += self._frames(index, happened)
-        text = self._final(shown, happened)
-        delta = self._delta(shown, text)
+        delta = self._delta(shown, self._final(shown, happened))
         if delta:
             if not any(one.began for one in self.shown):
                 self.service.metrics.observe("first_text_seconds", time.monotonic() - self.arrived)
@@ -175,9 +174,7 @@ class Stream:
             begun = not full and ready.startswith(shown.prefix)
             ready = ready[len(shown.prefix) :] if begun else ""
         piece, shown.sent = ready[shown.sent :], max(shown.sent, len(ready))
-        if piece or (shown.choice is not None and not shown.began):
-            return piece
-        return None
+        return piece if piece or (shown.choice is not None and not shown.began) else None
 
     def _frames(self, index: int, happened: Event) -> list[dict[str, Any]]:
         """The canvas, as positions from the start of the answer."""

@@ -46,8 +46,7 @@ class Said:
 
 
 class Parser(ABC):
-    """Reads one answer.  ``names``: the tools that can be called, none: calls are text;
-    ``most``: calls of one answer."""
+    """Reads an answer.  ``names``: callable tools, none: calls are text; ``most``: calls of one."""
 
     def __init__(self, names: Collection[str], most: int) -> None:
         self.names, self.most = names, most
@@ -243,8 +242,7 @@ def calls_in(text: str, names: Collection[str]) -> list[Call]:
 
 @dataclass(frozen=True)
 class Syntax:
-    """How the models of a family write a call: JSON with the name and ``arguments``, between
-    ``opening`` and ``closing``."""
+    """How a family writes a call: name and ``arguments`` in JSON, ``opening`` to ``closing``."""
 
     opening: str
     closing: str

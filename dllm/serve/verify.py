@@ -125,8 +125,7 @@ class VerifyRoutes:
             text = self.texts[sid]
         if body.base_len != text.length:
             raise PromptError(f"the text has {text.length} tokens, base_len is {body.base_len}")
-        draft = drafted(check_ids(self.session.model, body.tokens), body.parents)
-        text.drafts.offer(draft)
+        text.drafts.offer(drafted(check_ids(self.session.model, body.tokens), body.parents))
         self.session.wake()
         text.news = asyncio.ensure_future(anext(text.events))
         done, _ = await asyncio.wait({text.news}, timeout=PATIENCE)
@@ -159,8 +158,7 @@ class VerifyRoutes:
 
 
 def drafted(tokens: IntArray, parents: list[int] | None) -> Draft:
-    """A chain, of which the first tokens are taken, or a tree; `PromptError` for one that is
-    none, or is too deep."""
+    """A chain, whose first tokens are taken, or a tree; `PromptError` for none or too deep ones."""
     if parents is None:
         return Draft(tokens[:LONGEST_DRAFT])
     depths = {-1: 0}

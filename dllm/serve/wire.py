@@ -1,5 +1,4 @@
-"""Parameters in bodies: their names there, and what JSON and a public server ask of them beyond
-what the library does."""
+"""Parameters in bodies: their names, and what JSON and a public server ask beyond the library."""
 
 import math
 import re
@@ -84,8 +83,7 @@ SENT = {
 
 
 def parameters(sent: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """What was ``sent``, by its ``names`` in the body, as arguments of the library; `Problem` for
-    what is wrong with it."""
+    """What was ``sent`` by its ``names`` there, as the library's arguments; or a `Problem`."""
     given: dict[str, Any] = {}
     for called, value in sent.items():
         rule = SENT.get(names[called])

@@ -22,8 +22,7 @@ class Arcs:
     by side, ``set_of_label`` the set each is in.  The first ``single`` sets have one class each;
     ``sets`` are where the others begin behind them.
 
-    In the order of sources: ``first`` (k,) is the first arc of each of the ``sources`` that have
-    any.
+    By source: ``first`` (k,) is the first arc of each of the ``sources`` that have any.
     """
 
     def __init__(self, follow: IntArray) -> None:
@@ -96,8 +95,7 @@ class Automaton:
         """Several side by side, and where the states of each begin."""
         if len(automata) == 1:
             return automata[0], [0]
-        each = np.stack([a.of for a in automata])
-        columns, of = np.unique(each, axis=1, return_inverse=True)
+        columns, of = np.unique(np.stack([a.of for a in automata]), axis=1, return_inverse=True)
         dead = (columns < 0).all(0)
         number = np.where(dead, -1, np.cumsum(~dead) - 1)
         columns, starts, blocks = columns[:, ~dead], list[int](), list[IntArray]()
@@ -194,7 +192,6 @@ class Automaton:
 
 
 def _grouped(table: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-    """Where the entries of a table stand in its rows, what they are, and where each row begins;
-    without those of -1."""
+    """Where a table's entries stand in its rows, what they are, where rows begin; without -1."""
     row, column = (table >= 0).nonzero()
     return column, table[row, column], np.searchsorted(row, np.arange(len(table) + 1))

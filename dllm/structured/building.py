@@ -60,8 +60,7 @@ def _facts(model: Any) -> tuple[Vocabulary, tuple[tuple[int, ...], int, int]]:
 
 
 def _judged(model: Any, error: RefusedError) -> Judged | None:
-    """What llguidance makes of a source that was refused; None where it does not read it, or reads
-    it otherwise."""
+    """What llguidance makes of a refused source; None where it does not read it, or otherwise."""
     if error.told.source is None:
         return None
     vocabulary, facts = _facts(model)

@@ -252,8 +252,7 @@ def ranges(first: IntArray, sizes: IntArray) -> IntArray:
 def combined(
     a: ByteAutomaton, b: ByteAutomaton, budget: Budget, without: bool = False
 ) -> ByteAutomaton:
-    """The texts that both accept; ``without``: those that only the first does.  Raises `Unfit`
-    where there are none."""
+    """The texts that both accept; ``without``: only the first does.  Raises `Unfit` for none."""
     number, pairs, rows = {(0, 0): 0}, [(0, 0)], list[list[Edge]]()
     for x, y in pairs:  # which grows
         other = [(low, high, -1 - target) for low, high, target in b.edges[y]] if y >= 0 else []

@@ -259,8 +259,7 @@ class Moves:
             each = Rows(keys[here], first, state, target)
             parts.append(each.some(np.unique(each.keys, return_index=True)[1]))
         after = _joined(parts)
-        place = np.searchsorted(after.keys, keys)
-        return np.where(keys > 0, place, -1), after
+        return np.where(keys > 0, np.searchsorted(after.keys, keys), -1), after
 
 
 def _joined(parts: Sequence[Rows]) -> Rows:
@@ -366,8 +365,7 @@ def compiled(text: str, key: str, seconds: float) -> Tables | Refused | None:
 
 
 def _limit(seconds: float) -> None:
-    """Allow so much more processor time, and `MEMORY`: a busy machine gives up nothing that an idle
-    one compiles."""
+    """Allow so much more processor time, and `MEMORY`: a busy machine gives up nothing for it."""
     sys.setrecursionlimit(FRAMES)
     if sys.platform != "win32":
         import resource

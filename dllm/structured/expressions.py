@@ -180,8 +180,7 @@ class Expression:
         return [Variant(begins, self._items(items), ends, looks)]
 
     def _ways(self, before: Items, item: Any, flags: re.RegexFlag, after: Items) -> list[Variant]:
-        """A row in which an item is a look-ahead, or holds one, or an end of the text: one per way
-        through it."""
+        """Of a row in which a look-ahead or an end of the text stands: one per way through it."""
         name, value = str(item[0]), item[1]
         optional = name in ("MAX_REPEAT", "MIN_REPEAT") and tuple(value[:2]) == (0, 1)
         ways: list[Any] = [[]] if optional else []

@@ -50,7 +50,6 @@ class Format:
         return self.automaton.classes
 
     def spans(self, canvas: Canvas) -> list[Span]:
-        """The spans of a canvas, as it stands now."""
         final = self.automaton.accepting
         low = canvas.prompt_length
         if self.start is not None:
@@ -60,8 +59,7 @@ class Format:
                 return [Span(low, canvas.end, self.start, rest)]
             return [Span(low, canvas.length, self.start, final)]
         edges = np.flatnonzero(np.diff(np.concatenate([[True], canvas.given[low:], [True]])))
-        runs = (edges + low).reshape(-1, 2).tolist()
-        spans = zip(runs, self.holes, strict=True)
+        spans = zip((edges + low).reshape(-1, 2).tolist(), self.holes, strict=True)
         return [Span(low, end, start, final) for (low, end), start in spans if start is not None]
 
     def _room(self, canvas: Canvas) -> int:
@@ -212,8 +210,7 @@ def _pruned(automaton: Automaton, part: Part) -> Completion | None:
     pruned = {chain: Pruned(automaton, chain) for chain in dict.fromkeys(part[3:])}
     if all(lattice.possible(chain) for chain, lattice in pruned.items()):
         chosen = pruned[part.drawn if part.question.draw else part.chain]
-        exact = chosen.whole if part.question.draw else chosen.certain
-        return _completion(pruned, part, exact)
+        return _completion(pruned, part, chosen.whole if part.question.draw else chosen.certain)
     chains = list(pruned)
     lattice = Lattice(automaton, chains)
     return _completion(dict.fromkeys(chains, lattice), part)

@@ -1,5 +1,4 @@
-"""What is known of the vocabulary of JSON Schema: the standard's formats, and keywords that say
-nothing about values."""
+"""JSON Schema's vocabulary: the standard's formats, and keywords that say nothing of values."""
 
 ANNOTATIONS = {
     "$schema", "$id", "id", "$comment", "$defs", "definitions", "$anchor", "$dynamicAnchor",

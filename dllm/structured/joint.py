@@ -292,8 +292,7 @@ class Pruned(Lattice):
 def _of_sets(
     arcs: Arcs, weight: Float64Array, law: Float64Array
 ) -> tuple[Float64Array, Float64Array]:
-    """Of each set of classes (..., U) the largest of the weights (..., C), and the sum of the laws
-    (..., C) beside it."""
+    """Of each set of classes (..., U) the largest weight (..., C) and the sum of laws (..., C)."""
     one = arcs.single  # what a reduction does for one class is slow
     largest, ways = weight.take(arcs.labels, -1), law.take(arcs.labels, -1)
     more = np.maximum.reduceat(largest[..., one:], arcs.sets, axis=-1)

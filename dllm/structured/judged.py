@@ -41,8 +41,7 @@ class Witness:
 
 class Text(NamedTuple):
     """A text that is followed: its ``tokens`` from the first undecided position on, how ``likely``
-    and ``sure`` each is, whether it has ``ended``, and a ``tail`` that would end it, if one is
-    known."""
+    and ``sure`` each is, whether it has ``ended``, and a known ``tail`` that would end it."""
 
     score: float
     judge: Any
@@ -127,8 +126,7 @@ class Judged:
             at - low: Offer(ids[i].tolist(), score[i].tolist(), logprob[i].tolist())
             for i, at in enumerate(targets.tolist()) if canvas.masked[at]
         }  # fmt: skip
-        search = Search(self, canvas, witness, offers)
-        tokens, sure = search.best()
+        tokens, sure = Search(self, canvas, witness, offers).best()
         canvas.state(Witness).tokens = tokens
         at = targets - low
         token = np.array(tokens)[at]
@@ -284,8 +282,7 @@ class Search:
         return self.form.closing(text.judge, room, hints) if self.closings <= CLOSINGS else None
 
     def _ways(self, text: Text, i: int) -> Iterator[tuple[int, float, float]]:
-        """The tokens that may follow a text at a position, what it scores with each, and how sure
-        each is."""
+        """The tokens that may follow a text at a position, its score with each, how sure it is."""
         form, offer = self.form, self.offers.get(i)
         if i in self.decided:
             if self._may(text, self.decided[i], i):
@@ -392,6 +389,4 @@ def judged(
     first = tuple(tokens(shortest)) if shortest is not None else None
     if first is None or not form.accepts(start, first):
         first = form.closing(start, 4 * LONGEST, most=4 * LONGEST)
-    if first is None or {*first[:1]} & form.blank:
-        return None
-    return replace(form, first=first)
+    return None if first is None or {*first[:1]} & form.blank else replace(form, first=first)

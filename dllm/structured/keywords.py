@@ -106,8 +106,7 @@ def as_list(value: Any) -> list[Any]:
 
 
 def types_of(schema: Schema, path: str) -> list[str] | None:
-    """The types that are written; where none is named, those that the keywords are about; None for
-    any."""
+    """The types that are written; where none is, those the keywords are about; None for any."""
     if "type" in schema:
         types = as_list(schema["type"])
         for name in types:
@@ -156,7 +155,6 @@ def kind_of(value: Any) -> str:
 
 
 def is_a(value: Any, kind: str) -> bool:
-    """Whether a value has a JSON type."""
     own = kind_of(value)
     return kind in (own, "any") or (kind == "integer" and own == "number" and value == int(value))
 

@@ -30,9 +30,7 @@ def numbers(
         if bound is not None:
             exact = Decimal(repr(bound) if abs(bound) < EXACT else int(bound))
             found = combined(found, _beyond(exact, side, strict, budget), budget)
-    if step is not None:
-        found = combined(found, _multiples(step, whole, budget), budget)
-    return found
+    return found if step is None else combined(found, _multiples(step, whole, budget), budget)
 
 
 def _explored(

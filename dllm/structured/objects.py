@@ -92,8 +92,7 @@ def record(reader: Base, schema: Schema, path: str) -> Part:
 
 
 def _of_kind(reader: Base, others: Either, kind: int) -> Part:
-    """Those whose names have a sum of bytes that leaves the remainder ``kind``: names of several
-    kinds differ."""
+    """Those whose names have a sum of bytes with remainder ``kind``: no two kinds share one."""
     edges = [[(b, b, (s + b) % KINDS) for b in range(256)] for s in range(KINDS)]
     sums, ways = ByteAutomaton(edges, [s == kind for s in range(KINDS)]), list[Part]()
     for way in others.parts:

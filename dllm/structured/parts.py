@@ -313,7 +313,6 @@ def union(ranges: Iterable[tuple[int, int]]) -> Ranges:
 
 
 def inverse(ranges: Sequence[tuple[int, int]]) -> Ranges:
-    """All other code points."""
     result, low = [], 0
     for first, last in ranges:
         if first > low:
@@ -323,7 +322,6 @@ def inverse(ranges: Sequence[tuple[int, int]]) -> Ranges:
 
 
 def both(a: Sequence[tuple[int, int]], b: Sequence[tuple[int, int]]) -> Ranges:
-    """What lies in both."""
     return union(
         (max(low, first), min(high, last))
         for low, high in a for first, last in b if max(low, first) <= min(high, last)

@@ -98,9 +98,7 @@ def plain_grammar(grammar: Grammar) -> str:
         if kind == "repeat":
             most = "" if node[3] is None else node[3]
             return f"({text(value)}){{{node[2]},{most}}}"
-        if value == "":
-            return EMPTY
-        return f"/{plain_regex(grammar.token(node))}/"
+        return EMPTY if value == "" else f"/{plain_regex(grammar.token(node))}/"
 
     lines = [f"start: {text(('name', start))}"]
     lines += [f"{names[name]}: {text(node)}" for name, node in grammar.rules.items()]

@@ -6,8 +6,7 @@ values of any kind to a depth.  Annotations, unknown keywords and keywords of ot
 nothing, as in the standard.  What cannot be kept is refused with its path.
 
 A keyword that stands for other schemas is a method in `Reader.COMBINING`; two schemas that both
-hold are one after `merged`, keyword by keyword as `MERGE` says; a type is a function in
-`Reader.TYPES`.
+hold are one after `merged`, by keyword as `MERGE` says; types are functions in `Reader.TYPES`.
 """
 
 from __future__ import annotations
@@ -164,7 +163,6 @@ class Reader(Base):
     # -- keywords that stand for other schemas --------------------------------------------------
 
     def resolve(self, name: Any, path: str) -> Any:
-        """What a reference stands for."""
         if not isinstance(name, str) or not name.startswith("#"):
             raise ConfigError(f"{path} of the schema refers to {short(name)}: keep it in one file")
         target: Any = self.root
@@ -301,8 +299,7 @@ class Reader(Base):
         return schema if isinstance(schema, Mapping) else {}
 
     def _apart(self, a: Any, b: Any, path: str) -> bool:
-        """Whether no value satisfies both, as far as types, constants, required properties and
-        bounds tell."""
+        """Whether no value satisfies both, as far as types, constants, names and bounds tell."""
         if a is False or b is False:
             return True
         a, b = self.target(a, path), self.target(b, path)

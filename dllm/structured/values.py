@@ -52,8 +52,7 @@ class Base:
     strings stay parts, as one text of theirs is found without an automaton.
 
     ``loose``: properties stand in any order, with undeclared ones between them.  ``testing``: every
-    text is read that another reader writes for a value that satisfies the schema, in order to take
-    it away.
+    text is read that another writes for a value of the schema, in order to take it away.
     """
 
     value: Callable[[Any, str], Part]  # these three are the reader's
@@ -133,7 +132,6 @@ def _fits(automaton: ByteAutomaton, value: Any) -> bool:
 
 
 def constant(reader: Base, value: Any) -> Part:
-    """One value as it is written."""
     if isinstance(value, Mapping):
         if reader.testing and len(value) > 1:
             reader.refuse("an object", "a constant")

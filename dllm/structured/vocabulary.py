@@ -23,8 +23,7 @@ ALPHABET = {chr(b): b for b in SHOWN} | {chr(256 + i): b for i, b in enumerate(H
 class Vocabulary:
     """``pieces``: the bytes of every id, None for special tokens and ids without a token.
 
-    ``strips``: whether a text loses a blank at its start when it is decoded.  ``key`` is the same
-    for equal vocabularies.
+    ``strips``: decoding drops a blank at a text's start.  ``key``: the same for equal ones.
     """
 
     pieces: tuple[bytes | None, ...] = field(compare=False)

@@ -1,5 +1,4 @@
-"""Examples of a file, and which of them make up the batch of a step: a function of seed and step,
-nothing else."""
+"""Examples of a file, and the batch of a step: a function of seed and step alone."""
 
 import math
 import random

@@ -190,8 +190,7 @@ def loop(
         run = Loop(
             measure, held, model=objective, args=arguments, train_dataset=data, eval_dataset=data,
             data_collator=lambda batches: batches[0],
-            callbacks=[Progress(folder, report.say if is_first() else None)],
-            optimizers=optimizers,
+            callbacks=[Progress(folder, report.say if is_first() else None)], optimizers=optimizers,
         )  # fmt: skip
     except RuntimeError as error:  # an integration whose package is missing
         if not report.to:
@@ -267,8 +266,7 @@ def readable(checkpoint: str | None) -> Iterator[None]:
 
 def same_recipe(folder: Path, recipe: Any, base: str = "", **free: Any) -> None:
     """Write what determines a run of the model ``base`` into its folder, or raise `ConfigError`
-    when another run is there.  Only the fields in ``free`` may change between the parts of a
-    run."""
+    when another run is there.  Only the fields in ``free`` may change between its parts."""
     about = {"base": base} if base else {}
     fields = recipe if isinstance(recipe, dict) else asdict(recipe)
     file, settings = folder / RECIPE, json.loads(json.dumps(about | fields))

@@ -158,12 +158,9 @@ def predict(
     with attending(hf, ATTENTION):
         logits: torch.Tensor = hf(
             input_ids=inputs, position_ids=positions.expand(batch, -1),
-            attention_mask=None if seen is None else seen.expand(batch, 1, -1, -1),
-            use_cache=False,
+            attention_mask=None if seen is None else seen.expand(batch, 1, -1, -1), use_cache=False,
         ).logits[:, :length].float()  # fmt: skip
-    if facts.logit_shift:
-        logits = F.pad(logits, (0, 0, 1, 0))[:, :length]
-    return logits
+    return F.pad(logits, (0, 0, 1, 0))[:, :length] if facts.logit_shift else logits
 
 
 def visible(facts: Facts, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor | None:

@@ -1,7 +1,6 @@
 """The processes of one run, as `accelerate launch` and torchrun start them.
 
-A run is the same on any number of processes: they share the batches of each step, and the first one
-writes everything.
+A run is the same on any number of processes: they share batches, and the first one writes.
 """
 
 import os
@@ -17,12 +16,10 @@ PATIENCE = timedelta(days=7)  # that others wait while the first one decodes ans
 
 
 def world() -> int:
-    """How many processes there are."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def is_first() -> bool:
-    """Whether this is the process that writes."""
     return int(os.environ.get("RANK", "0")) == 0
 
 

@@ -185,8 +185,7 @@ def read_trajectories(
             raise ValueError(f"an order of {len(order)} steps for {len(ids) - start} answer tokens")
         return Trajectory(ids, start, order)
 
-    form = '{"ids": [...], "answer": n, "order": [...]}'
-    return [*examples(path, "right answers", form, make)]
+    return [*examples(path, "right answers", '{"ids": [...], "answer": n, "order": [...]}', make)]
 
 
 class Batches(AnswerBatches):

@@ -55,5 +55,4 @@ class Task:
             yield self.sample(rng, split)
 
     def examples(self, n: int, seed: int = 0, split: str = "test") -> list[Example]:
-        """The first ``n`` of the `stream`."""
         return list(islice(self.stream(seed, split), n))

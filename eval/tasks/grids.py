@@ -44,8 +44,7 @@ def _solved_sudoku(rng: random.Random) -> Grid:
     base = (0, 1, 2, 3), (2, 3, 0, 1), (1, 0, 3, 2), (3, 2, 1, 0)
 
     def order() -> list[int]:
-        bands = rng.sample([[0, 1], [2, 3]], 2)
-        return [line for band in bands for line in rng.sample(band, 2)]
+        return [line for band in rng.sample([[0, 1], [2, 3]], 2) for line in rng.sample(band, 2)]
 
     rows, columns = order(), order()
     return tuple(tuple(digits[base[r][c]] for c in columns) for r in rows)

@@ -72,9 +72,7 @@ def vectors() -> str:
     """The vector unit that the kernels are made for; empty where they cannot be."""
     if any(name not in features() for name in NEEDED):
         return ""
-    if "asimd" in NEEDED:
-        return "NEON"
-    return "AVX-512" if features() >= WIDER else "AVX2"
+    return "NEON" if "asimd" in NEEDED else "AVX-512" if features() >= WIDER else "AVX2"
 
 
 def built() -> Path | None:

@@ -13,8 +13,7 @@ _Strides = ctypes.c_int64 * 11
 
 
 def suits(*tensors: torch.Tensor) -> bool:
-    """Whether kernels are compiled and can take these: on a CPU, of one dtype that they know,
-    without gradients."""
+    """Whether compiled kernels can take these: on a CPU, of one known dtype, no gradients."""
     dtype = tensors[0].dtype
     for x in tensors:  # calls of Python would take as long as what is asked for
         if x.dtype != dtype or x.device.type != "cpu":

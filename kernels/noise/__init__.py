@@ -20,9 +20,7 @@ from .torch import bits as row_bits
 from .torch import gumbel as row_gumbel
 from .torch import gumbel_at as row_gumbel_at
 
-__all__ = [
-    "bits", "gumbel", "pack_keys", "row_bits", "row_gumbel", "row_gumbel_at", "uniform",
-]  # fmt: skip
+__all__ = ["bits", "gumbel", "pack_keys", "row_bits", "row_gumbel", "row_gumbel_at", "uniform"]
 
 
 def pack_keys(

@@ -68,9 +68,7 @@ def gumbel(*name: npt.ArrayLike) -> FloatArray:
     # The uniform number w is read as the upper tail, u = 1 - w, so that large noise comes from
     # small w, where float32 is fine-grained.  With u itself the tail that decides rare tokens
     # would end at u = 1 - 2**-24 in coarse steps, or at +inf once u rounds to one.
-    w = uniform(*name)
-    noise: FloatArray = -np.log(-np.log1p(-w))
-    return noise
+    return -np.log(-np.log1p(-uniform(*name)))
 
 
 def to_uniform(words: UInt32Array) -> FloatArray:

@@ -54,8 +54,7 @@ def _filled(
         part = keys[first : first + rows]
         for group in range(low // 4, (high + 3) // 4, max(width, 1)):
             end = min(group + width, (high + 3) // 4)
-            counters = torch.arange(group, end, device=keys.device)
-            words = transform(_words(part, counters))
+            words = transform(_words(part, torch.arange(group, end, device=keys.device)))
             start, stop = max(low, 4 * group), min(high, 4 * end)
             out[first : first + rows, start - low : stop - low] = words[
                 :, start - 4 * group : stop - 4 * group

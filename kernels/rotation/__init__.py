@@ -56,5 +56,4 @@ def rotate_scatter(
         module = _BACKENDS[backend]
     else:
         raise UnknownNameError("backend", backend, ("auto", "triton", *_BACKENDS))
-    rotated: _torch.Tensor = module.rotate_scatter(q, k, v, cos, sin, slots, keys, values)
-    return rotated
+    return module.rotate_scatter(q, k, v, cos, sin, slots, keys, values)

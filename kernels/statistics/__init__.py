@@ -21,10 +21,9 @@ import torch as _torch
 from ...core.errors import ConfigError, UnknownNameError
 from . import naive as _naive
 from . import torch as _fast
-from .asked import logprobs_of
 from .classes import TokenClasses
 from .filters import PLAIN, Filters
-from .heads import Biased, Head, Shaped, full_logits
+from .heads import Biased, Head, Shaped, full_logits, logprobs_of
 from .result import COLDEST, OPTIONAL, Inputs, Options, TokenStatistics, check_keys
 
 __all__ = [

@@ -33,8 +33,7 @@ class Segments:
 
 @dataclass(frozen=True, eq=False)
 class TokenClasses:
-    """Which class each id belongs to: ``of`` (V,) int, -1 for none; ``count`` classes.  Ids beyond
-    belong to none."""
+    """The class of each id: ``of`` (V,) int, -1 for none, as beyond V; ``count`` classes."""
 
     of: IntArray
     count: int

@@ -82,8 +82,7 @@ def full_logits(hidden: torch.Tensor, head: Head) -> torch.Tensor:
     linear = plain_linear(head)
     if linear is None:
         assert callable(head)
-        logits: torch.Tensor = head(hidden)
-        return logits
+        return head(hidden)
     weight, bias = linear
     return product_of(hidden.to(weight.dtype), weight, bias, packed_of(head))
 
@@ -92,3 +91,25 @@ def vocabulary(head: Head, hidden: torch.Tensor) -> int:
     """How many logits a head that must be called returns per row."""
     size = getattr(head, "out_features", None)
     return size if isinstance(size, int) else full_logits(hidden[:1], head).shape[-1]
+
+
+def logprobs_of(
+    hidden: torch.Tensor, head: Head, ids: torch.Tensor, token: torch.Tensor, logprob: torch.Tensor
+) -> torch.Tensor:
+    """(R, m) float32 clean log-probabilities of ``ids`` (R, m) for hidden rows (R, d).
+
+    ``token`` and ``logprob`` (R,) are a proposal and its clean log-probability (before temperature
+    and filters): they fix the normalisation, so that only m + 1 logits per row are computed.
+    """
+    wanted = torch.cat([ids, token[:, None].to(ids.device)], 1)
+    bent = head if isinstance(head, Shaped) else None
+    linear = plain_linear(head if bent is None else bent.head)
+    if linear is None:
+        logits = full_logits(hidden, head).float().gather(1, wanted)
+    else:
+        weight, bias = linear
+        logits = torch.einsum("rd,rmd->rm", hidden.float(), weight[wanted].float())
+        if bias is not None:
+            logits = logits + bias[wanted].float()
+        logits = logits if bent is None else bent.shape(logits)
+    return logits[:, :-1] - logits[:, -1:] + logprob[:, None].to(logits.device)

@@ -125,8 +125,7 @@ def log_softmax(x: Float64Array) -> Float64Array:
         return x
     # over the others only, so that a probability near one keeps its distance to one
     best = int(np.argmax(x))
-    others = np.exp(np.delete(x, best) - x[best]).sum()
-    return np.asarray(x - x[best] - np.log1p(others))
+    return np.asarray(x - x[best] - np.log1p(np.exp(np.delete(x, best) - x[best]).sum()))
 
 
 def kept(x: Float64Array, filters: Filters) -> BoolArray:

@@ -129,8 +129,7 @@ def reduce(
 
 def compiled(x: torch.Tensor, options: Options, weigh: bool = False) -> Partial | None:
     """What is asked of each row ``x`` (R, n) alone, float32 or bfloat16, in one pass that leaves
-    it as it is, or as weights, exp(x - best), with ``weigh``; None where no compiled kernel does
-    that."""
+    it as it is, or as weights, exp(x - best), with ``weigh``; None without a compiled kernel."""
     kernels = library()
     fits = x.dtype in (torch.float32, torch.bfloat16) and x.device.type == "cpu"
     if kernels is None or options.scale != 1 or options.warm or not fits or x.stride(1) != 1:
@@ -160,8 +159,7 @@ def _clean_gap(x: torch.Tensor) -> torch.Tensor:
     if x.shape[1] == 1:
         return torch.where(x == -torch.inf, 0.0, torch.inf)
     largest = x.topk(2, dim=1).values
-    gap = largest[:, :1] - largest[:, 1:]
-    return gap.nan_to_num_(nan=0.0, posinf=torch.inf)
+    return (largest[:, :1] - largest[:, 1:]).nan_to_num_(nan=0.0, posinf=torch.inf)
 
 
 def top(x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -89,8 +89,7 @@ def mended(
     result: TokenStatistics, missed: torch.Tensor | None, x: torch.Tensor, inputs: Inputs,
     statistics: Callable[[torch.Tensor, Inputs], TokenStatistics],
 ) -> TokenStatistics:  # fmt: skip
-    """``result`` with the rows ``missed`` (R,) bool done again by ``statistics`` from those rows
-    of ``x`` and of ``inputs``."""
+    """``result`` with rows ``missed`` (R,) bool done again, from those of ``x`` and ``inputs``."""
     if missed is None or not bool(missed.any()):
         return result
     which = missed.nonzero().flatten()
@@ -117,8 +116,7 @@ class Options:
     def __post_init__(self) -> None:
         """Refuse what would otherwise give a wrong answer."""
         filters = self.filters
-        finite = 0 <= filters.temperature < math.inf
-        if not finite or filters.top_k < 0 or self.top < 0:
+        if not (0 <= filters.temperature < math.inf) or filters.top_k < 0 or self.top < 0:
             raise ConfigError(
                 f"temperature={filters.temperature}, top_k={filters.top_k}, top={self.top}: "
                 "expected finite numbers >= 0 (0 switches each of them off)"
@@ -157,12 +155,8 @@ class Inputs:
     lowered: tuple[torch.Tensor, float] | None = None
 
     def take(self, rows: torch.Tensor | slice) -> Inputs:
-        """The same for some of the rows."""
-
         def cut(x: torch.Tensor | None) -> torch.Tensor | None:
-            if x is None:
-                return None
-            return x[rows if isinstance(rows, slice) else rows.to(x.device)]
+            return None if x is None else x[rows if isinstance(rows, slice) else rows.to(x.device)]
 
         return replace(
             self, banned_rows=cut(self.banned_rows), noise_keys=cut(self.noise_keys),

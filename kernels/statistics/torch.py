@@ -75,8 +75,7 @@ class Call:
                 if self.banned_rows is None:
                     column.fill_(-torch.inf)
                 else:
-                    rows = self.banned_rows[first : first + len(x), j]
-                    column.masked_fill_(rows, -torch.inf)
+                    column.masked_fill_(self.banned_rows[first : first + len(x), j], -torch.inf)
 
     def tile(self, logits: torch.Tensor, first: int, low: int, owned: bool, walk: Walk) -> Partial:
         """Reduce logits (r, n) of any dtype; they may be destroyed if ``owned``."""
@@ -328,8 +327,7 @@ def _packed(hidden: torch.Tensor, parts: Sequence[Any], bias: torch.Tensor | Non
                 each.append(part.multiply(x, own, room))
             else:
                 each.append(product_with(x, part, own))
-        joined = each[0] if len(each) == 1 else torch.cat(each, -1)
-        return joined[:, : high - low]
+        return (each[0] if len(each) == 1 else torch.cat(each, -1))[:, : high - low]
 
     return product
 
@@ -337,8 +335,7 @@ def _packed(hidden: torch.Tensor, parts: Sequence[Any], bias: torch.Tensor | Non
 def logits_statistics(logits: torch.Tensor, options: Options, inputs: Inputs) -> TokenStatistics:
     """As `dllm.kernels.statistics.logits_statistics`."""
     call, logits = Call(options, inputs), logits[:, : inputs.vocab_size]
-    size = logits.shape[1]
-    return finish(call.run(_cut, logits, size, True, False), options)
+    return finish(call.run(_cut, logits, logits.shape[1], True, False), options)
 
 
 def _cut(logits: torch.Tensor) -> Product:

@@ -103,7 +103,6 @@ class Pass:
         sums = _empty(6, splits, rows, dtype=torch.float32, device=device)
         top = _empty(splits, rows, self.listed, dtype=torch.int64, device=device)
         unused = self.banned
-        fused = self.weight is not None
         partials[(ceil(rows / block_r), splits)](
             self.x, _or(self.weight, unused), _or(self.bias, unused), self.banned,
             _or(self.banned_rows, unused), _or(self.keys, unused), _or(self.select, unused),
@@ -111,7 +110,7 @@ class Pass:
             rows, self.size, self.x.shape[1], self.count, per_split,
             self.x.stride(0), self.weight.stride(0) if self.weight is not None else 0,
             self.scale, options.temperature or 1.0,
-            FUSED=fused, HAS_BIAS=self.bias is not None,
+            FUSED=self.weight is not None, HAS_BIAS=self.bias is not None,
             BANNED_ROWS=self.banned_rows is not None, NOISE=self.draws,
             SELECT=self.select is not None, WARM=self.warm, TOP=self.listed, WIDE=interpreted(),
             BLOCK_R=block_r, BLOCK_V=BLOCK_V, BLOCK_D=64 if self.x.element_size() == 2 else 32,
@@ -194,12 +193,10 @@ def token_statistics(
     if options.top > MOST_TOP or options.classes is not None or rows == 0:
         return plain.token_statistics(hidden, head, options, inputs)
     if linear is None:
-        size = vocabulary(head, hidden)
-        step = max(1, CHUNK_BYTES // (4 * size))
-        cuts = [slice(a, a + step) for a in range(0, rows, step)]
+        step = max(1, CHUNK_BYTES // (4 * vocabulary(head, hidden)))
         return joined([
             logits_statistics(full_logits(hidden[cut], head), options, inputs.take(cut))
-            for cut in cuts
+            for cut in [slice(a, a + step) for a in range(0, rows, step)]
         ])  # fmt: skip
     weight, bias = linear
     weight = _rows_together(weight[: inputs.vocab_size])

@@ -60,8 +60,7 @@ class KeyedNoise:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the verifier's logits become the distribution that is sampled from; names as in
-    transformers.
+    """How the verifier's logits become the distribution to sample from; transformers' names.
 
     As everywhere in this library, top-p is measured on the whole distribution, not on what top-k
     leaves.  ``bias`` has (id, number) pairs, added to the logits.
@@ -123,11 +122,9 @@ class Sampling:
 
 @dataclass(eq=False)
 class Rows:
-    """Distributions of a forward.  Row ``node + 1`` follows ``node`` of the draft; row 0 the last
-    token.
+    """Distributions of a forward.  Row ``node + 1`` follows the draft's ``node``, row 0 the text.
 
-    ``logits`` (n + 1, V) are raw; ``prefix`` (L,) int64 the committed tokens; ``round`` counts
-    forwards of the sequence.
+    ``logits`` (n + 1, V) are raw; ``prefix`` (L,) int64 is committed; ``round`` counts forwards.
     """
 
     logits: torch.Tensor
@@ -167,8 +164,7 @@ class Rows:
         else:
             best = rows.argmax(-1)
         alive = rows.gather(1, best[:, None])[:, 0].isfinite()
-        result: list[int] = best.where(alive, -1).tolist()
-        return result
+        return best.where(alive, -1).tolist()
 
     def keyed(self, node: int) -> int:
         """The token that plain sampling with this seed draws after ``node``."""

@@ -3,13 +3,13 @@
 ``native``: transformers' own class (``MuseGlimmerAssistantModel``).  ``z-lab``: the authors'
 (``DFlashDraftModel``), which names two weights differently; SpecForge writes it as well.
 ``speculators``: that of the package of this name, perhaps with a trimmed vocabulary: ``t2d`` (V,)
-marks the verifier's ids that can be drafted, ``d2t`` (v,) is each one's distance from its place
-among them.
+marks the verifier's ids that can be drafted, ``d2t`` (v,) is how far each is from its place.
 """
 
 import copy
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -142,12 +142,10 @@ def draft_ids(tensors: Tensors, name: str) -> torch.Tensor | None:
 
 def _config_file(name: str) -> dict[str, Any] | None:
     """config.json of a folder or hub repository; None where there is none to be had."""
-    try:
+    with suppress(OSError, ValueError, DllmError):
         if Path(name).is_dir() or re.fullmatch(r"[\w.-]+/[\w.-]+", name):
             file = cached_file(name, "config.json")
             return None if file is None else read_json(Path(file))
-    except (OSError, ValueError, DllmError):
-        pass
     return None
 
 
@@ -168,8 +166,7 @@ def _part(tensors: Mapping[str, torch.Tensor], prefix: str) -> Tensors:
 def expected_weights(
     config: MuseGlimmerAssistantConfig, variant: Variant = DFLASH, most: int | None = None
 ) -> dict[str, tuple[int, ...]]:
-    """Native name and shape of every weight of a network with this config, of at most ``most``
-    layers and one."""
+    """Native name and shape of every weight of such a network, of ``most`` + 1 layers at most."""
     few: Any = copy.deepcopy(config)
     if most is not None and few.num_hidden_layers > most:
         few.num_hidden_layers, few.layer_types = most + 1, few.layer_types[: most + 1]

@@ -95,8 +95,7 @@ def format_of(raw: Mapping[str, Any]) -> str | None:
 def read_config(
     raw: Mapping[str, Any], kind: str, name: str
 ) -> tuple[MuseGlimmerAssistantConfig, Variant]:
-    """The network that ``raw`` of format ``kind`` describes.  Raises `CheckpointError` for
-    whatever makes none."""
+    """The network that ``raw`` of format ``kind`` describes; `CheckpointError` where none."""
     try:
         config, variant = _read(raw, kind)
         theirs.MuseGlimmerAssistantRotaryEmbedding(config)

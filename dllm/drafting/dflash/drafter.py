@@ -161,8 +161,7 @@ class Binding:
 
     @torch.inference_mode()
     def block(self, drafting: Sequence[BlockDrafting]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Hidden states (N, K, H) and logits (N, K, v) of the K rows that draft, of the next block
-        of every sequence."""
+        """Hidden states (N, K, H) and logits (N, K, v) of the K drafting rows of each block."""
         size, variant = self.network.size, self.variant
         ids = torch.full((len(drafting), size), self.mask_id, device=self.device)
         ids[:, 0] = torch.tensor([d.anchor for d in drafting], device=self.device)
@@ -275,8 +274,7 @@ class BlockDrafting(base.Drafting):
     def _walked(
         self, head: WalkHead, hidden: torch.Tensor, logits: torch.Tensor, budget: base.Budget
     ) -> base.Draft:
-        """What a head reads off, left to right, together with what the text says: the best
-        prefixes, or the best path."""
+        """What head and text say together, left to right: the best prefixes, or the best path."""
         values, at = candidates(logits)
         named = at if self.bound.draft_ids is None else self.bound.draft_ids[at]
         values = values.masked_fill(named == self.bound.mask_id, -torch.inf)

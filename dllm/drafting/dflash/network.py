@@ -3,7 +3,6 @@ keys and values; a block's own are gone when the block is drafted."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,8 +17,7 @@ GROWTH = 256  # positions added at least when the kept keys and values are full
 
 @dataclass
 class TextKeys:
-    """Keys and values of the text of one sequence, (layers, kv heads, room, D) each; ``length`` of
-    them are in use."""
+    """Keys and values of one text, (layers, kv heads, room, D) each; ``length`` are in use."""
 
     keys: torch.Tensor
     values: torch.Tensor
@@ -78,8 +76,7 @@ def convolve(x: torch.Tensor, dynamic: torch.Tensor, base: torch.Tensor) -> torc
     kernel = base.to(x.dtype).view(size, groups, -1) + dynamic[..., None]
     out = x * kernel[:, :, 0]
     for back in range(1, size):
-        behind = x[:, :-back] * kernel[:, back:, back]
-        out = out + F.pad(behind, (0, 0, 0, 0, back, 0))
+        out = out + F.pad(x[:, :-back] * kernel[:, back:, back], (0, 0, 0, 0, back, 0))
     return out.flatten(-2)
 
 
@@ -100,8 +97,7 @@ class BlockNetwork:
         kv = self.kv_heads * self.dim
         self.text_kv = Matrix(torch.cat([layer.qkv.weight[-2 * kv :] for layer in self.layers]))
         self.text_k_norm = torch.stack([layer.norms[3] for layer in self.layers])[:, None, None]
-        rotary: Any = theirs.MuseGlimmerAssistantRotaryEmbedding(config)
-        self.rotary = rotary.to(device)
+        self.rotary = theirs.MuseGlimmerAssistantRotaryEmbedding(config).to(device)
         self.activation = silu if config.hidden_act == "silu" else gelu
 
     def _layer(self, w: dict[str, torch.Tensor], i: int) -> _Layer:
@@ -207,8 +203,7 @@ class BlockNetwork:
     def _rotation(self, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines (..., D) of positions (...)."""
         flat = places.reshape(1, -1).to(self.device)
-        like = torch.empty(0, dtype=self.dtype, device=self.device)
-        cos, sin = self.rotary(like, flat)
+        cos, sin = self.rotary(torch.empty(0, dtype=self.dtype, device=self.device), flat)
         return cos.view(*places.shape, -1), sin.view(*places.shape, -1)
 
 

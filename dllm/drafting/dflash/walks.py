@@ -63,8 +63,7 @@ class Walk:
         size: Callable[[Array], int] | None = None,
     ) -> list[Node]:  # fmt: skip
         """The ``nodes`` most probable prefixes of at most ``length`` tokens; without ``branches``
-        the best path.  ``size`` says of the chances of nodes how many will be sent: none is looked
-        for that would not be.
+        the best path.  ``size`` says of nodes' chances how many are sent: no others are looked for.
 
         As DDTree (arXiv 2604.12989) does with marginals; here the probability of a token is that
         behind its parent.  With ``text`` what followed the same tokens there stands among the
@@ -81,8 +80,7 @@ class Walk:
                 at = np.argpartition(log_q, -BRANCHES)[-BRANCHES:] if len(log_q) > BRANCHES else (
                     np.arange(len(log_q))
                 )  # fmt: skip
-                names = self.ids[depth, at].tolist()
-                known = dict(zip(names, log_q[at].tolist(), strict=True))
+                known = dict(zip(self.ids[depth, at].tolist(), log_q[at].tolist(), strict=True))
             elif not branches and node.score <= FAINT:
                 return []
             judged = {token: (value, NO_KIND) for token, value in known.items()}

@@ -16,8 +16,7 @@ Gram = tuple[int, ...]
 
 
 class Recent:
-    """Leaders of n tokens and the followers seen behind each, both forgotten least recently used
-    first."""
+    """Leaders of n tokens and followers seen behind each; the least recently used go first."""
 
     def __init__(self, leaders: int, followers: int) -> None:
         self.leaders, self.followers = leaders, followers

@@ -26,7 +26,6 @@ class History:
         return self._tokens[: self.size]
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Append ``tokens`` to the last text."""
         while self.size + len(tokens) >= len(self._tokens):  # a border stays behind the end
             self._tokens = np.concatenate([self._tokens, np.full_like(self._tokens, BORDER)])
         last = int(self._tokens[self.size - 1]) if self.size else BORDER

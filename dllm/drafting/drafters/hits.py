@@ -32,8 +32,7 @@ class HitRates:
         self.update(key, accepted, min(accepted + 1, drafted))
 
     def update_tree(self, keys: Sequence[Hashable], feedback: Feedback) -> None:
-        """A draft whose nodes have these ``keys``: what stands behind the root or an accepted
-        token was judged."""
+        """A draft with these ``keys``: what follows the root or an accepted token was judged."""
         path, kept = feedback.path, set(feedback.path)
         if len(feedback.emitted) <= len(path):  # the text ended with an accepted token
             path = path[:-1]

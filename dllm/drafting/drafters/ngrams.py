@@ -56,5 +56,4 @@ class _Copying(Drafting):
 
     def observe(self, feedback: Feedback) -> None:
         if feedback.draft.source == self.part.name and len(feedback.draft):
-            hits = self.part.hits
-            hits.update_chain(self.matched, feedback.accepted, len(feedback.draft))
+            self.part.hits.update_chain(self.matched, feedback.accepted, len(feedback.draft))

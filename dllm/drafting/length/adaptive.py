@@ -109,8 +109,7 @@ class Adaptive(LengthController):
         alive = alive[: max(FIRST, 2 * max(costs.known, default=1) - self._beside)]
         emitted = self._beside_emitted + 1 + np.concatenate([[0.0], alive.cumsum()])
         fed = self._beside + 1.0 + np.arange(len(alive) + 1, dtype=np.float64)
-        seconds = costs(fed) + self.learned.drafting
-        return int(np.argmax(emitted / seconds))
+        return int(np.argmax(emitted / (costs(fed) + self.learned.drafting)))
 
     def update(self, stats: RoundStats, feedback: Feedback) -> None:
         draft = feedback.draft

@@ -15,8 +15,7 @@ from .proxies import NGram
 @dataclass(frozen=True)
 class SearchContext:
     """What a search may use besides the marginals: the committed ``prefix``, a causal ``proxy``,
-    the temperature, the key of the verifier's emission noise and that of the drafter's own, and
-    the number of the round."""
+    the temperature, the keys of the verifier's emission noise and the drafter's, and the round."""
 
     prefix: IntArray
     proxy: NGram = field(default_factory=NGram)
@@ -26,8 +25,7 @@ class SearchContext:
     round: int = 0
 
     def shown(self, marginals: Marginals, length: int, coupled: bool) -> Marginals:
-        """The distributions to search: with the verifier's noise where it samples and the search
-        wants it.
+        """The distributions to search: with the verifier's noise if it samples and that is wanted.
 
         Both sides then prefer the same tokens, and no probability has to travel.
         """
@@ -38,8 +36,7 @@ class SearchContext:
 
 @dataclass
 class Search(DraftPart):
-    """Finds a draft in marginals.  ``distribution`` is that of its tokens; ``trees``: it finds
-    trees."""
+    """Finds a draft in marginals, a tree with ``trees``; ``distribution``: that of its tokens."""
 
     distribution: ClassVar[Distribution] = Distribution.POINT
     trees: ClassVar[bool] = False

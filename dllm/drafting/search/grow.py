@@ -49,8 +49,7 @@ def grow(
     children: Children, nodes: int, length: int, mark: Any = None,
     enough: Callable[[Sequence[Node], Node], bool] = lambda tree, best: False,
 ) -> list[Node]:  # fmt: skip
-    """The ``nodes`` best prefixes of at most ``length`` tokens, best first; of equals the one that
-    was found first.
+    """The ``nodes`` best prefixes of at most ``length`` tokens, best first; of equals the earlier.
 
     ``children`` of a node: logarithm of the chance, token and mark of each; the root has ``mark``.
     ``enough`` is asked with the tree and the next best node whether to stop there.

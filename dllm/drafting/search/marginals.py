@@ -1,5 +1,4 @@
-"""What a forward of a diffusion drafter gives: a distribution per masked position, and their
-lattice."""
+"""What a drafter's forward gives: a distribution per masked position, and their lattice."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -39,8 +38,7 @@ class Marginals:
     """Log-distributions ``log_q`` (w, V) float32 of positions ``first``, ``first`` + 1, ..., after
     bans and temperature, over the verifier's vocabulary; ``stop_ids`` are the verifier's.
 
-    With ``ids`` (w, m) int64 the columns of ``log_q`` (w, m) are these tokens; all others are
-    impossible.
+    With ``ids`` (w, m) int64 the columns of ``log_q`` (w, m) are these tokens, and no others.
     """
 
     log_q: torch.Tensor
@@ -106,8 +104,7 @@ class Marginals:
         return torch.tensor(rows, dtype=torch.int64, device=self.log_q.device).view(-1, 4)
 
     def perturbed(self, key: tuple[int, int], count: int, cap: int = 256) -> Self:
-        """The first ``count`` distributions with the verifier's emission noise added, normalised
-        again.
+        """The first ``count`` distributions with the verifier's emission noise, normalised again.
 
         Only the ``cap`` most probable tokens of a position get noise, which costs more than all
         else here; the others become impossible.

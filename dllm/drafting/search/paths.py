@@ -73,8 +73,7 @@ class CausalPathSearch(Search):
     """Beam search through the pruned lattice for the chain that also reads well left to right.
 
     ``mass``, ``cap``: pruning; ``beam``; ``weight``: share of the drafter's log-probability in the
-    score, the rest is the proxy's.  ``coupled``: at temperature > 0 search the distributions with
-    the verifier's noise added.
+    score, the rest is the proxy's.  ``coupled``: at temperature > 0 with the verifier's noise.
     """
 
     mass: float = 0.8

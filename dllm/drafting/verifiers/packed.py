@@ -35,8 +35,7 @@ ANY_LENGTH = ("default", "linear", "llama3", "yarn", "proportional")  # rotation
 
 @dataclass(eq=False)
 class PackedText(Text):
-    """A text with ``size`` slots from ``base`` on.  ``broken``: something that is not finite may
-    stand in them."""
+    """A text in ``size`` slots from ``base`` on; ``broken``: they may hold what is not finite."""
 
     base: int = 0
     size: int = 0
@@ -191,8 +190,7 @@ def packs(model: DiffusionModel) -> bool:
 
 
 def _may_pack(hf: Any) -> bool:
-    """What a trial on short texts would not show: windows, and rotations that depend on how long
-    the longest text is."""
+    """What a trial on short texts would not show: windows, and rotations by the longest text."""
     config = hf.config.get_text_config()
     rope = getattr(config, "rope_parameters", None) or {}
     kinds = set(getattr(config, "layer_types", None) or ("full_attention",))

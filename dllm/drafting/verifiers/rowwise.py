@@ -82,8 +82,7 @@ class RowVerifier(Verifier):
         return [self._once(text, draft) for text, draft in work]
 
     def _once(self, text: Any, draft: Draft) -> Scored:
-        """Rows of a text, whose cache is changed once for a draft, however often a round that fails
-        for others is tried."""
+        """Rows of a text: a draft changes its cache once, however often a round is tried anew."""
         if text.scored is None or text.scored[0] is not draft:
             if text.begun:
                 self._restore(text)
@@ -116,8 +115,7 @@ class RowVerifier(Verifier):
         return self._feed(text, ids, len(draft) + 1, text.cached)
 
     def _feed(self, text: Any, ids: Sequence[int], wanted: int, first: int = 0) -> Scored:
-        """A forward over ``ids`` behind the ``first`` tokens, which are cached, with the logits of
-        the last ``wanted``."""
+        """A forward of ``ids`` behind ``first`` cached tokens; logits of the last ``wanted``."""
         at = torch.arange(first, first + len(ids), device=self.model.device)[None]
         more = {"logits_to_keep": wanted, "position_ids": at}  # without, Bamba counts from 0
         more = {name: more[name] for name in self._accepted & more.keys()}

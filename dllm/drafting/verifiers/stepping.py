@@ -53,8 +53,7 @@ def stepping(hf: Any, drafted: int, kept: list[States]) -> Iterator[None]:
     def exchanged(whole: Step, through: Step) -> Step:
         @wraps(whole)
         def rule(*args: Any, **more: Any) -> Any:
-            mine = threading.get_ident() == owner
-            return (through if mine else whole)(*args, **more)
+            return (through if threading.get_ident() == owner else whole)(*args, **more)
 
         return rule
 

@@ -44,7 +44,6 @@ def card(
 
 
 def table(points: Sequence[Mapping[str, float]]) -> list[str]:
-    """Lines of a Markdown table."""
     if not points:
         return ["(not evaluated)"]
     places = [key for key in points[0] if key.startswith("reached_")]

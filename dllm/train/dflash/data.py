@@ -3,8 +3,7 @@
 ``*.jsonl``: one answer a line, {"ids": prompt and answer, "answer": where the answer starts}.
 Beside it, optionally, ``*.states``: for every token but the last the hidden states behind the
 target layers and the normed last one, bfloat16, in the order of the lines, and ``*.states.json``,
-which says of which layers, answers and weights; without them the verifier computes them while
-training.
+which says of which layers, answers and weights; else the verifier computes them in training.
 """
 
 import hashlib
@@ -40,13 +39,11 @@ class Answer:
 
     def held_out(self, share: int) -> bool:
         """Whether the prompt belongs to the one in ``share`` that is never trained on."""
-        prompt = np.asarray(self.ids[: self.start], np.int64)
-        return zlib.crc32(prompt.tobytes()) % share == 0
+        return zlib.crc32(np.asarray(self.ids[: self.start], np.int64).tobytes()) % share == 0
 
 
 def stamp(path: Path, verifier: Any) -> str:
-    """What kept hidden states depend on: the answers of ``path``, and some values of every weight
-    of the network ``verifier``."""
+    """What kept hidden states depend on: the answers of ``path``, some weights of ``verifier``."""
     digest = hashlib.blake2b(path.read_bytes(), digest_size=16)
     for weight in verifier.parameters():
         digest.update(weight.detach().reshape(-1)[:64].float().cpu().numpy().tobytes())

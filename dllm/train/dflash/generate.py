@@ -86,8 +86,7 @@ def write_answers(
 
 def read_data(verifier: DiffusionModel, file: Path) -> list[IntArray] | None:
     """The prompts of a file of {"prompt": text} or {"messages": [...]}, which may have "tools";
-    None when its lines are answers already, {"ids", "answer"}.  Raises `ConfigError` for anything
-    else."""
+    None when its lines are answers already, {"ids", "answer"}.  Raises `ConfigError` for others."""
 
     def make(entry: Any) -> IntArray | None:
         if "ids" in entry and "answer" in entry:

@@ -33,8 +33,7 @@ class FrozenHeadLoss(torch.autograd.Function):
         losses, probabilities, gradients = [], [], []
         for first in range(0, len(hidden), rows):
             part = slice(first, first + rows)
-            x = hidden[part].to(head.dtype)
-            log_q = (x @ head.T).float().log_softmax(-1)
+            log_q = (hidden[part].to(head.dtype) @ head.T).float().log_softmax(-1)
             picked = log_q.gather(1, labels[part, None]).squeeze(1)
             loss, gradient = -picked, log_q.exp()
             probabilities.append(picked.exp())
@@ -70,8 +69,7 @@ def decay_weights(counted: torch.Tensor, gamma: float) -> torch.Tensor:
 def dpace_weights(q: torch.Tensor, counted: torch.Tensor, floor: float = 0.5) -> torch.Tensor:
     """Weights (N, K) of D-PACE from the labels' probabilities ``q`` (N, K)."""
     reached = ((1 - floor) * q + floor).cumprod(1) * counted
-    weights = reached.flip(1).cumsum(1).flip(1)
-    return weights.detach() * counted
+    return reached.flip(1).cumsum(1).flip(1).detach() * counted
 
 
 def sampled_rows(

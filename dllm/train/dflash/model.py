@@ -1,8 +1,7 @@
 """The drafter network while it is trained: many blocks of one text in one forward.
 
 The network is transformers' own class.  Only its attention is exchanged: in training a forward
-holds many blocks that start at random anchors, and each sees the text before its anchor and
-itself, nothing else.
+holds many blocks at random anchors; each sees the text before its anchor, and itself alone.
 """
 
 from typing import Any, cast
@@ -121,8 +120,7 @@ def copy_layers(drafter: Any, verifier: Any, gain: float = 2.0) -> None:
         layer.self_attn.k_norm.weight.fill_(gain)
     drafter.norm.weight.copy_(source.norm.weight)
     width = drafter.config.hidden_size
-    fc = drafter.encoder.fc.weight
-    fc[:, -width:] += torch.eye(width)
+    drafter.encoder.fc.weight[:, -width:] += torch.eye(width)
     after = min(drafter.config.target_layer_ids[-1] + 1, len(source.layers) - 1)
     drafter.encoder.output_norm_enc.weight.copy_(source.layers[after].input_layernorm.weight)
 

@@ -40,5 +40,4 @@ class Blocks(nn.Module):
         noisy = torch.where(masked, self.network.mask_id, ids)
         learnt = masked & (order < NEVER)
         student = self.network.logits(noisy, valid, ids)[learnt]
-        teacher = self.network.teacher_logits(ids, valid)[learnt]
-        return {"loss": divergence(student, teacher, 1.0)}
+        return {"loss": divergence(student, self.network.teacher_logits(ids, valid)[learnt], 1.0)}

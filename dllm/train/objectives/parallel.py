@@ -87,13 +87,11 @@ def block_state(
     everywhere behind it; and those of the block.  ``places`` (B, L): number of each answer token
     from 0, -1 elsewhere."""
     block = (places >= first[:, None]) & (places < first[:, None] + size)
-    behind = places >= first[:, None] + size
-    return (block & inside) | behind, block & inside
+    return (block & inside) | (places >= first[:, None] + size), block & inside
 
 
 def last_decided(order: torch.Tensor, block: torch.Tensor, ratio: float) -> torch.Tensor:
-    """(B, L) bool: what was masked in ``block`` (B, L) when for the last time at least ``ratio`` of
-    it was."""
+    """(B, L) bool: masks in ``block`` (B, L) when the last time at least ``ratio`` of it was."""
     result = torch.zeros_like(block)
     for row, (steps, here) in enumerate(zip(order, block, strict=True)):
         own = steps[here].sort(descending=True).values
@@ -110,8 +108,7 @@ def certainty(
     largest logit is the label's; 0 where there are none."""
     if not len(labels):
         return logits.sum() * 0.0, logits.sum() * 0.0
-    right = logits[logits.argmax(-1) == labels]
-    log_p = (right / tau).log_softmax(-1)
+    log_p = (logits[logits.argmax(-1) == labels] / tau).log_softmax(-1)
     entropy = -(log_p.exp() * log_p).sum(-1)
     return F.cross_entropy(logits, labels), entropy.sum() / max(1, len(entropy))
 
@@ -164,13 +161,11 @@ class Parallel(nn.Module):
         places = torch.where(answer, answer.cumsum(1) - 1, -1)
         blocks = -(-answer.sum(1) // settings.block)
         first = (draw * blocks).long() * settings.block
-        everywhere = torch.ones_like(answer)
-        _, self._block = block_state(places, first, settings.block, everywhere)
+        _, self._block = block_state(places, first, settings.block, torch.ones_like(answer))
         low, high = settings.ratio
         ratio = low + (high - low) * progress
         if settings.state == "random":
-            noise = torch.rand(order.shape, generator=generator).to(order.device)
-            inside = noise < ratio
+            inside = torch.rand(order.shape, generator=generator).to(order.device) < ratio
         else:  # between what the run has reached and its end
             drawn = float(torch.rand((), generator=generator))
             inside = last_decided(order, self._block, ratio + (high - ratio) * drawn)

@@ -3,8 +3,7 @@
 DEER: Draft with Diffusion, Verify with Autoregressive Models, arXiv 2512.15176.  The verifier
 writes answers; the drafter learns to continue them in one step.  Stage 1 masks the tail of an
 answer that was cut at a random place and appends an end marker, which tells a bidirectional model
-that the text goes on.  Stage 2 masks the last R tokens only and weighs those next to the visible
-text most.
+that the text goes on.  Stage 2 masks the last R tokens, and weighs the first of them most.
 
 Reconstructed, because the paper leaves it open: the marker stands behind the masks; windows may
 reach beyond the end of an answer, as they do when drafting, and nothing is learnt from there.

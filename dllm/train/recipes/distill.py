@@ -157,8 +157,7 @@ def parallelism(questions: Asked, sampler: str, objective: Any) -> training.Metr
 
 
 def finish(run: training.Loop, model: DiffusionModel, recipe: Distillation, folder: Path) -> None:
-    """Write what was trained: the adapter, or the whole model, with what made it.  Of several
-    processes the first one does."""
+    """Write the adapter, or the whole model, and what made it; of several processes the first."""
     if not is_first():
         return
     objective: Any = run.accelerator.unwrap_model(run.model)
