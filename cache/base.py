@@ -227,7 +227,8 @@ class Cache:
         return plan
 
     def before_layer(self, canvas: Canvas, slots: Slots, layer: Layer) -> IntArray | None:
-        """The positions that this layer computes, ascending, reading as planned; None: the stream.
+        """The positions that this layer computes, ascending; None: the whole stream.  It reads what
+        the plan says.
 
         Positions of the stream that are not computed need `keeps` "change", positions computed
         that are not in the stream need "input".

@@ -1,7 +1,8 @@
 """Tasks by name: the generated ones, and files of questions with answers.
 
 A file is JSON lines with ``prompt`` (a string or chat messages) and ``answer``; an answer is right
-when it is the reference but for blanks at its ends, or has it in it (``"match": "contains"``).
+when it equals the reference up to blanks at its ends, or contains it where the line has
+``"match": "contains"``.
 """
 
 import hashlib

@@ -2,7 +2,8 @@
 
 Every check runs the same thing two ways, on networks with random weights and on the bundled model:
 kernels against their plain twins, attention kernels against SDPA, padded (on a GPU: captured) steps
-against plain ones, rows in a batch against single ones.  A difference names its switch.
+against plain ones, rows in a batch against rows alone.  A difference names the switch that avoids
+it.
 """
 
 import time
@@ -177,7 +178,8 @@ def attention(device: str) -> Iterator[Check]:
 
 
 def padded_steps(device: str) -> Iterator[Check]:
-    """``cuda_graphs`` against plain steps, with the time of both on a GPU; elsewhere uncaptured."""
+    """``cuda_graphs`` against plain steps, and on a GPU the time of both; off a GPU the padded
+    steps run uncaptured."""
     model = load("nano", device=device, dtype="bfloat16" if device == "cuda" else "float32")
     seconds = list[float]()
     with uncaptured():

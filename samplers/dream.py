@@ -29,7 +29,8 @@ def transfer_rate(steps: int, eps: float, step: int) -> np.float32:
     """Share of the undecided that a ``step`` reveals: 1 - t[step+1] / t[step], in float32.
 
     t falls linearly from 1 to ``eps``.  It is filled from both ends with one rounding to float32
-    per value (a fused multiply-add), as the official one: truncated counts need its last bits.
+    per value (a fused multiply-add), as the official schedule is: the truncated counts depend on
+    its last bits.
     """
     slope = np.float64(np.float32((np.float32(eps) - np.float32(1)) / np.float32(steps)))
 

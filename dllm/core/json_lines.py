@@ -41,7 +41,8 @@ def check_same(where: str, there: Mapping[str, Any], wanted: Mapping[str, Any]) 
 
 
 def noted(path: Path) -> Any:
-    """The JSON object that an interrupted run left in a file; {} where it is not there or whole."""
+    """The JSON object of a file that an interrupted run left; {} where it is not there or not
+    whole."""
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError):

@@ -50,7 +50,8 @@ class Registry(Generic[T]):
         return add
 
     def part(self, name: str, **facts: object) -> Callable[[Any], Any]:
-        """As `register`, for a class that becomes a frozen dataclass unless it has ``__init__``."""
+        """As `register`, for a class that becomes a frozen dataclass unless it has its own
+        ``__init__``."""
 
         def add(cls: Any) -> Any:
             self._check(cls)

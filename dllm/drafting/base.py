@@ -164,7 +164,8 @@ class Budget:
         return len(alive) if self.nodes is None else max(0, min(self.nodes(alive), len(alive)))
 
     def chain(self, tokens: Sequence[int] | IntArray, sure: Sequence[float], source: str) -> Draft:
-        """As many ``tokens`` as are worth it; ``sure``: the chance of each behind right ones."""
+        """As many ``tokens`` as are worth their time, each right with the chance in ``sure`` if
+        those before it are."""
         confidence = np.asarray(sure, np.float64)
         n = self.chain_length(confidence)
         return chain(tokens[:n], source, confidence[:n])

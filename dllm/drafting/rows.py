@@ -123,7 +123,8 @@ class DraftedRow(Row):
         self.draft = draft if len(draft) else EMPTY
 
     def settle(self, scored: Scored, fed: int, forward: Forward) -> Step:
-        """Commit what the rule accepts and a token more; ``fed`` of ``forward`` are the text's."""
+        """Commit of the draft what the rule accepts, and one token more; ``fed`` tokens of the
+        ``forward`` were the text's."""
         began = self.verifier.clock()
         draft, prefix, canvas = self.draft, self.prefix, self.canvas
         assert draft is not None

@@ -4,7 +4,8 @@ A step of an 8B model launches some 700 kernels, which take the host longer than
 to one of a few sizes, a step has the same shapes and addresses every time: it is captured when it
 is met a second time and replayed from then on.  What a row reads is data and not shape, as
 FlashAttention's variable-length kernel has it.  Padding changes nothing for the real rows: padded
-queries are rows of their own, which write to one slot, and attend to that slot alone.
+queries are rows of their own, which write their keys to a slot that nobody else reads, and attend
+to that slot alone.
 
 Off a GPU `Static` runs the padded step as it is: that is how padding is tested.
 """

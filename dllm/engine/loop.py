@@ -3,7 +3,8 @@
 The engine knows canvases, recipes, a cache and a model.  It knows neither text nor tokenizers.
 What it guarantees for every method: a step that was paid for decides something, the mask token is
 never proposed, every forward is counted, rows do not influence one another.  A row's tokens, commit
-order, forwards and computed positions are those of decoding it alone, whatever else runs.
+order, forwards and computed positions are those of decoding it alone, whatever joins, leaves or
+fails meanwhile.
 """
 
 from collections import deque
@@ -37,7 +38,8 @@ class Engine(Work[Row, Step]):
     the rows that are admitted, up to ``most`` (None: without bound).  A cache that stores nothing
     needs no pool, and then only ``max_batch_size`` bounds what is admitted, the most
     rows at a time.  ``max_batch_tokens``: most token positions of one forward; more are cut into
-    micro-batches of whole rows (CPU: 512, else unbound).  ``cuda_graphs``: `GenerationConfig`.
+    micro-batches of whole rows (default: 512 on a CPU, else without bound).  ``cuda_graphs``: see
+    `dllm.GenerationConfig`.
 
     One engine may be called from several threads, one at a time: calls wait for one another.  The
     model may be shared by any number of engines.

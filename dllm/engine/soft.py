@@ -72,7 +72,8 @@ def replaced(jobs: Sequence[Job], packed: Packed, model: DiffusionModel) -> torc
 
 
 def mixture(mixed: Mixture, model: DiffusionModel) -> torch.Tensor:
-    """(n, d) float32: weighted embeddings, of the mask for the rest, of their average length."""
+    """(n, d) float32: weighted embeddings of tokens, and of the mask for the rest, as long as they
+    are on average."""
     device = model.device
     mask = torch.full((len(mixed.tokens), 1), model.facts.mask_token_id or 0, device=device)
     ids = torch.cat([tensor(mixed.tokens, device), mask], 1)

@@ -97,7 +97,8 @@ def _again(row: Row, job: Job) -> bool:
 
 
 def _goes_on(job: Job) -> bool:
-    """Whether the window just decided in has something undecided: what the next step predicts."""
+    """Whether the window that a step decided in still has something undecided; then that is what
+    the next step predicts."""
     canvas = job.canvas
     if job.extent != (canvas.length, canvas.window) or not (masks := canvas.masks()).size:
         return False

@@ -77,7 +77,8 @@ class Visibility:
         )  # fmt: skip
 
     def bound(self, canvas: Canvas, opening: int | None = None) -> Self:
-        """The same for a row: where its blocks begin; which is open, by default its window's."""
+        """The same for a row: where its blocks are counted from, and which is open, by default that
+        of its window."""
         if not self.prefix:
             return self
         assert self.block_length is not None

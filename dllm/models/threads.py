@@ -76,7 +76,10 @@ def decided(processors: int) -> bool:
 
 
 def available() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Processors that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def sizes(network: Any) -> tuple[int, int] | None:

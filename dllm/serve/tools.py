@@ -46,7 +46,8 @@ class Said:
 
 
 class Parser(ABC):
-    """Reads an answer.  ``names``: callable tools, none: calls are text; ``most``: calls of one."""
+    """Reads one answer.  ``names``: the tools that can be called, none: calls are text;
+    ``most``: calls of one answer."""
 
     def __init__(self, names: Collection[str], most: int) -> None:
         self.names, self.most = names, most

@@ -365,7 +365,8 @@ def compiled(text: str, key: str, seconds: float) -> Tables | Refused | None:
 
 
 def _limit(seconds: float) -> None:
-    """Allow so much more processor time, and `MEMORY`: a busy machine gives up nothing for it."""
+    """Allow so much more processor time, and `MEMORY`: a busy machine gives up nothing that an idle
+    one compiles."""
     sys.setrecursionlimit(FRAMES)
     if sys.platform != "win32":
         import resource

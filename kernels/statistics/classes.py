@@ -33,7 +33,8 @@ class Segments:
 
 @dataclass(frozen=True, eq=False)
 class TokenClasses:
-    """The class of each id: ``of`` (V,) int, -1 for none, as beyond V; ``count`` classes."""
+    """Which class each id belongs to: ``of`` (V,) int, -1 for none; ``count`` classes.  Ids beyond
+    belong to none."""
 
     of: IntArray
     count: int

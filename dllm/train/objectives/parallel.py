@@ -91,7 +91,8 @@ def block_state(
 
 
 def last_decided(order: torch.Tensor, block: torch.Tensor, ratio: float) -> torch.Tensor:
-    """(B, L) bool: masks in ``block`` (B, L) when the last time at least ``ratio`` of it was."""
+    """(B, L) bool: what was masked in ``block`` (B, L) when for the last time at least ``ratio`` of
+    it was."""
     result = torch.zeros_like(block)
     for row, (steps, here) in enumerate(zip(order, block, strict=True)):
         own = steps[here].sort(descending=True).values
