@@ -34,6 +34,14 @@ class Budget:
         self.steps = self.left = steps
         self.depth, self.cut = depth, False
 
+    def within(self, least: int, most: int | None, limit: int) -> int | None:
+        """How many may stand where a schema allows ``least`` to ``most``: in further tries no more
+        than ``limit``, in each a quarter of those before."""
+        self.cut |= most is not None and most > max(least, limit >> 4)
+        if most is None or self.depth == DEPTH:
+            return most
+        return min(most, max(least, limit >> 2 * (DEPTH - 1 - self.depth)))
+
     def spend(self, steps: int = 1) -> None:
         self.left -= steps
         if self.left < 0:

@@ -40,6 +40,7 @@ from .parts import (
     maybe,
 )
 
+MOST_CHARACTERS, MOST_ITEMS = 1024, 64  # where a structure was too large with more
 LONGEST = 160  # characters of a format that has a maxLength: longer ones are not written
 MOST_TEXTS = 256  # of such values that a schema describes and does not name
 MOST_UNIQUE = 6  # values that stand in any order in an array without equal items: more keep theirs
@@ -164,6 +165,8 @@ def string(reader: Base, schema: Schema, path: str) -> Part:
         reader.dropped, form = form, None  # to many readers it says nothing
     if form is not None and most is not None:  # each character is as many states as the format
         most = min(most, max(least, LONGEST))
+    if not reader.testing:
+        most = reader.budget.within(least, most, MOST_CHARACTERS)
 
     def spelt() -> Part | ByteAutomaton:
         parts = [pattern_of(reader, pattern, path) for pattern in patterns]
@@ -206,6 +209,8 @@ def array(reader: Base, schema: Schema, path: str) -> Part:
     first, rest = items_of(schema)
     if schema.get("uniqueItems") and (most is None or most > 1):
         return _unique(reader, True if first else rest, least, most, path)
+    if not reader.testing:
+        most = reader.budget.within(least, most, MOST_ITEMS)
     found = list[Part]()
     try:
         for i, part in enumerate(first):
