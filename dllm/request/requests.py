@@ -404,7 +404,7 @@ def _check_room(recipe: Recipe, canvas: Canvas, limit: int) -> None:
         return
     name = (recipe.config.formatted or "form").removeprefix("json_")
     room, least = int(canvas.masked.sum()), form.least()
-    if canvas.prompt_length + least > limit:
+    if canvas.prompt_length + least > limit >= least:
         raise PromptError(
             f"the prompt has {canvas.prompt_length} tokens, a text of this {name} at least {least} "
             f"and the context {limit}: shorten the prompt"

@@ -136,11 +136,11 @@ def begun(verifier: DiffusionModel, recipe: DFlashTraining) -> Trainee:
     hf: Any = verifier.hf
     torch.manual_seed(recipe.schedule.seed)
     drafter = new_drafter(recipe.config(hf.config, mask_id(verifier, recipe.mask_token_id)))
+    if recipe.weights_from is None and recipe.init == "verifier":
+        copy_layers(drafter, hf)
     trainee = Trainee(drafter, hf, recipe.objective, torch.arange(0))
     if recipe.weights_from is not None:
         _take_weights(trainee, load_checkpoint(recipe.weights_from))
-    elif recipe.init == "verifier":
-        copy_layers(drafter, hf)
     return trainee
 
 
