@@ -11,7 +11,7 @@ from typing import Any
 from ..cache import available as caches
 from ..cache import compose as compose_cache
 from ..core.errors import ConfigError, UnknownNameError
-from ..core.json_lines import whole_lines
+from ..core.json_lines import naming, whole_lines
 from ..engine import check_pair
 from ..models import DiffusionModel
 from ..samplers import compose as compose_sampler
@@ -166,7 +166,7 @@ class Journal:
         entry = asdict(record) | about
         entry["right"] = [int(x) for x in entry["right"]]
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a", encoding="utf-8") as file:
+        with naming(self.path), self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry, ensure_ascii=False) + "\n")
             file.flush()
             os.fsync(file.fileno())

@@ -33,6 +33,7 @@ from dllm.train.loop import (
     same_recipe,
 )
 from dllm.train.processes import by_the_first, own_device, shared
+from dllm.train.trajectories import write_pieces
 
 from ..thin import some
 
@@ -193,6 +194,12 @@ def test_a_note_that_does_not_fit_leaves_the_old_one_alone(tmp_path: Path) -> No
     with files_of_at_most(3), pytest.raises(OSError, match="too large"):
         write_whole(tmp_path / "note", "longer")
     assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
+
+
+def test_a_file_of_answers_that_does_not_fit_is_named(tmp_path: Path) -> None:
+    answers = write_pieces(["a"], tmp_path / "answers.jsonl", lambda _: [{"text": "b" * 200}])
+    with files_of_at_most(100), pytest.raises(OSError, match=r"too large: '.*answers\.jsonl'"):
+        next(answers)
 
 
 def test_a_step_that_breaks_the_weights_ends_the_run_and_is_not_saved(tmp_path: Path) -> None:
