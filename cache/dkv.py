@@ -33,7 +33,8 @@ class DKVDecode(Refreshing):
     refresh_every: float | None = None
 
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
-        return full_plan(canvas) if self.due(canvas, slots) else Plan(self.undecided(canvas))
+        compute = self.undecided(canvas)  # at every step: a cache built on this one may count on it
+        return full_plan(canvas) if self.due(canvas, slots) else Plan(compute)
 
     def undecided(self, canvas: Canvas) -> IntArray:
         """Positions that may not rest, besides those decided in the last step."""
