@@ -119,6 +119,7 @@ def test_what_peft_computes_is_computed(kind: dict[str, Any], merge: bool, tmp_p
     from peft import LoraConfig, get_peft_model
 
     how: dict[str, Any] = {"r": 2, "target_modules": ["q_proj"], "init_lora_weights": False} | kind
+    torch.manual_seed(0)
     hf: Any = dllm.load("nano-ar").hf
     peft = get_peft_model(hf, LoraConfig(**how)).eval()
     noise = torch.Generator().manual_seed(0)
@@ -128,13 +129,13 @@ def test_what_peft_computes_is_computed(kind: dict[str, Any], merge: bool, tmp_p
     peft.save_pretrained(tmp_path / "adapter")
     model = dllm.load("nano-ar", adapter=tmp_path / "adapter", merge_adapter=merge)
     ids = torch.arange(5, 20)[None]
-    with torch.no_grad():
+    with torch.no_grad():  # logits reach 20; merging rounds the random network's weights anew
         wanted = peft(ids).logits
-        torch.testing.assert_close(model.hf(ids).logits, wanted, rtol=0, atol=1e-3)
+        torch.testing.assert_close(model.hf(ids).logits, wanted, rtol=0, atol=0.01)
         if merge:
             model.save_pretrained(tmp_path / "merged")
             again = dllm.load(tmp_path / "merged", dtype="float32").hf(ids).logits
-            torch.testing.assert_close(again, wanted, rtol=0, atol=1e-3)
+            torch.testing.assert_close(again, wanted, rtol=0, atol=0.01)
 
 
 def test_weights_of_an_adapter_that_have_no_place_are_not_dropped(
