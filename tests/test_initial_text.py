@@ -138,7 +138,7 @@ def test_with_other_arguments(tiny: dllm.DiffusionModel, how: dict[str, Any], to
         ({"initial_text": [1] * 9, "max_new_tokens": 8}, "initial_text has 9 tokens"),
         ({"initial_text": [1] * 900}, "initial_text has 900 tokens"),
         ({"initial_text": [1, 10**6]}, "outside the vocabulary"),
-        ({"initial_text": ["a", "b"]}, "all 1 prompts, or a list of as many, not of 2"),
+        ({"initial_text": ["a", "b"]}, "all prompts, 1 here, or a list of as many, not of 2"),
         ({"initial_text": [1, 2], "regex": "[a-z]+", "max_new_tokens": 2}, "no text of"),
     ],
 )

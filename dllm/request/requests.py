@@ -232,7 +232,8 @@ def _drafts(model: DiffusionModel, config: GenerationConfig, count: int) -> list
     each = list(seed) if is_batch(seed) else [seed] * count
     if len(each) != count:
         raise ConfigError(
-            f"initial_text is one for all {count} prompts, or a list of as many, not of {len(each)}"
+            f"initial_text is one for all prompts, {count} here, or a list of as many, not of "
+            f"{len(each)}"
         )
     for one in each:
         check_lengths_alone(one, "initial_text")

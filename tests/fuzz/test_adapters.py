@@ -126,16 +126,17 @@ def test_what_peft_computes_is_computed(kind: dict[str, Any], merge: bool, tmp_p
     for parameter in peft.parameters():
         if parameter.requires_grad:
             parameter.data += 0.05 * torch.randn(parameter.shape, generator=noise)
+            parameter.data *= 0.3  # beyond that layers make much of what merging rounds
     peft.save_pretrained(tmp_path / "adapter")
     model = dllm.load("nano-ar", adapter=tmp_path / "adapter", merge_adapter=merge)
     ids = torch.arange(5, 20)[None]
-    with torch.no_grad():  # logits reach 20; merging rounds the random network's weights anew
+    with torch.no_grad():
         wanted = peft(ids).logits
-        torch.testing.assert_close(model.hf(ids).logits, wanted, rtol=0, atol=0.01)
+        torch.testing.assert_close(model.hf(ids).logits, wanted, rtol=0, atol=1e-3)
         if merge:
             model.save_pretrained(tmp_path / "merged")
             again = dllm.load(tmp_path / "merged", dtype="float32").hf(ids).logits
-            torch.testing.assert_close(again, wanted, rtol=0, atol=0.01)
+            torch.testing.assert_close(again, wanted, rtol=0, atol=1e-3)
 
 
 def test_weights_of_an_adapter_that_have_no_place_are_not_dropped(

@@ -12,9 +12,9 @@ from dllm.models import DiffusionModel, load
 from .conftest import goldens_dir
 
 # float32 rounds each sum by 6e-8 of what is summed, and the order of sums is the processor's own
-# (AVX2, AVX-512): over all layers that reaches this.  Measured with AVX2: 9.5e-5, with compiled
-# kernels 1.5e-4; the recordings differ from float64 by 1.1e-4.
-TOLERANCE = 2e-4
+# (AVX2, AVX-512): over all layers that reaches this.  Measured with AVX2: 3e-5 and 8.5e-5; the
+# machine of the recordings has 0.0 with sdpa.
+TOLERANCE = {"sdpa": 1e-4, "eager": 1.2e-4}
 
 
 def recorded() -> dict[tuple[str, str], dict[str, torch.Tensor]]:
@@ -39,7 +39,7 @@ def loaded(name: str, attention: str, block_length: int | None) -> DiffusionMode
     return load(goldens_dir() / name, attn_implementation=attention, **own)
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("attention", sorted(TOLERANCE))
 @pytest.mark.parametrize(("name", "which"), RECORDED)
 def test_logits_equal_the_official_ones(name: str, which: str, attention: str) -> None:
     inputs = dict(RECORDED[name, which])
@@ -48,7 +48,9 @@ def test_logits_equal_the_official_ones(name: str, which: str, attention: str) -
     with torch.inference_mode():
         logits = model.hf(**inputs).logits
     kept = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).bool()
-    assert (logits - expected)[kept].abs().max() <= TOLERANCE
+    # Experts are summed in another order than in the official network.
+    tolerance = TOLERANCE["eager" if blocks is not None else attention]
+    assert (logits - expected)[kept].abs().max() <= tolerance
 
 
 @pytest.mark.parametrize("family", ["llada", "dream"])

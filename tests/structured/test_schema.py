@@ -372,6 +372,8 @@ def test_extra_keys_stand_in_any_order() -> None:
         ({"items": {"const": 1}, "minItems": 2, "maxItems": 700}, [f"[1{',1' * 699}]"], ["[1]"]),
         # What is too large with all that a bound allows is written with fewer.
         ({"items": {"const": 1}, "maxItems": 10**9}, [f"[1{',1' * 63}]"], [f"[1{',1' * 64}]"]),
+        pytest.param({"type": "string", "maxLength": 5000}, [f'"{"a" * 1024}"'],
+                     [f'"{"a" * 1025}"'], marks=pytest.mark.slow),
         ({"prefixItems": [{"const": 1}, {"const": 2}], "items": {"const": 3}, "minItems": 1,
           "maxItems": 4}, ["[1]", "[1, 2]", "[1, 2, 3, 3]"], ["[]", "[1, 3]", "[1, 2, 3, 3, 3]"]),
         # Items of two schemas, one of which names the first ones.
