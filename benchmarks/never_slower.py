@@ -86,7 +86,8 @@ def main() -> None:
     chosen = {name: methods[name] for name in options.methods}
     methods = {"plain": None, **chosen, "plain again": None}
     rates: dict[tuple[str, float], Adaptive] = defaultdict(Adaptive)  # as `adaptive` keeps them
-    dllm.speculate(model, None, "warm up", max_new_tokens=4)
+    for method in methods.values():  # weights are packed when they are first used
+        dllm.speculate(model, method, "warm up", max_new_tokens=4)
     settings = {name: str(value) for name, value in vars(options).items()
                 if name not in ("kinds", "prompts", "output")}  # fmt: skip
     cases = measured(options.output, settings)
