@@ -150,6 +150,8 @@ def byte_automaton(source: Mapping[str, Any]) -> tuple[ByteAutomaton, list[str]]
             )
         except TooLarge as error:
             failed = failed or error
+        except RecursionError:
+            failed = failed or TooLarge("is nested too deeply: allow less")
         except ConfigError:
             if failed is None:
                 raise

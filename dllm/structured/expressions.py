@@ -60,7 +60,11 @@ MARKS = range(0xF8, 0x100)  # bytes of no text, which stand for a moment behind 
 BEGINS, ENDS = ("AT_BEGINNING", "AT_BEGINNING_STRING"), ("AT_END", "AT_END_STRING")
 # A line break before the end of a text, which Python's ``$`` passes over.
 LINE_END = ("MAX_REPEAT", (0, 1, [("LITERAL", 0x0A)]))
-PROPERTY = re.compile(r"\\(?:[pP]\{\^?(\w+)\}|[pP](\w)|.)", re.DOTALL)
+# What JavaScript has beyond Python: properties, code points in braces, groups with a name.
+BEYOND_PYTHON = re.compile(
+    r"\\(?:[pP]\{\^?(\w+)\}|[pP](\w)|u\{0*(10[\da-fA-F]{4}|[\da-fA-F]{1,5})\}|.)|\(\?<\w+>",
+    re.DOTALL,
+)
 LONG_NAMES = {
     "Letter": "L", "Lowercase_Letter": "Ll", "Uppercase_Letter": "Lu", "Mark": "M", "Number": "N",
     "Decimal_Number": "Nd", "digit": "Nd", "Punctuation": "P", "Symbol": "S", "Separator": "Z",
@@ -125,25 +129,24 @@ class Expression:
         self.possessive: dict[str, Part] = {}  # what does not follow a mark, in their order
         if not isinstance(pattern, str):
             raise ConfigError(f"{what} is no text")
-        pattern = PROPERTY.sub(self._property, pattern)
+        pattern = BEYOND_PYTHON.sub(self._translated, pattern)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of signs that may change their meaning
                 self.tree = PARSER.parse(pattern, int(re.ASCII))
-        except (re.error, OverflowError, RecursionError, ValueError) as error:
+        except (re.error, OverflowError, ValueError) as error:
             raise ConfigError(f"{what} is not well formed: {one_line(error)}") from None
         self.flags = re.RegexFlag(self.tree.state.flags)
 
     def variants(self) -> list[Variant]:
-        try:
-            return self._variants([(item, self.flags) for item in self.tree])
-        except RecursionError:
-            raise ConfigError(f"{self.what} is nested too deeply") from None
+        return self._variants([(item, self.flags) for item in self.tree])
 
-    def _property(self, match: re.Match[str]) -> str:
+    def _translated(self, match: re.Match[str]) -> str:
         name = match[1] or match[2]
+        if match[3] is not None:
+            return re.escape(chr(int(match[3], 16)))
         if name is None:
-            return match[0]
+            return "(" if match[0][0] == "(" else match[0]
         ranges = general_category(LONG_NAMES.get(name, name))
         if not ranges:
             raise ConfigError(

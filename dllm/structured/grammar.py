@@ -82,8 +82,6 @@ class Grammar:
             return Leaf(erased(apart, JOINT, self.budget))
         except Nothing:
             raise ConfigError("the grammar contains itself without end") from None
-        except RecursionError:
-            raise TooLarge("is nested too deeply: allow less") from None
 
     # -- the syntax ------------------------------------------------------------------------------
 

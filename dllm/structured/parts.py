@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from .byte_automaton import Budget, ByteAutomaton, Edge, TooLarge, determined
+from .byte_automaton import Budget, ByteAutomaton, Edge, determined
 
 TOP = 0x10FFFF
 SURROGATES = (0xD800, 0xDFFF)
@@ -251,10 +251,7 @@ def automaton_of(part: Part, budget: Budget) -> ByteAutomaton:
     """The automaton of what a part spells.  Raises `Unfit` where that is nothing, `TooLarge`."""
     net = Net(budget)
     end = net.node([])
-    try:
-        start = net.build(part, end)
-    except RecursionError:
-        raise TooLarge("is nested too deeply: allow less") from None
+    start = net.build(part, end)
     return determined(net.edges, net.free, start, end, budget)
 
 

@@ -72,8 +72,6 @@ class Reader(Base):
             ) from None
         except Nothing as error:
             raise ConfigError(f"{error} of the schema allows no value") from None
-        except RecursionError:
-            raise TooLarge("is nested too deeply: allow less") from None
         except (AttributeError, TypeError, LookupError, OverflowError, ValueError) as error:
             if isinstance(error, ConfigError | Unfit):
                 raise

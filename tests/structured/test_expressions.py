@@ -1,5 +1,7 @@
 """Regular expressions that no automaton has are refused with their cause."""
 
+from typing import Any
+
 import pytest
 
 from dllm.core.errors import ConfigError
@@ -20,7 +22,6 @@ from dllm.structured.compiling import byte_automaton
         ("(a$)*", "in its middle"), ("a$b|c", "in its middle"), ("(?u:a)", "the flag u"),
         ("(?u)a", "incompatible"), ("(", "missing"),
         (r"\p{Nope}", r"^regex '\\\\p\{Nope\}' has \\p\{Nope\}: a property is a general category"),
-        ("(" * 5000 + ")" * 5000, "nested too deeply|not well"),
     ],
 )  # fmt: skip
 def test_what_no_automaton_has(regex: str, word: str) -> None:
@@ -39,3 +40,18 @@ def test_properties_of_unicode() -> None:
 def test_counts_of_nothing_are_counted() -> None:
     with pytest.raises(TooLarge, match="steps to compile"):
         byte_automaton({"regex": "(?:){3000000000}"})
+
+
+def test_nesting_is_counted_and_no_part_of_it_is_blamed() -> None:
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(1000):
+        schema = {"anyOf": [schema, {"type": "null"}]}
+    for source in ({"regex": "(" * 5000 + ")" * 5000}, {"json_schema": schema}):
+        with pytest.raises(TooLarge, match=r"^is nested too deeply"):
+            byte_automaton(source)
+
+
+def test_groups_with_a_name_and_code_points_of_javascript() -> None:
+    automaton, _ = byte_automaton({"regex": r"(?<year>\d{2})[\u{5D}\u{1F600}]+\u{2e}"})
+    assert automaton.accepts("24]😀.".encode())
+    assert not automaton.accepts(b"24].x") and not automaton.accepts(b"24]x")
