@@ -10,9 +10,10 @@ from urllib.parse import quote, urljoin
 from ..core.errors import ConfigError, short
 from .byte_automaton import Empty
 
+OPEN = "unevaluatedProperties"  # what no keyword beside it speaks of, nor any of their parts
 KEYWORDS: dict[str, set[Any]] = {
     "object": {"properties", "required", "additionalProperties", "patternProperties",
-               "propertyNames", "minProperties", "maxProperties"},
+               "propertyNames", "minProperties", "maxProperties", OPEN},
     "array": {"items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems",
               "contains", "minContains", "maxContains"},
     "string": {"minLength", "maxLength", "pattern", "format"},
@@ -25,8 +26,8 @@ KINDS: tuple[tuple[str, Any], ...] = (
     ("array", list), ("object", Mapping),
 )  # fmt: skip
 REFUSED = {  # and what to write in place of each
-    "contains": "describe all items", "unevaluatedProperties": "use additionalProperties",
-    "unevaluatedItems": "use items", "$dynamicRef": "use $ref", "$recursiveRef": "use $ref",
+    "contains": "describe all items", "unevaluatedItems": "use items",
+    "$dynamicRef": "use $ref", "$recursiveRef": "use $ref",
 }  # fmt: skip
 DATA = {"const", "enum", "default", "example", "examples"}  # keywords that hold values
 NAMED = {"properties", "patternProperties", "$defs", "definitions", "dependencies",
@@ -36,8 +37,9 @@ Schema = Mapping[str, Any]
 COMBINING = {"$ref", "allOf", "not", "anyOf", "oneOf"}
 CONDITION = ("if", "then", "else")
 DEPENDENCIES = ("dependencies", "dependentRequired", "dependentSchemas")
+INNER = {*COMBINING, *CONDITION, *DEPENDENCIES}
 CHECKED = {
-    *COMBINING, *CONDITION, *DEPENDENCIES, *REFUSED, "const", "enum", "type"
+    *INNER, *REFUSED, "const", "enum", "type"
 }.union(*KEYWORDS.values())  # fmt: skip
 
 

@@ -5,15 +5,40 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..core.errors import ConfigError, short
-from .keywords import CHECKED, CONDITION, Nothing, Schema, as_list, items_of, same
+from .keywords import (
+    CHECKED,
+    CONDITION,
+    INNER,
+    OPEN,
+    Nothing,
+    Schema,
+    as_list,
+    items_of,
+    same,
+    without,
+)
 
 MOST_PAIRS = 256  # of alternatives that two schemas have
 OBJECT = {"properties", "patternProperties", "additionalProperties"}
 ARRAY = {"items", "prefixItems", "additionalItems"}
 
 
+def apart(schema: Any, path: str) -> Any:
+    """A schema whose unevaluated properties are among its additional ones: not those of others."""
+    if not isinstance(schema, Mapping) or OPEN not in schema:
+        return schema
+    beside = [key for key in schema if key in INNER]
+    if beside and schema[OPEN] not in (True, {}):
+        raise ConfigError(
+            f"{path} of the schema has {OPEN!r} beside {beside[0]!r} in a part of allOf, a $ref "
+            "or a condition: write it around all of them"
+        )
+    return {"additionalProperties": schema[OPEN], **without(schema, OPEN)}
+
+
 def merged(a: Any, b: Any, path: str) -> Any:
-    """One schema of the values that satisfy both."""
+    """One schema of the values that satisfy both; what ``a`` leaves unevaluated is that of both."""
+    b = apart(b, path)
     if a is True or b is True:
         return b if a is True else a
     if a is False or b is False:

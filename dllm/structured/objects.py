@@ -7,7 +7,7 @@ from typing import Any
 
 from ..core.errors import ConfigError
 from .byte_automaton import ByteAutomaton, Empty
-from .keywords import Nothing, Schema, constants_of, counts_of
+from .keywords import OPEN, Nothing, Schema, constants_of, counts_of
 from .merging import merged
 from .parts import Bytes, Either, Leaf, Members, Mixed, Part, Row, automaton_of
 from .values import COLON, COMMA, QUOTE, Base, listed, pattern_of, quoted
@@ -25,7 +25,8 @@ def record(reader: Base, schema: Schema, path: str) -> Part:
         required = ()
     if isinstance(required, str) or not all(isinstance(name, str) for name in required):
         raise ConfigError(f"{path} of the schema has a required that is no list of names")
-    more, named = schema.get("additionalProperties", True), schema.get("patternProperties", {})
+    more = schema.get("additionalProperties", schema.get(OPEN, True))
+    named = schema.get("patternProperties", {})
     keys = schema.get("propertyNames", True)
     needed = {*required}
     for name, part in properties.items():

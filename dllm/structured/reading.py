@@ -30,6 +30,7 @@ from .keywords import (
     CONDITION,
     DEPENDENCIES,
     KEYWORDS,
+    OPEN,
     REFUSED,
     Nothing,
     Schema,
@@ -41,7 +42,7 @@ from .keywords import (
     types_of,
     without,
 )
-from .merging import MOST_PAIRS, merged
+from .merging import MOST_PAIRS, apart, merged
 from .objects import record
 from .parts import Bytes, Either, Leaf, Part, Repeat, Row, automaton_of
 from .values import COLON, Base, listed
@@ -114,6 +115,8 @@ class Reader(Base):
         for key in ("enum", "prefixItems"):
             if not isinstance(schema.get(key, []), list):
                 raise ConfigError(f"{path} of the schema has {key!r} that is no list")
+        if self.testing:
+            schema = apart(schema, path)
         for key, combine in self.COMBINING.items():
             if key in schema:
                 return combine(self, schema, path)
@@ -194,6 +197,8 @@ class Reader(Base):
             while todo:
                 self.budget.spend()
                 part = todo.pop(0)
+                if isinstance(part, Mapping) and {"$ref", "allOf"} & part.keys():
+                    part = apart(part, path)
                 if isinstance(part, tuple):  # all of what it names is there
                     done.update(part)
                 elif isinstance(part, Mapping) and "$ref" in part:
@@ -351,7 +356,9 @@ class Reader(Base):
         ], path)  # fmt: skip
 
     COMBINING: ClassVar[dict[str, Callable[[Reader, Schema, str], Part]]] = {
-        "$ref": lambda self, schema, path: self.followed([schema], {}, path), "if": _if,
+        "$ref": lambda self, schema, path: self.followed(
+            [without(schema, OPEN)], {k: schema[k] for k in schema if k == OPEN}, path),
+        "if": _if,
         "allOf": lambda self, schema, path: self.followed(
             schema["allOf"], without(schema, "allOf"), path),
         "not": _not, "anyOf": _any_of, "oneOf": _any_of, "dependencies": _dependencies,

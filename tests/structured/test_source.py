@@ -58,3 +58,25 @@ def test_unknown_keywords_are_ignored_and_told() -> None:
     assert byte_automaton({"json_schema": schema})[1] == []
     schema = {"anyOf": [{"type": "string", "format": f} for f in ("ipv4network", "uuid4")]}
     assert byte_automaton({"json_schema": schema})[1] == ["format 'ipv4network'"]
+
+
+A, B = ({"properties": {name: {"const": 1}}, "required": [name]} for name in "ab")
+CLOSED = {"type": "object", "unevaluatedProperties": False}
+
+
+@pytest.mark.parametrize("parts", [
+    {"allOf": [A, B]}, {**A, "$ref": "#/$defs/b"}, {"allOf": [{"anyOf": [A]}, B]},
+    {**B, "if": A, "else": False}, {"dependentSchemas": {"b": A}, **B},
+])  # fmt: skip
+def test_unevaluated_properties_are_those_of_no_part(parts: dict[str, Any]) -> None:
+    """As TypeBox writes an intersection, and zod for draft 2019-09."""
+    schema = {**CLOSED, **parts, "$defs": {"b": B}}
+    found = byte_automaton({"open_schema": schema})[0]
+    assert found.accepts(b'{"a":1,"b":1}')
+    assert not found.accepts(b'{"a":1,"b":1,"c":1}')
+    inner = byte_automaton({"json_schema": {"allOf": [{**A, **CLOSED}, {"type": "object"}]}})[0]
+    assert inner.accepts(b'{"a":1}')
+    assert not inner.accepts(b'{"a":1,"b":1}')
+    for outer in ({"allOf": [schema, A]}, {"not": schema}):
+        with pytest.raises(ConfigError, match="'unevaluatedProperties' beside"):
+            byte_automaton({"json_schema": outer})
