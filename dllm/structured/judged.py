@@ -148,6 +148,7 @@ class Judged:
         """At most ``room`` tokens that end a text, one of the ``hints`` behind ``most`` others if
         possible; None: none was found."""
         level: list[tuple[Any, tuple[int, ...]]] = [(judge, ())]
+        seen = set[bytes]()
         for _ in range(min(room, most) + 1):
             after: dict[bytes, tuple[Any, tuple[int, ...]]] = {}
             for here, path in level:
@@ -163,7 +164,10 @@ class Judged:
                     then = here.deep_copy()
                     if then.consume_tokens(step):
                         after.setdefault(then.compute_bitmask(), (then, (*path, *step)))
-            level = list(after.values())[: 2 * WIDTH]
+            # Blanks that may be repeated lead to what was there before: what is new has room, too.
+            new = sorted(after, key=seen.__contains__)[: 2 * WIDTH]
+            level = [after[mask] for mask in dict.fromkeys((*new, *[*after][:WIDTH]))]
+            seen.update(after)
         return None
 
 

@@ -277,6 +277,8 @@ def test_a_judge_reads_grammars_with_what_is_ignored() -> None:
 
 @pytest.mark.parametrize(("grammar", "text"), [
     ('%llguidance {}\nstart: "a" num\nnum: %json {"type": "integer"}', r"a-?\d+"),
+    ('start: "<" %json {"type": "object", "properties": {"a": {"type": "integer"}}, "required": '
+     '["a"], "additionalProperties": false} ">"', r'<\{\s*"a"\s*:\s*-?\d+\s*\}>'),
     ("start: word\nword[lazy]: /[a-z]*b/", r"[ac-z]*b"),
 ])  # fmt: skip
 def test_words_of_the_judge_alone_are_left_to_it(
