@@ -13,7 +13,7 @@ import signal
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -201,8 +201,8 @@ def loop(
 
 
 def resume(run: Loop) -> None:
-    """Train from the last checkpoint of the folder, or from the start.  Ctrl-C and SIGTERM end the
-    step, save, and then do what they did before; a second time they end it at once."""
+    """Train from the last checkpoint of the folder, or from the start.  Ctrl-C, SIGTERM and SIGHUP
+    end the step, save, and then do what they did before; a second time they end it at once."""
     last = last_checkpoint(Path(str(run.args.output_dir)))
     with saved_when_stopped(run):
         run.train(resume_from_checkpoint=None if last is None else str(last))
@@ -215,7 +215,11 @@ def saved_when_stopped(run: Loop) -> Iterator[None]:
         yield
         return
     stop = Stop()
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    known = [getattr(signal, name, None) for name in ("SIGINT", "SIGTERM", "SIGHUP")]
+    before = {
+        number: signal.signal(number, stop) for number in known
+        if number and signal.getsignal(number) is not signal.SIG_IGN  # as nohup has it
+    }  # fmt: skip
     run.add_callback(stop)
     try:
         yield
@@ -327,7 +331,8 @@ class Progress(TrainerCallback):
         if self.say is not None and shown:
             words = ", ".join(f"{name.replace('_', ' ')} {value:.4g}"
                               for name, value in shown.items())  # fmt: skip
-            self.say(f"step {state.global_step}/{state.max_steps}: {words}")
+            with suppress(OSError):  # nobody listens any more: the terminal was closed
+                self.say(f"step {state.global_step}/{state.max_steps}: {words}")
 
 
 def machine_has_bf16(device: str) -> bool:

@@ -104,7 +104,7 @@ def test_checkpoints_hold_what_is_trained_alone(tmp_path: Path) -> None:
         stranger._load_from_checkpoint(str(last))
 
 
-@pytest.mark.parametrize("number", some([signal.SIGTERM, signal.SIGINT], 1))
+@pytest.mark.parametrize("number", some([signal.SIGTERM, signal.SIGINT, signal.SIGHUP], 1))
 def test_a_signal_ends_the_step_and_saves(tmp_path: Path, number: int) -> None:
     """The run that goes on ends with the weights of one that was never stopped."""
     whole = run_of(tmp_path / "whole")
@@ -134,6 +134,31 @@ def test_a_signal_ends_the_step_and_saves(tmp_path: Path, number: int) -> None:
     again = run_of(tmp_path / "parts")
     resume(again)
     assert same(weights_of(whole), weights_of(again))
+
+
+def test_a_hangup_saves_although_nobody_reads_and_below_nohup_changes_nothing(
+    tmp_path: Path,
+) -> None:
+    """An ignored signal once ended the run as if it were complete."""
+
+    def say(line: str) -> None:
+        if line.startswith("step 1/"):
+            os.kill(os.getpid(), signal.SIGHUP)
+        raise OSError("Input/output error")
+
+    def end(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGHUP, end)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            resume(run_of(tmp_path / "heard", report=Report(say, log_every=1)))
+        assert last_checkpoint(tmp_path / "heard") == tmp_path / "heard" / "checkpoint-2"
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        resume(run := run_of(tmp_path / "ignored", report=Report(say, log_every=1)))
+        assert run.state.global_step == 6
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize(("file", "content", "said"), some([
