@@ -60,8 +60,7 @@ class RecurrentVerifier(RowVerifier):
     @torch.inference_mode()
     def _keep(self, text: Any, draft: Draft, path: Sequence[int]) -> None:
         rejected = len(draft) - len(path)
-        for layer in text.cache.layers:
-            layer.crop(-rejected)
+        cut(text.cache, rejected)
         states = [layer for layer in text.cache.layers if remembers(layer)]
         for layer, kept in zip(states, text.kept, strict=bool(rejected)):
             if rejected:
@@ -73,8 +72,15 @@ class RecurrentVerifier(RowVerifier):
         text.cache = self._new_cache()
         if text.cached:
             self._feed(text, text.tokens[: text.cached], 1)
-            for layer in text.cache.layers:
-                layer.crop(0)
+            cut(text.cache, 0)
+
+
+def cut(cache: Any, count: int) -> None:
+    """Drop the last ``count`` tokens.  Below transformers 5.23 layers without attention are states
+    that stay empty, and those cannot be cropped."""
+    for layer in cache.layers:
+        if any(getattr(layer, "is_conv_states_initialized", {0: True}).values()):
+            layer.crop(-count)
 
 
 def has_recurrent_layers(model: DiffusionModel) -> bool:
