@@ -38,6 +38,8 @@ SHAPES: dict[str, dict[str, Any]] = {
                 "num_local_experts": 2, "head_dim": 8},
     "mamba": {"hidden_size": 32, "state_size": 8, "num_hidden_layers": 2},
     "rwkv": {"hidden_size": 32, "num_hidden_layers": 2, "attention_hidden_size": 32},
+    "recurrent_gemma": {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2,
+                        "intermediate_size": 48, "lru_width": 32, "attention_window_size": 8},
 }  # fmt: skip
 
 
@@ -82,8 +84,9 @@ def test_what_sees_tokens_behind_it_verifies_no_drafts() -> None:
         dllm.speculate(hf, "prompt_lookup", PROMPT, max_new_tokens=4)
 
 
-@pytest.mark.parametrize("kind", ["mamba", "minimax", "rwkv"])
+@pytest.mark.parametrize("kind", ["mamba", "minimax", "rwkv", "recurrent_gemma"])
 def test_networks_without_a_cache_are_refused(kind: str) -> None:
+    """Or with states in their modules, which texts would share."""
     hf = network(kind)
     if kind == "mamba" and CACHE in signature(hf.forward).parameters:  # from transformers 5.24 on
         assert dllm.speculate(hf, None, PROMPT, max_new_tokens=10).tokens == greedy(hf)
