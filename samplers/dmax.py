@@ -77,7 +77,8 @@ class DMax(Reviser):
         turn.rewrite(changed.positions, changed.token, changed.logprob)
         now = ~canvas.masked[p.positions]
         active.mixture = None if stops else Mixture(
-            p.positions[now], p.top_token[now], np.exp(p.top_logprob[now])
+            p.positions[now], p.top_token[now, : self.top_k],
+            np.exp(p.top_logprob[now, : self.top_k]),
         )  # fmt: skip
         turn.open = not stops
         turn.go_on()

@@ -152,6 +152,15 @@ def test_a_trace_is_plain_json(tiny: dllm.DiffusionModel, tmp_path: Path) -> Non
     assert [step["refresh"] for step in steps] == [True, *[False] * 7]
 
 
+@pytest.mark.parametrize("sampler", ["dmax", "dmax(top_k=2)", "r2", "credit+adablock"])
+def test_recorded_candidates_change_no_text(tiny: dllm.DiffusionModel, sampler: str) -> None:
+    """Some samplers read the likeliest tokens themselves: not those for the trace alone."""
+    how: dict[str, Any] = {"sampler": sampler, "max_new_tokens": 16}
+    plain = dllm.generate(tiny, PROMPT, **how)
+    told = dllm.generate(tiny, PROMPT, trace=True, top_candidates=5, **how)
+    assert (told.tokens, told.order) == (plain.tokens, plain.order)
+
+
 @pytest.mark.parametrize("prompts", [None, 5, "one prompt", {"role": "user", "content": "x"}])
 def test_what_is_no_list_of_prompts(tiny: dllm.DiffusionModel, prompts: Any) -> None:
     with pytest.raises(PromptError, match="a list or an iterator of prompts, not "):
