@@ -6,6 +6,7 @@ import gc
 import os
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,18 @@ def small(
         kind(config), family=family, tokenizer=tokenizer, mask_token_id=tokenizer.mask_token_id,
         block_length=block_length,
     )  # fmt: skip
+
+
+@pytest.fixture
+def uncompiled() -> Iterator[None]:
+    """PyTorch's own kernels, also where a folder of compiled ones is named."""
+    from dllm.kernels import cpu
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DLLM_KERNELS", "")
+        cpu.library.cache_clear()
+        yield
+    cpu.library.cache_clear()
 
 
 @pytest.fixture(scope="session")

@@ -45,7 +45,6 @@ def compiled(compiled_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
 @pytest.fixture(params=["plain", "compiled"])
 def kernels(request: pytest.FixtureRequest) -> str:
     """The test runs with both."""
-    if request.param == "compiled":
-        request.getfixturevalue("compiled")
     name: str = request.param
+    request.getfixturevalue("compiled" if name == "compiled" else "uncompiled")
     return name

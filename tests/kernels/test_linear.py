@@ -140,6 +140,7 @@ class Products(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.usefixtures("uncompiled")
 def test_few_numbers_of_rows_are_multiplied() -> None:
     """oneDNN keeps half a megabyte and more for each that it has met."""
     packed = layer(192, 96, torch.float32)

@@ -147,6 +147,7 @@ def by_hand(model: DiffusionModel, ids: torch.Tensor, rotation: torch.dtype) -> 
     return F.linear(norm(x, w["model.norm.weight"]), w["lm_head.weight"])
 
 
+@pytest.mark.usefixtures("uncompiled")
 def test_bfloat16_llada_rotates_in_float32(checkpoints: Path) -> None:
     model = load(checkpoints / "llada-tiny", dtype="bfloat16")
     (ids,) = ids_of(300)

@@ -11,6 +11,7 @@ from dllm.models.forwards import classes
 from dllm.models.norms import shorten_norms
 
 
+@pytest.mark.usefixtures("uncompiled")
 @pytest.mark.parametrize("name", classes("RMSNorm"))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_shortened_norms_give_the_same_bits(name: str, dtype: torch.dtype) -> None:
