@@ -124,8 +124,9 @@ class Session:
         check_whole("max_events", max_events)
         if deadline is not None and not (isinstance(deadline, Real) and deadline == deadline):
             raise ConfigError(f"deadline is a number of seconds from now, not {short(deadline)}")
+        named = how.keys() | getattr(how.get("config"), "model_fields_set", ())
         for name in (*GenerationConfig.fields(MACHINE), "cache"):
-            if name in how:
+            if name in named:
                 raise ConfigError(f"{name} belongs to the session, not to a request: pass it there")
         request = self._make(prompt, text, how)
         self._scheduler.engine.must_fit(request.recipe, request.positions)

@@ -159,6 +159,7 @@ def test_what_is_wrong_with_a_request_is_said_at_once(session: dllm.Session) -> 
         ({"sampler": "nosuch"}, "unknown sampler"), ({"temprature": 1}, "did you mean"),
         ({"max_events": "a"}, "max_events is a whole number from 1, not 'a'"),
         ({"max_batch_size": 3}, "belongs to the session"), ({"max_new_tokens": 4000}, "context"),
+        ({"config": dllm.GenerationConfig(max_batch_size=3)}, "belongs to the session"),
         ({"length": "daedal"}, "dual"), ({"repetition": 2**70}, r"below 2\*\*29"),
         ({"cache": "dual"}, "belongs to the session"),
     ):  # fmt: skip
