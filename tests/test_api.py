@@ -304,7 +304,9 @@ def test_a_stop_string_before_a_stop_id_ends_the_tokens_too() -> None:
     """nano decides the whole answer, its end among it, in one step."""
     whole = dllm.generate("nano", "What is 4 + 5?")
     assert whole.nfe == 1 and whole.text == "4 + 5 = 9."
-    out = dllm.generate("nano", "What is 4 + 5?", stop_strings="=")
+    out = dllm.generate("nano", "What is 4 + 5?", stop_strings="=", trace=True)
+    (step,) = out.trace.steps  # type: ignore[union-attr]
+    assert all(step.window[0] <= at < step.window[1] for at, *_ in step.commits)
     assert out.text == "4 + 5 " and out.nfe == 1 and out.finish_reason == "stop"
     assert dllm.load("nano").tokenizer.decode(out.tokens).strip() == "4 + 5 ="  # type: ignore[union-attr]
 

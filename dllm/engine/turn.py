@@ -162,7 +162,7 @@ def settle(
         if isinstance(answer, NumericError):
             raise answer
     predictions: list[Any] = answers
-    job, step = jobs[0], canvas.step
+    job, step, window = jobs[0], canvas.step, canvas.window
     seen = [
         Seen(one.canvas, p if one.wanted is None else p.take(one.wanted), masks)
         for one, (p, masks) in zip(jobs, predictions, strict=True)
@@ -220,7 +220,8 @@ def settle(
     elif not row.open:
         complete(canvas)
     return Step(
-        row=row, canvas=canvas, decision=decision, window=canvas.window,
+        row=row, canvas=canvas, decision=decision,
+        window=window if canvas.end < window[1] else canvas.window,  # an end cuts it
         number=max(0, canvas.step - 1), positions=cost, plan=plan, prediction=prediction,
     )  # fmt: skip
 
