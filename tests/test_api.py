@@ -161,6 +161,16 @@ def test_recorded_candidates_change_no_text(tiny: dllm.DiffusionModel, sampler: 
     assert (told.tokens, told.order) == (plain.tokens, plain.order)
 
 
+@pytest.mark.parametrize(
+    "how", [{"cfg_scale": 1.0}, {"cache": "elastic"}, {"sampler": "lopa(k=3)"}, {}]
+)
+def test_a_trace_tells_what_was_computed(tiny: dllm.DiffusionModel, how: dict[str, Any]) -> None:
+    """For guidance rows are fed twice, and some caches feed other positions to each layer."""
+    out = dllm.generate(tiny, PROMPT, max_new_tokens=16, trace=True, **how)
+    assert out.trace is not None and out.trace.computed == out.computed
+    assert f"positions computed {out.computed} " in out.trace._repr_html_()
+
+
 @pytest.mark.parametrize("prompts", [None, 5, "one prompt", {"role": "user", "content": "x"}])
 def test_what_is_no_list_of_prompts(tiny: dllm.DiffusionModel, prompts: Any) -> None:
     with pytest.raises(PromptError, match="a list or an iterator of prompts, not "):

@@ -42,6 +42,7 @@ class Request:
         if step.row.restarts != self.restarts:
             self.restarts = step.row.restarts
             self.trace.steps.clear()
+            self.trace.computed = 0
         self.trace.add(step)
 
     @property

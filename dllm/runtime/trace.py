@@ -54,7 +54,8 @@ class TraceStep:
 @dataclass
 class Trace:
     """The steps of one row.  ``pieces`` maps the ids that occur to their text; ``given`` are the
-    positions of fixed text, the prompt and what stands around holes, as [low, high) runs."""
+    positions of fixed text, the prompt and what stands around holes, as [low, high) runs;
+    ``computed``: positions that all steps fed, in all branches, guided or not."""
 
     prompt: list[int]
     length: int
@@ -66,6 +67,7 @@ class Trace:
     final: list[int] = field(default_factory=list)
     pieces: dict[int, str] = field(default_factory=dict)
     given: list[tuple[int, int]] = field(default_factory=list)
+    computed: int = 0
 
     @classmethod
     def start(cls, canvas: Canvas, sampler: str, cache: str, model: str) -> Trace:
@@ -106,6 +108,7 @@ class Trace:
                 )
             ]
         self.steps.append(entry)
+        self.computed += step.positions
 
     def close(self, canvas: Canvas, decode: Any = None) -> None:
         """Record the final canvas and, given ``decode``, the text of every id that occurs."""
@@ -138,11 +141,10 @@ class Trace:
             decided = i in when
             note = f"step {when[i] + 1}" if decided else "given"
             cells.append(Cell(text, when[i] / last if decided else None, note))
-        computed = sum(step.computed * (1 + step.explored) for step in self.steps)
         return canvas_html(
             cells,
             f"{self.model} · sampler {self.sampler} · cache {self.cache} · forwards "
-            f"{len(self.steps)} · positions computed {computed} · darker is later",
+            f"{len(self.steps)} · positions computed {self.computed} · darker is later",
         )
 
     def save(self, path: str | Path) -> None:
