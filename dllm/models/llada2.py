@@ -16,6 +16,7 @@ from transformers.conversion_mapping import (
 from transformers.core_model_loading import Split, WeightConverter, WeightRenaming
 
 from .family import ConfigDict, Family, Published, Release, demand, require
+from .native import rotation
 
 SAME = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
@@ -24,11 +25,10 @@ SAME = (
     "topk_group", "routed_scaling_factor",
 )  # fmt: skip
 RENAMED = {"num_experts": "n_routed_experts", "num_shared_experts": "n_shared_experts"}
-OTHERS = ("num_key_value_heads", "rope_theta", "partial_rotary_factor")
+OTHERS = ("num_key_value_heads", "partial_rotary_factor")
 ONLY = {
     "hidden_act": "silu", "use_qk_norm": True, "use_qkv_bias": False, "use_bias": False,
-    "norm_head": False, "score_function": "sigmoid", "rope_scaling": None,
-    "moe_router_enable_expert_bias": True,
+    "norm_head": False, "score_function": "sigmoid", "moe_router_enable_expert_bias": True,
 }  # fmt: skip
 
 
@@ -76,8 +76,7 @@ def llada2_config(config: ConfigDict) -> PreTrainedConfig:
         num_key_value_heads=c["num_key_value_heads"] or c["num_attention_heads"],
         norm_topk_prob=c["num_experts_per_tok"] > 1,  # whatever the field says
         rope_parameters={
-            "rope_type": "default", "rope_theta": float(c["rope_theta"]),
-            "partial_rotary_factor": c["partial_rotary_factor"],
+            **rotation(config, "LLaDA2"), "partial_rotary_factor": c["partial_rotary_factor"],
         },
         use_qk_norm=True,
         attention_bias=False,

@@ -36,6 +36,15 @@ def test_weights_of_several_experts_add_up_whatever_a_field_says(
     assert model.hf.config.norm_topk_prob == normed
 
 
+@pytest.mark.parametrize("field", ["rope_scaling", "rope_parameters"])
+def test_a_scaled_rotation_is_read_under_both_names(copy: Callable[..., Path], field: str) -> None:
+    """The official class writes the second with transformers 5."""
+    scaled = {"rope_type": "linear", "factor": 2.0}
+    rotary: Any = dllm.load(copy("llada2-tiny", **{field: scaled})).backbone.rotary_emb
+    expected = 600000 ** -(torch.arange(0, 8, 2) / 8) / 2  # of 8 in 16 numbers of a head
+    torch.testing.assert_close(rotary.inv_freq, expected)
+
+
 def test_top_k_comes_before_top_p_as_in_its_code(checkpoints: Path) -> None:
     config = GenerationConfig(temperature=0.7, top_p=0.9, top_k=5)
     recipe = MaskedRecipe(samplers.compose("threshold"), config=config)
