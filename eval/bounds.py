@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ..kernels.linear import Matrix
 from ..models.footprint import WIDTHS, Footprint
 
 BLOCK, KEYS = 32, 512  # positions that a row computes in a step, keys that it reads
@@ -49,6 +50,7 @@ def step_of(needs: Footprint, rows: int) -> Step:
     return Step(rows, moved, operations, KERNELS * needs.layers + AROUND)
 
 
+@torch.inference_mode()
 def measure(device: torch.device, dtype: torch.dtype) -> Device:
     """The shortest of a few runs each, in about a second: a copy of 64 MiB, a product of two square
     matrices, and sums of one number."""
@@ -56,6 +58,7 @@ def measure(device: torch.device, dtype: torch.dtype) -> Device:
     source = torch.zeros(2**24, device=device)
     target = torch.zeros_like(source)
     left = torch.ones(side, side, dtype=dtype, device=device)
+    product = Matrix(left)
     one = torch.zeros(1, device=device)
 
     def shortest(function: Callable[[], object], repeats: int) -> float:
@@ -71,6 +74,6 @@ def measure(device: torch.device, dtype: torch.dtype) -> Device:
 
     return Device(
         2 * source.nbytes / shortest(lambda: target.copy_(source), 3),
-        2 * side**3 / shortest(lambda: left @ left, 1),
+        2 * side**3 / shortest(lambda: product(left), 1),
         shortest(lambda: one.add_(1), 100),
     )
