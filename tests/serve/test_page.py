@@ -1,6 +1,7 @@
 """The page at ``/``, as a browser shows it: written live, stepped back, narrow, by keyboard."""
 
 import json
+import re
 from importlib.resources import files
 from typing import Any
 
@@ -21,6 +22,8 @@ def test_it_is_one_file(served: Served) -> None:
     assert page.status_code == 200 and "text/html" in page.headers["content-type"]
     assert "http://" not in page.text and "https://" not in page.text
     assert page.text.count("<script") == 2 and "/*SCRIPT*/" not in page.text
+    asked = re.findall(r"""(?:call|fetch)\("(.*?)\"""", page.text)  # relative, for proxies
+    assert asked and all(served.get(f"/{path}").status_code in (200, 405) for path in asked)
 
 
 def test_it_can_be_left_out(start: Start, tiny: dllm.DiffusionModel) -> None:

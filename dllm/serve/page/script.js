@@ -18,7 +18,7 @@ function trouble(text) { $("trouble").textContent = text; $("trouble").hidden = 
 
 async function setUp() {
   try {
-    const { data: [model] } = await (await call("/v1/models")).json();
+    const { data: [model] } = await (await call("v1/models")).json();
     $("model").textContent = model.id;
     for (const select of document.querySelectorAll("select.cache")) {
       if (select.options.length) continue;
@@ -87,7 +87,7 @@ const pause = (ms) => new Promise((done) => setTimeout(done, ms));
 
 async function write(index, method, signal) {
   const body = request(method), answer = $("answers").children[index];
-  const response = await call("/v1/chat/completions", { method: "POST", body: JSON.stringify(body), signal });
+  const response = await call("v1/chat/completions", { method: "POST", body: JSON.stringify(body), signal });
   for await (const event of events(response)) {
     if (event.error) throw new Error(event.error.message);
     const frame = event.dllm;
@@ -191,7 +191,7 @@ function fresh() {
 
 async function look() {
   try {
-    const state = await (await fetch("/ready")).json();
+    const state = await (await fetch("ready")).json();
     $("queue").textContent = `${state.running} running, ${state.waiting} waiting`;
   } catch { $("queue").textContent = "the server does not answer"; }
 }
