@@ -180,7 +180,8 @@ def read_response(data: Any) -> GenerateRequest:
         logprobs=wanted, truncate="auto" if body.truncation == "auto" else 0,
     )  # fmt: skip
     shown = {name: body.value(name) for name in REPEATED}
-    shown |= {"tools": flat, "tool_choice": body.tool_choice or "auto", "store": False,
+    shown |= {"tools": [{"parameters": None, "strict": None} | tool for tool in flat],
+              "tool_choice": body.tool_choice or "auto", "store": False,
               "text": {"format": form.model_dump(exclude_none=True, by_alias=True)}}  # fmt: skip
     return replace(ask, response=shown, include_usage=True)
 

@@ -317,6 +317,7 @@ def test_what_a_response_says_of_itself(nano: Served) -> None:
             "max_output_tokens": 64}  # fmt: skip
     answer = nano.post(RESPONSES, body).json()
     assert answer["store"] is False and answer["max_tool_calls"] == 1
+    assert answer["tools"][0]["strict"] is None  # OpenAI's schema has it always
     assert [item["type"] for item in answer["output"]] == ["function_call"]
     wrong = nano.post(RESPONSES, {"input": "one", "max_output_tokens": 9, "min_tokens": 10})
     assert "max_output_tokens" in wrong.json()["error"]["message"]
