@@ -48,5 +48,6 @@ A2D_QWEN3 = replace(
         ),
     ),
     verified="logits of official code, equal, whole text and blocks",
-    note="A copy in a folder of another name needs `block_length=` where the table has one.",
+    note="A copy in another folder needs `block_length=` where the table has one.  Blocks count "
+    "from position 0, as in training; the BD3LM sampler counts them from the prompt's end.",
 )
