@@ -40,12 +40,12 @@ PAGE = ROOT / "docs" / "fidelity.md"
 HEAD = """# Fidelity
 
 A bare name is the published method.  Where its authors have published code, that code was run on
-tiny random networks, on a CPU in float32 at temperature 0, and what it did was recorded: the
-tokens, what was decided after every forward, how many positions every forward was fed.  The tests
-replay each case with the sampler and the cache named here and compare all three (`tests/golden`).
-A case counts as *whole* when it is equal from the first forward to the last, as *in part* when the
-official run has a defect named below: the case is then equal up to it.  Forwards of the official
-code that reveal nothing have no counterpart.
+tiny random networks, on a CPU in float32 at temperature 0, and recorded: the tokens, what every
+forward decided, how many positions it was fed.  The tests replay each case with the sampler and the
+cache named here and compare all three (`tests/golden`).  A case counts as *whole* when it is equal
+to its end, as *in part* when it is equal up to a defect of the official run, named below.  Forwards
+of the official code that reveal nothing have no counterpart.  Of equal scores the leftmost position
+comes first, which official code leaves open: a `top_p` that keeps one token makes many.
 """
 
 
@@ -169,8 +169,8 @@ def methods(seen: dict[str, Counter[str]]) -> list[str]:
     """One row per registered part."""
     lines = [
         "## Methods", "",
-        "Parts that deviate from the published code, and in how many cases they are at work, as "
-        "they are and as the tests change them.",
+        "Parts that deviate from published code, with their cases, as they are and as the tests "
+        "change them.",
         "", "| name | paper | cases | what deviates, and why |", "| --- | --- | --- | --- |",
     ]  # fmt: skip
     for kind, registry in (("sampler", SAMPLERS), ("cache", CACHES)):

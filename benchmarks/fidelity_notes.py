@@ -81,8 +81,8 @@ METHODS: dict[tuple[str, str], str] = {
     (
         "sampler",
         "dreamon",
-    ): "A loop of the published rules is compared on a small checkpoint. Each hole has bounds of "
-    "its own, and `delete_to_right` ends at its hole.",
+    ): "Texts equal those of the official loop; tests compare a loop of its rules. Each hole has "
+    "bounds of its own, and `delete_to_right` ends at its hole.",
     (
         "sampler",
         "s2d2",
@@ -110,13 +110,13 @@ METHODS: dict[tuple[str, str], str] = {
         "sampler",
         "eos",
     ): "`rank_last` orders positions that propose a stop id behind all others; the "
-    "official code removes both ids from the softmax after the argmax, by a chained assignment.",
+    "official code removes both ids from the softmax after the argmax.",
     ("sampler", "adablock"): "Given positions are no delimiters, and delimiters follow from the "
     "tokenizer unless they are named.",
     ("sampler", "eb"): f"{RECONSTRUCTED}: the rule follows the paper.",
     ("sampler", "multi_blocks"): f"{RECONSTRUCTED}: reconstructed for `ete`.",
-    ("sampler", "ete"): "Neither code nor full text could be reached: reconstructed from the "
-    "abstract. On `nano` it gained nothing over its base.",
+    ("sampler", "ete"): "Reconstructed from the abstract: no code, no full text. On `nano` it "
+    "gained nothing.",
     ("sampler", "eotp"): "The official variants fix one id of LLaDA's vocabulary and could not be "
     "recorded.",
     (
@@ -214,7 +214,7 @@ TRAINING: dict[str, tuple[str, str]] = {
         "2512.15176",
         "Stage 2 masks at most `far` = 16 tokens (96 in the paper), stage 1 twice the window: "
         "answers of `nano` are short.  The end marker stands behind the masks; windows may reach "
-        "beyond an answer, where nothing is learnt.  The paper says neither.",
+        "beyond an answer, where nothing is learnt.",
     ),
     "train dflash": (
         "2602.06036",
