@@ -58,7 +58,7 @@ class ToHost:
             there = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True)
             there.copy_(flat, non_blocking=True)
             self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._done.record()
+            self._done.record(torch.cuda.current_stream(flat.device))
         else:
             there = flat.cpu()
         self._tensors = cut(there, tensors)

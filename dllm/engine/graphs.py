@@ -157,6 +157,7 @@ class Static:
         self.captures = self.device.type == "cuda"
         self._size = None if buffer is None else buffer.size
         self._pool: Any = None
+        self._stream: Any = None
         self._last: tuple[Any, Step | None] = None, None
         self._no_mask = torch.empty(1, 1, 1, 1, device=self.device)
 
@@ -216,14 +217,19 @@ class Static:
 
     def _capture(self, step: Step) -> None:
         """Run beside the main stream, so that everything lazy has happened, then record."""
-        stream: Any = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream(self.device))
+        if self._stream is None:  # one for all steps, so that these share memory
+            self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        stream, main = self._stream, torch.cuda.current_stream(self.device)
+        stream.wait_stream(main)
         with torch.cuda.stream(stream):
             self._run(step)  # writes the same keys and values to the same slots as the step itself
-        torch.cuda.current_stream(self.device).wait_stream(stream)
+        main.wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        # other threads may ask for memory meanwhile
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        # PyTorch's own stream is of the device that was first; other threads may ask for memory
+        with (
+            torch.cuda.device(self.device),
+            torch.cuda.graph(graph, self._pool, stream, capture_error_mode="thread_local"),
+        ):
             step.hidden = self._run(step)
         self._pool = self._pool or graph.pool()
         step.graph = graph

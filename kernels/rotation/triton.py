@@ -64,11 +64,12 @@ def rotate_scatter(
     out = _empty_like(q, dtype=keys.dtype)  # heads of a token together, as attention wants them
     if count:
         strides = [s for x in (q, k, v, out, keys, values) for s in x.stride()[:2]]
-        _rotate_scatter[(count, heads + len(k))](
-            q, k, v, cos, sin, slots.contiguous(), out, keys, values, *strides,
-            cos.stride(0), sin.stride(0), heads, width // 2,
-            KIND=KINDS[torch.promote_types(q.dtype, cos.dtype)],
-            BLOCK=max(16, triton.next_power_of_2(width // 2)), num_warps=1,
-            enable_fp_fusion=False,  # a product and a sum in one would round once less
-        )  # fmt: skip
+        with torch.cuda.device_of(q):  # Triton launches on the present device
+            _rotate_scatter[(count, heads + len(k))](
+                q, k, v, cos, sin, slots.contiguous(), out, keys, values, *strides,
+                cos.stride(0), sin.stride(0), heads, width // 2,
+                KIND=KINDS[torch.promote_types(q.dtype, cos.dtype)],
+                BLOCK=max(16, triton.next_power_of_2(width // 2)), num_warps=1,
+                enable_fp_fusion=False,  # a product and a sum in one would round once less
+            )  # fmt: skip
     return out

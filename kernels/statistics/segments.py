@@ -66,8 +66,9 @@ def folded(
     best, total, warmer = x.new_empty((3, rows, count)).unbind(0)
     at = torch.empty((rows, count), dtype=torch.int64, device=x.device)
     bounds = torch.cat([first, first.new_tensor([len(columns)])])
-    fold[(rows, count)](
-        x, other, columns, bounds, best, at, total, warmer, count, x.stride(0), scale,
-        temperature, NOISE=noisy is not None, WARM=warm, BLOCK=BLOCK,
-    )  # fmt: skip
+    with torch.cuda.device_of(x):  # Triton launches on the present device
+        fold[(rows, count)](
+            x, other, columns, bounds, best, at, total, warmer, count, x.stride(0), scale,
+            temperature, NOISE=noisy is not None, WARM=warm, BLOCK=BLOCK,
+        )  # fmt: skip
     return best, at, total, warmer if warm else None

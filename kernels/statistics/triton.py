@@ -153,8 +153,10 @@ class Pass:
 
     def run(self) -> tuple[TokenStatistics, torch.Tensor | None]:
         """Statistics, and (R,) bool of the rows they are wrong for; None if there cannot be any."""
-        best, sums, top = self.partials()
-        result, most, warm = self.merged(best, sums, top)
+        # Triton launches on the present device
+        with torch.cuda.device_of(self.x):  # type: ignore[no-untyped-call]
+            best, sums, top = self.partials()
+            result, most, warm = self.merged(best, sums, top)
         if not self.options.filtered:
             return result, None
         candidates = Candidates.of(top, self.size)

@@ -2,7 +2,7 @@
 
 import sys
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import MagicMock, patch
 
 import numpy as np
 import pytest
@@ -145,3 +145,12 @@ def test_what_goes_up_together_is_cut_apart() -> None:
     for array, one, other in zip(arrays, cpu, elsewhere, strict=True):
         assert (one.numpy() == array).all() and one.shape == array.shape
         assert other.dtype == one.dtype and torch.equal(one, other)
+
+
+def test_what_comes_back_is_waited_for_on_its_own_device() -> None:
+    """An event of the present device says nothing about the copies of another."""
+    far = MagicMock(device=torch.device("cuda:1"))
+    with patch.multiple(transfer, joined=lambda _: far, cut=MagicMock()), patch("torch.empty"), \
+         patch("torch.cuda.Event") as event, patch("torch.cuda.current_stream", str):  # fmt: skip
+        transfer.ToHost([far])
+    event.return_value.record.assert_called_once_with("cuda:1")

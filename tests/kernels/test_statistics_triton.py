@@ -15,6 +15,7 @@ from torch import nn
 
 from dllm.core.errors import ConfigError
 from dllm.kernels import statistics
+from dllm.kernels.rotation import rotate_scatter
 from dllm.kernels.statistics import classes
 from dllm.kernels.statistics.result import FIELDS
 
@@ -23,6 +24,7 @@ from .filtered import logits_statistics, token_statistics
 from .test_statistics import agree, cases, keys
 
 fused = pytest.importorskip("dllm.kernels.statistics.triton")
+segments = pytest.importorskip("dllm.kernels.statistics.segments")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 SIZES = (1, 2, 63, 64, 65, 130, 197)  # an example takes the interpreter a good part of a second
@@ -198,6 +200,22 @@ def test_every_field_is_optional_but_two() -> None:
     assert {f for f in FIELDS if getattr(got, f) is not None} == {"token", "logprob", "gap"}
 
 
+def test_kernels_are_launched_on_the_device_of_their_tensors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Triton itself takes the present device, whatever it is given."""
+    chosen: list[torch.Tensor] = []
+    given = torch.cuda.device_of
+    monkeypatch.setattr(torch.cuda, "device_of", lambda x: chosen.append(x) or given(x))
+    x = torch.randn(2, 4, device=DEVICE)
+    logits_statistics(x, backend="triton")
+    ones, slots = torch.ones(2, 4, device=DEVICE), torch.arange(2, device=DEVICE)
+    rotate_scatter(x[None], x[None], x[None], ones, ones, slots, *2 * [x[None].clone()],
+                   backend="triton")  # fmt: skip
+    segments.folded(x, None, slots, slots, 1.0, 1.0, False)
+    assert len(chosen) == 3 and all(one.device == x.device for one in chosen)
+
+
 def test_a_cpu_needs_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused, "interpreted", lambda: False)
     statistics._backend.cache_clear()  # it is chosen once
@@ -221,7 +239,6 @@ def test_everything_compiles_for_a_gpu() -> None:
 @pytest.mark.parametrize("noise", some([True, False], 1))
 def test_classes_as_in_torch(noise: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Segments of one token, of fewer and of more than a block; ties; what is impossible."""
-    segments = pytest.importorskip("dllm.kernels.statistics.segments")
     monkeypatch.setattr(segments, "BLOCK", 16)
     rng = torch.Generator().manual_seed(3)
     of = torch.cat([torch.arange(4), torch.randint(-1, 5, (150,), generator=rng)])
