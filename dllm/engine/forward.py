@@ -93,7 +93,9 @@ class Forward:
         self.uniform = model.facts.vocab_size if model.facts.uniform else 0
         self.backbone, self.device = model.backbone, model.device
         self.cap: float | None = getattr(model.hf, "final_logit_softcapping", None)
-        self.head: Head = model.head if self.cap is None else Shaped(model.head, self.cap)
+        spread = len({*getattr(model.hf, "hf_device_map", {}).values()}) > 1
+        self._own_head: Head = self._gathered_head if spread else model.head
+        self.head: Head = self._own_head if self.cap is None else Shaped(self._own_head, self.cap)
         self.count = 0
         self._last: Packed | None = None  # the forward before
         self.seconds = 0.0  # of all forwards with their statistics
@@ -194,7 +196,12 @@ class Forward:
             hidden = self.backbone(**inputs, scored=only).last_hidden_state[0]
         else:
             hidden = self.hook.run(packed, inputs)
-        return hidden
+        return hidden.to(self.device)  # the last layers may lie on another one
+
+    def _gathered_head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The head of a network that lies on several devices."""
+        logits: torch.Tensor = self.model.head(hidden)
+        return logits.to(self.device)
 
     def _groups(self, jobs: list[Job]) -> list[Group]:
         options = jobs[0].options
@@ -323,7 +330,7 @@ class Forward:
     def _head(self, options: RowOptions) -> Head:
         head: Head = self.head
         if options.scale != 1:
-            head = Shaped(self.model.head, self.cap, options.scale)
+            head = Shaped(self._own_head, self.cap, options.scale)
         return Biased(head, options.bias) if options.bias else head
 
 

@@ -115,6 +115,7 @@ class LayerHook:
 
     def _run(self, index: int, module: nn.Module, hidden: Tensor, **kwargs: Any) -> Tensor:
         """One layer: ask the cache, compute what it says, put the rows back among the others."""
+        hidden = hidden.to(next(module.parameters()).device)  # the layer before may be elsewhere
         self.index, self.module, self.inputs = index, module, hidden
         streams = [piece.stream for piece in self.pieces]
         if self.cache.keeps == "input":

@@ -101,7 +101,7 @@ def _packed(
     out = v.new_zeros(1, q.shape[2], q.shape[1], v.shape[-1])
     for segment in segments:
         queries = rearrange(q[0, :, segment.queries], "h (r n) d -> r h n d", r=segment.rows)
-        mask = None if segment.mask is None else segment.mask[:, None].to(v.dtype)
+        mask = None if segment.mask is None else segment.mask[:, None].to(v)
         rows, _ = call(module, queries, segment.rows_of(k), segment.rows_of(v), mask)
         out[0, segment.queries] = rows.flatten(0, 1)
     return out

@@ -123,10 +123,10 @@ class TextModel(theirs.DiffusionGemmaPreTrainedModel):  # type: ignore[no-untype
         attended = {"full_attention": segments, "sliding_attention": sliding or segments}
         own: Any = self.encoder["language_model"]["layers"]  # type: ignore[index]
         for layer, scalar, kind in zip(decoder.layers, own, self.kinds, strict=True):
+            scalars = (each.layer_scalar.to(within.device) for each in (layer, scalar))
             x = layer(
-                x, angles[kind],
-                torch.where(within, layer.layer_scalar, scalar.layer_scalar.to(x.device)),
-                segments=attended[kind], watch=watch, **{CACHE: rest.get(CACHE)},
+                x, angles[kind], torch.where(within, *scalars), segments=attended[kind],
+                watch=watch, **{CACHE: rest.get(CACHE)},
             )  # fmt: skip
         return BaseModelOutput(last_hidden_state=decoder.norm(x))
 

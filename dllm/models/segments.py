@@ -63,8 +63,8 @@ class Segment:
         """Keys or values ``x`` (1, Hkv, S, dh) as (rows, Hkv, n, dh); a view of a range of keys."""
         keys, rows, stride = self.keys, self.rows, self.key_stride
         if isinstance(keys, Tensor):
-            offsets = torch.arange(rows, device=keys.device) * stride
-            return x[0][:, keys + offsets[:, None]].transpose(0, 1)
+            offsets = torch.arange(rows, device=x.device) * stride
+            return x[0][:, keys.to(x.device) + offsets[:, None]].transpose(0, 1)
         first, last, _ = keys.indices(x.shape[2])
         if rows == 1 or stride == 0:
             return x[:, :, first:last].expand(rows, -1, -1, -1)

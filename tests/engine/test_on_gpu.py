@@ -1,5 +1,6 @@
 """What a device decodes is what the CPU decodes, by every sampler and every cache."""
 
+import functools
 import os
 import shutil
 import subprocess
@@ -8,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import accelerate
 import pytest
 import torch
 from torch.utils.cpp_extension import include_paths, library_paths
@@ -87,6 +89,35 @@ def test_what_else_is_asked_is_that_of_the_cpu() -> None:
     (there, near), (here, exact) = answers(DEVICE), answers("cpu")
     assert there == here
     assert near == pytest.approx(exact, rel=1e-3, abs=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cuda", reason="the CPU stands for one of two devices")
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"temperature": 0.8, "seed": 1}, {"cfg_scale": 1.5}, {"sampler": "credit"},
+        {"sampler": "d2f", "cache": "d2f"}, {"sampler": "lopa", "cache": "prefix"},
+        {"choice": ["a list", "35"]}, {"cache": "elastic"}, {"cache": "dllm_cache"},
+    ],
+)  # fmt: skip
+def test_a_network_may_lie_on_two_devices(
+    how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As ``device_map="auto"`` has it for one that is larger than a GPU."""
+    whole = functools.partial(accelerate.dispatch_model, main_device="cpu")
+    monkeypatch.setattr("transformers.integrations.accelerate.dispatch_model", whole)
+    near = ["embed_tokens", "rotary_emb", "layers.0", "layers.1"]
+    far = [*(f"layers.{i}" for i in range(2, model("cpu").layers)), "norm"]
+    places = {f"model.{name}": "cpu" if name in near else f"{DEVICE}:0" for name in near + far}
+    spread = dllm.load("nano", dtype="float32", device_map={**places, "lm_head": f"{DEVICE}:0"})
+    spread_texts, texts = (
+        [result.text for result in dllm.generate(one, PROMPTS, max_new_tokens=32, **how)]
+        for one in (spread, model("cpu"))
+    )
+    assert spread_texts == texts
+    scores = [dllm.score(one, PROMPTS[0], "35", seed=1).logprob for one in (spread, model("cpu"))]
+    assert scores[0] == pytest.approx(scores[1], rel=1e-3)
 
 
 @pytest.mark.slow
