@@ -29,7 +29,7 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from ..core.errors import ConfigError, DllmError, NumericError, UnknownNameError, one_line
 from ..core.json_lines import noted, whole_lines, write_whole
 from ..models.precision import native_bfloat16
-from .processes import is_first, shared
+from .processes import is_first, shared, world
 
 Metrics = dict[str, float]
 LOG = "log.jsonl"  # what a run said, an entry a line
@@ -82,6 +82,24 @@ class Report:
 
 
 SILENT = Report()
+
+
+class OneDevice(TrainingArguments):
+    """Of a process that trains on the device of its model alone: otherwise transformers would
+    spread every batch over all GPUs that the process sees."""
+
+    chosen = torch.device("cuda")
+
+    @property
+    def device(self) -> torch.device:
+        if world() == 1 and self.chosen.index is not None:
+            torch.cuda.set_device(self.chosen)  # accelerate asks for it
+            return self.chosen
+        return super().device
+
+    @property
+    def n_gpu(self) -> int:
+        return min(1, int(super().n_gpu))
 
 
 class Loop(Trainer):
@@ -173,7 +191,7 @@ def loop(
     ``accumulate`` of them per step; ``held``: batches whose loss every evaluation says."""
     every = schedule.save_every or schedule.evaluate_every or schedule.steps
     evaluated = (measure is not None or len(held) > 0) and schedule.evaluate_every
-    arguments = TrainingArguments(
+    arguments = OneDevice(
         output_dir=str(folder), max_steps=schedule.steps, per_device_train_batch_size=1,
         gradient_accumulation_steps=shared(schedule.accumulate),
         learning_rate=schedule.learning_rate, lr_scheduler_type=schedule.schedule,
@@ -186,6 +204,7 @@ def loop(
         seed=schedule.seed, dataloader_pin_memory=False, disable_tqdm=True,
         logging_nan_inf_filter=False, ddp_broadcast_buffers=False,  # they are the verifier's
     )  # fmt: skip
+    arguments.chosen = torch.device(device)
     try:
         run = Loop(
             measure, held, model=objective, args=arguments, train_dataset=data, eval_dataset=data,
@@ -337,4 +356,6 @@ class Progress(TrainerCallback):
 
 def machine_has_bf16(device: str) -> bool:
     """Whether bfloat16 products are faster here than float32."""
-    return native_bfloat16() if device == "cpu" else bool(torch.cuda.is_bf16_supported())
+    if device == "cpu":
+        return native_bfloat16()
+    return bool(torch.cuda.is_bf16_supported(including_emulation=False))

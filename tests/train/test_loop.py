@@ -24,10 +24,12 @@ from dllm.train.loop import (
     SCHEDULES,
     SILENT,
     Loop,
+    OneDevice,
     Report,
     Schedule,
     last_checkpoint,
     loop,
+    machine_has_bf16,
     resume,
     same_answers,
     same_recipe,
@@ -310,6 +312,28 @@ def test_processes_share_the_batches_of_a_step(monkeypatch: pytest.MonkeyPatch) 
     assert (shared(4), own_device("cuda"), own_device("cuda:5")) == (2, "cuda:1", "cuda:5")
     with pytest.raises(ConfigError, match="make --accumulate a multiple of 2"):
         shared(3)
+
+
+def test_a_process_trains_on_one_of_several_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Transformers would spread every batch over all of them, from the first one."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert run_of(tmp_path, device="cuda").args.n_gpu == 1
+    present = list[torch.device]()
+    monkeypatch.setattr(torch.cuda, "set_device", present.append)
+    arguments = OneDevice(str(tmp_path))
+    arguments.chosen = torch.device("cuda:1")
+    assert arguments.device == torch.device("cuda:1") == present[-1]
+    monkeypatch.setenv("WORLD_SIZE", "2")  # each has one of its own
+    assert arguments.device == torch.device("cpu")
+
+
+def test_bfloat16_that_a_gpu_emulates_is_not_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation
+    )
+    assert not machine_has_bf16("cuda")
 
 
 PROGRAM = """

@@ -172,7 +172,7 @@ def start(
                             len(split.held) // rows, states)  # fmt: skip
     run = loop(
         trainee, data, schedule, folder / "checkpoints", bf16=bf16,
-        device=trainee.head.device.type, report=report, held=held or (),
+        device=str(trainee.head.device), report=report, held=held or (),
         measure=partial(measure, answers=split.held, states=states),
     )  # fmt: skip
     return run, split

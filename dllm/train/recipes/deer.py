@@ -147,7 +147,7 @@ def align(
         examples = Examples(pairs, recipe, steps, make, mask, marker, drafter.facts.context_length)
         schedule = Schedule(steps, peak, min(20, steps // 2), "linear", 0, seed=recipe.seed)
         resume(loop(Weighted(network), examples, schedule, folder / f"checkpoints{number}",
-                    device=drafter.device.type, report=report))  # fmt: skip
+                    device=str(drafter.device), report=report))  # fmt: skip
         network.hf.train(False)
         yield aligned
 

@@ -122,7 +122,7 @@ def start(
     known = [] if held is None or not held.stat().st_size else read(held)
     rows = min(recipe.rows, len(known))
     tested = rows and Batches(known, rows, len(known) // rows, schedule.seed, hints, block)
-    device = network.model.device.type
+    device = str(network.model.device)
     return training.loop(
         OBJECTIVES[type(objective)](network, objective), batches, schedule, folder,
         measure=partial(parallelism, held_out, recipe.sampler) if held_out else None,
