@@ -31,9 +31,9 @@ class DPadCache(Refreshing):
     Of the ``window`` (128) positions behind the block, the j-th (from 0) stays with probability
     ``scale`` (2) x the density of the standard normal distribution at ``sigma`` (4) x j /
     (``window`` - 1); those beyond it are dropped.  With ``dropout`` "uniform" ``number`` (16) of
-    the first ``window`` positions stay, whichever.  Given text stays, and so does what a
-    sampler reads, such as ``prophet``.  What is kept has its true positions.  The published
-    settings differ by task.
+    the first ``window`` positions stay, whichever; all, where no more than ``number`` are left
+    behind the block.  Given text stays, and so does what a sampler reads, such as ``prophet``.
+    What is kept has its true positions.  The published settings differ by task.
 
     ``base`` (default "prefix"): what else a step computes.  "none": all that it reads; "prefix":
     the window and what is kept behind it; "dual": the window.  The last two compute all that they

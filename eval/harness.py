@@ -279,7 +279,7 @@ class DLLM(TemplateLM):  # type: ignore[misc]
         kinds: dict[str, list[int]] = {}
         for i, name in enumerate(names):
             kinds.setdefault(name, []).append(i)
-        with tqdm(total=len(requests), desc="generation", disable=disable_tqdm) as (bar):
+        with tqdm(total=len(requests), desc="generation", disable=disable_tqdm) as bar:
             for indices in kinds.values():
                 indices.sort(key=lambda i: -len(prompts[i]))
                 began = time.perf_counter()

@@ -33,7 +33,7 @@ class Metrics:
             "prompt_tokens": "Tokens of prompts.",
             "cached_prompt_tokens": "Tokens of prompts whose keys and values had been kept.",
             "generation_tokens": "Tokens of answers.",
-            "forwards": "Forwards, of all rows together.",
+            "forwards": "Steps: forwards of all rows together, or of as many as fit.",
             "computed_positions": "Token positions fed to the model.",
             "committed_tokens": "Positions decided.",
             "remasked_tokens": "Positions taken back.",

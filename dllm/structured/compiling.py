@@ -57,8 +57,8 @@ STAY = 256  # as a byte: none
 class Level:
     """Prefixes of a vocabulary, one byte longer than those of the level before: the index of each
     one's ``parent`` there, the ``bytes`` (n, 1) behind it, and the ``tokens`` that end in them with
-    the indices of their ``nodes``.  The last level has the `FEW` longest tokens, of all ``bytes``
-    (n, k) that are left; `STAY` where there are fewer."""
+    the indices of their ``nodes``.  The last level has the longest tokens, fewer than `FEW`,
+    with all ``bytes`` (n, k) that are left of them; behind those of the shorter ones is `STAY`."""
 
     parent: IntArray
     bytes: IntArray

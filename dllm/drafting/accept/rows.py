@@ -62,8 +62,8 @@ class KeyedNoise:
 class Sampling:
     """How the verifier's logits become the distribution to sample from; transformers' names.
 
-    As everywhere in this library, top-p is measured on the whole distribution, not on what top-k
-    leaves.  ``bias`` has (id, number) pairs, added to the logits.
+    Top-p is measured on the whole distribution, not on what top-k leaves.  ``bias`` has (id,
+    number) pairs, added to the logits.
     ``early_bans`` are ids that may not be emitted before position ``early_end``.
     """
 
