@@ -34,8 +34,8 @@ class MultiBlocks(Window):
 
     def advance(self, canvas: Canvas) -> None:
         size = self.block_length or 32
-        low = canvas.start + (canvas.frontier() - canvas.start) // size * size
-        window = (low, min(low + size * (1 + self.lookahead), canvas.end))
-        canvas.state(FirstBlock).end = low + size
+        low, high = canvas.block_at(canvas.frontier(), size)
+        window = (max(low, canvas.start), min(high + size * self.lookahead, canvas.end))
+        canvas.state(FirstBlock).end = high
         if window != canvas.window:
             canvas.open_window(*window)

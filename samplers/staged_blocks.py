@@ -42,7 +42,8 @@ class StagedBlocks(Window):
     def advance(self, canvas: Canvas) -> None:
         size = min(self.block_length or 32, canvas.end)
         open_ = canvas.masked[canvas.start : canvas.end]
-        edges = np.arange(canvas.start, canvas.end, size)
+        second = canvas.block_at(canvas.start, size)[1]
+        edges = np.append(canvas.start, np.arange(second, canvas.end, size))
         masks = np.add.reduceat(open_.astype(np.int64), edges - canvas.start)
         progress = 1 - masks / np.diff(edges, append=canvas.end)
         before = np.append(1.0, progress[:-1])

@@ -99,6 +99,22 @@ def test_dcd_keeps_to_the_blocks_of_the_attention(origin: int | None, ends: list
     assert seen == ends
 
 
+@pytest.mark.parametrize(
+    "window", ["multi_blocks(4, lookahead=0)", "staged_blocks(4, 1.0, decoded_token_threshold=1.0)"]
+)
+@pytest.mark.parametrize(("origin", "ends"), [(None, [7, 11, 14]), (0, [4, 8, 12, 14])])
+def test_several_open_blocks_keep_to_those_of_the_attention(
+    window: str, origin: int | None, ends: list[int]
+) -> None:
+    canvas = canvas_of(11, prompt=3, origin=origin)
+    sampler = compose(f"fixed(4)+{window}")
+    seen = []
+    while canvas.masked.any():
+        step(sampler, canvas, np.full(14, 0.5))
+        seen.append(canvas.window[1])
+    assert seen == ends
+
+
 def test_blocks_that_are_given_open_with_the_first_that_is_not() -> None:
     """Behind 8 given tokens the window ended before it began, and a step decided nothing."""
     canvas = canvas_of(12)
