@@ -389,6 +389,26 @@ def test_the_curve_is_what_was_logged() -> None:
     assert table(points)[-1] == "| 10 | 1000 | 1.50 | 0.50 |"
 
 
+def test_norms_of_queries_and_keys_are_those_of_a_verifier_that_has_them() -> None:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    from dllm.train.dflash.model import copy_layers
+
+    config = Qwen3Config(**shape(head_dim=8).to_dict() | {"model_type": "qwen3"})
+    for verifier, size in ((Qwen3ForCausalLM(config), 7.0), (LlamaForCausalLM(shape()), 2.0)):
+        for name, weight in verifier.named_parameters():
+            if "q_norm" in name or "k_norm" in name:
+                weight.data.fill_(7)
+        drafter = new_drafter(
+            drafter_config(verifier.config, layers=2, block_size=4, mask_token_id=3)
+        )
+        copy_layers(drafter, verifier)
+        norms = [
+            w for name, w in drafter.named_parameters() if "q_norm" in name or "k_norm" in name
+        ]
+        assert len(norms) == 4 and all((weight == size).all() for weight in norms)
+
+
 def test_a_verifier_of_another_form_starts_from_random_weights() -> None:
     from transformers import GPT2Config, GPT2LMHeadModel
 

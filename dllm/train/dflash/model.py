@@ -103,7 +103,7 @@ def copy_layers(drafter: Any, verifier: Any, gain: float = 2.0) -> None:
 
     The projection of the hidden states starts as the last of them under the norm of the layer after
     it, so that keys and values are close to those the copied layers know.  ``gain``: the size of
-    queries and keys, which the drafter's extra norms would otherwise set to 1.
+    queries and keys where the verifier does not norm them; the drafter's norms would set it to 1.
     """
     source = verifier.get_decoder()
     count = len(drafter.layers)
@@ -116,8 +116,9 @@ def copy_layers(drafter: Any, verifier: Any, gain: float = 2.0) -> None:
         if odd or len(kept) < 9:
             raise ConfigError("the verifier's layers have another form: start from random weights")
         layer.load_state_dict(kept, strict=False)
-        layer.self_attn.q_norm.weight.fill_(gain)
-        layer.self_attn.k_norm.weight.fill_(gain)
+        if "self_attn.q_norm.weight" not in kept:
+            layer.self_attn.q_norm.weight.fill_(gain)
+            layer.self_attn.k_norm.weight.fill_(gain)
     drafter.norm.weight.copy_(source.norm.weight)
     width = drafter.config.hidden_size
     drafter.encoder.fc.weight[:, -width:] += torch.eye(width)
