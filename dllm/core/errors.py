@@ -118,12 +118,12 @@ def check_switch(name: str, value: object) -> None:
         raise ConfigError(f"{name} is True or False, not {short(value)}")
 
 
-def check_whole(name: str, value: Any, least: int = 1, most: float = math.inf) -> None:
-    """Raise `ConfigError` for anything but a whole number, also one of numpy, in this range."""
+def check_whole(name: str, value: Any, most: float = math.inf) -> None:
+    """Raise `ConfigError` for anything but a whole number from 1, also one of numpy."""
     whole = isinstance(value, Integral) and not isinstance(value, bool)
-    if not whole or not least <= int(value) <= most:
+    if not whole or not 1 <= int(value) <= most:
         upto = "" if most == math.inf else f" to {most}"
-        raise ConfigError(f"{name} is a whole number from {least}{upto}, not {short(value)}")
+        raise ConfigError(f"{name} is a whole number from 1{upto}, not {short(value)}")
 
 
 def short(value: object) -> str:

@@ -44,7 +44,7 @@ class Shaped:
     scale: float = 1.0
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.shape(full_logits(hidden, self.head).float().clone())
+        return self.shape(full_logits(hidden, self.head).to(torch.float32, copy=True))
 
     def shape(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` (r, n) float32, changed in place."""
