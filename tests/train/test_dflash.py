@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from transformers import (
     Gemma3ForCausalLM,
     Gemma3TextConfig,
@@ -417,5 +418,23 @@ def test_a_verifier_of_another_form_starts_from_random_weights() -> None:
     drafter = new_drafter(drafter_config(shape(), layers=2, block_size=4, mask_token_id=3))
     with pytest.raises(ConfigError, match="random weights"):
         copy_layers(drafter, LlamaForCausalLM(shape(intermediate_size=40)))
+    with pytest.raises(ConfigError, match="random weights"):
+        copy_layers(drafter, LlamaForCausalLM(shape(num_hidden_layers=1)))
     with pytest.raises(ConfigError):
         copy_layers(drafter, GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=32, n_head=4)))
+
+
+@pytest.mark.parametrize("name", ["Olmo2", "Gemma", "Gemma3"])
+def test_a_verifier_with_other_norms_starts_from_random_weights(name: str) -> None:
+    """OLMo norms what layers give, not what they read; Gemma adds one to the weights of norms."""
+    from dllm.train.dflash.model import copy_layers
+
+    kind = "Gemma3Text" if name == "Gemma3" else name
+    settings = shape(head_dim=8).to_dict()
+    for one in ("model_type", "architectures", "layer_types"):
+        settings.pop(one, None)
+    config = getattr(transformers, f"{kind}Config")(**settings)
+    verifier = getattr(transformers, f"{name}ForCausalLM")(config)
+    drafter = new_drafter(drafter_config(config, layers=2, block_size=4, mask_token_id=3))
+    with pytest.raises(ConfigError, match="random weights"):
+        copy_layers(drafter, verifier)

@@ -104,23 +104,29 @@ def copy_layers(drafter: Any, verifier: Any, gain: float = 2.0) -> None:
     The projection of the hidden states starts as the last of them under the norm of the layer after
     it, so that keys and values are close to those the copied layers know.  ``gain``: the size of
     queries and keys where the verifier does not norm them; the drafter's norms would set it to 1.
+    Raises `ConfigError` for too few layers, other parts, or norms of another kind (Gemma).
     """
     source = verifier.get_decoder()
-    count = len(drafter.layers)
-    if not hasattr(source, "layers") or not hasattr(source, "norm"):
-        raise ConfigError("the verifier's layers have another form: start from random weights")
+    count, width = len(drafter.layers), drafter.config.hidden_size
+    other = ConfigError("the verifier's layers have another form: start from random weights")
+    if len(getattr(source, "layers", ())) < count or not hasattr(source, "norm"):
+        raise other
     for layer, old in zip(drafter.layers, source.layers[-count:], strict=True):
         new = layer.state_dict()
         kept = {name: value for name, value in old.state_dict().items() if name in new}
         odd = [name for name in kept if kept[name].shape != new[name].shape]
-        if odd or len(kept) < 9:
-            raise ConfigError("the verifier's layers have another form: start from random weights")
+        lost = [name for name in old.state_dict() if name not in new and "norm" in name]
+        if odd or lost or len(kept) < 9:
+            raise other
         layer.load_state_dict(kept, strict=False)
         if "self_attn.q_norm.weight" not in kept:
             layer.self_attn.q_norm.weight.fill_(gain)
             layer.self_attn.k_norm.weight.fill_(gain)
     drafter.norm.weight.copy_(source.norm.weight)
-    width = drafter.config.hidden_size
+    row = torch.linspace(-1, 1, width)
+    there = source.norm(row.to(source.norm.weight)).to(row)
+    if not torch.allclose(drafter.norm(row), there, rtol=0.02, atol=1e-3):
+        raise other
     drafter.encoder.fc.weight[:, -width:] += torch.eye(width)
     after = min(drafter.config.target_layer_ids[-1] + 1, len(source.layers) - 1)
     drafter.encoder.output_norm_enc.weight.copy_(source.layers[after].input_layernorm.weight)
