@@ -86,7 +86,7 @@ def test_a_damaged_folder_is_one_sentence(tmp_path: Path, seeds: range) -> None:
     assert not all(harm.of_each(seeds, tmp_path, check))
 
 
-@pytest.mark.parametrize("seed", [4, 18, 26])
+@pytest.mark.parametrize("seed", [4, 26, 50])
 def test_some_faults_do_no_harm(tmp_path: Path, seed: int) -> None:
     """One folder in seven still loads: the others are not refused for something they share."""
     assert check(tmp_path / str(seed), seed)
