@@ -85,6 +85,7 @@ class LayerHook:
         self.visibility = visibility
         self.layers: Sequence[nn.Module] = getattr(backbone, "layers", ())
         self._hooked = hooked(backbone, self._run) if self.layers else backbone
+        self.spread = len({each.device for each in backbone.parameters()}) > 1
         self.pieces: list[Piece] = []
         self.index = 0
         self.inputs: Tensor  # (1, Q, D), hidden states of the streams
@@ -115,7 +116,8 @@ class LayerHook:
 
     def _run(self, index: int, module: nn.Module, hidden: Tensor, **kwargs: Any) -> Tensor:
         """One layer: ask the cache, compute what it says, put the rows back among the others."""
-        hidden = hidden.to(next(module.parameters()).device)  # the layer before may be elsewhere
+        if self.spread:  # the layer before may lie on another device
+            hidden = hidden.to(next(module.parameters()).device)
         self.index, self.module, self.inputs = index, module, hidden
         streams = [piece.stream for piece in self.pieces]
         if self.cache.keeps == "input":

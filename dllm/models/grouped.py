@@ -31,7 +31,7 @@ def grouped_rows(
         rows, n = segment.rows, (last - first) // segment.rows
         own = q[0, :, first:last].view(kv, heads // kv, rows, n, -1)
         folded = own.permute(2, 0, 1, 3, 4).reshape(rows, kv, heads // kv * n, -1)
-        mask = segment.folded(heads // kv, v.dtype)
+        mask = None if segment.mask is None else segment.folded(heads // kv, v.dtype)
         where = segment.keys
         if rows == 1 and type(where) is slice:
             attended = grouped(folded, k[:, :, where], v[:, :, where], scale, mask, exact)

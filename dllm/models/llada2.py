@@ -78,12 +78,9 @@ def llada2_config(config: ConfigDict) -> PreTrainedConfig:
         rope_parameters={
             **rotation(config, "LLaDA2"), "partial_rotary_factor": c["partial_rotary_factor"],
         },
-        use_qk_norm=True,
-        attention_bias=False,
-        num_mtp_layers=0,
+        use_qk_norm=True, attention_bias=False, num_mtp_layers=0,
         initializer_range=config.get("initializer_range", 0.02),
-        eos_token_id=config.get("eos_token_id"),
-        pad_token_id=config.get("pad_token_id"),
+        eos_token_id=config.get("eos_token_id"), pad_token_id=config.get("pad_token_id"),
     )  # fmt: skip
 
 

@@ -82,23 +82,18 @@ class Trace:
         taken = set(d.committed.tolist())
         commits = zip(d.committed.tolist(), d.tokens.tolist(), d.logprobs.tolist(), strict=True)
         entry = TraceStep(
-            step=step.number,
-            window=step.window,
+            step=step.number, window=step.window,
             commits=sorted((i, t, round(q, 6)) for i, t, q in commits),
             remasked=d.remasked.tolist(),
-            computed=len(step.plan.compute),
-            compute=runs(step.plan.compute.tolist()),
+            computed=len(step.plan.compute), compute=runs(step.plan.compute.tolist()),
             read=None if step.plan.read is None else runs(step.plan.read.tolist()),
-            refresh=step.plan.refresh,
-            forced=d.forced,
+            refresh=step.plan.refresh, forced=d.forced,
             drafts=[
                 (i, t) for i, t in step.proposals.items()
                 if i not in taken and (at := moved(i, d.edits)) is not None and canvas.masked[at]
             ],
-            bits=round(d.bits, 6),
-            explored=d.explored,
+            bits=round(d.bits, 6), explored=d.explored, probe=d.probe,
             edits=[(edit.at, edit.removed, edit.added, edit.token) for edit in d.edits],
-            probe=d.probe,
         )  # fmt: skip
         if p.top_token is not None and p.top_logprob is not None:
             entry.candidates = [  # what was banned or filtered out is no candidate

@@ -13,14 +13,10 @@ CLOSED = 499  # what nginx logs for a client that left; nobody receives it
 
 # The type of an error by its status; of others it is the request that is wrong, or the server.
 TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    408: "timeout_error",
-    429: "rate_limit_error",
-    503: "service_unavailable_error",
-    504: "timeout_error",
-}
+    401: "authentication_error", 403: "permission_error", 404: "not_found_error",
+    408: "timeout_error", 429: "rate_limit_error",
+    503: "service_unavailable_error", 504: "timeout_error",
+}  # fmt: skip
 
 
 def shortened(value: Any) -> str:

@@ -188,8 +188,7 @@ class ModelRoutes:
             "root": service.model.name, "parent": None,
             "max_model_len": service.model.facts.context_length,
             "dllm": {
-                "family": service.model.family.name,
-                "bundled": service.model.name in BUNDLED,
+                "family": service.model.family.name, "bundled": service.model.name in BUNDLED,
                 "sampler": service.settings.sampler or SAMPLER,
                 "caches": list(service.sessions),
                 "defaults": {

@@ -38,9 +38,7 @@ COMBINING = {"$ref", "allOf", "not", "anyOf", "oneOf"}
 CONDITION = ("if", "then", "else")
 DEPENDENCIES = ("dependencies", "dependentRequired", "dependentSchemas")
 INNER = {*COMBINING, *CONDITION, *DEPENDENCIES}
-CHECKED = {
-    *INNER, *REFUSED, "const", "enum", "type"
-}.union(*KEYWORDS.values())  # fmt: skip
+CHECKED = {*INNER, *REFUSED, "const", "enum", "type"}.union(*KEYWORDS.values())
 
 
 class Nothing(Empty):
@@ -101,6 +99,19 @@ def _joined(base: str, name: str) -> str:
 
 def without(schema: Schema, key: str) -> dict[str, Any]:
     return {k: v for k, v in schema.items() if k != key and k in CHECKED}
+
+
+def apart(schema: Any, path: str) -> Any:
+    """A schema whose unevaluated properties are among its additional ones: not those of others."""
+    if not isinstance(schema, Mapping) or OPEN not in schema:
+        return schema
+    beside = [key for key in schema if key in INNER]
+    if beside and schema[OPEN] not in (True, {}):
+        raise ConfigError(
+            f"{path} of the schema has {OPEN!r} beside {beside[0]!r} in a part of allOf, a $ref "
+            "or a condition: write it around all of them"
+        )
+    return {"additionalProperties": schema[OPEN], **without(schema, OPEN)}
 
 
 def as_list(value: Any) -> list[Any]:

@@ -5,35 +5,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..core.errors import ConfigError, short
-from .keywords import (
-    CHECKED,
-    CONDITION,
-    INNER,
-    OPEN,
-    Nothing,
-    Schema,
-    as_list,
-    items_of,
-    same,
-    without,
-)
+from .keywords import CHECKED, CONDITION, Nothing, Schema, apart, as_list, items_of, same
 
 MOST_PAIRS = 256  # of alternatives that two schemas have
 OBJECT = {"properties", "patternProperties", "additionalProperties"}
 ARRAY = {"items", "prefixItems", "additionalItems"}
-
-
-def apart(schema: Any, path: str) -> Any:
-    """A schema whose unevaluated properties are among its additional ones: not those of others."""
-    if not isinstance(schema, Mapping) or OPEN not in schema:
-        return schema
-    beside = [key for key in schema if key in INNER]
-    if beside and schema[OPEN] not in (True, {}):
-        raise ConfigError(
-            f"{path} of the schema has {OPEN!r} beside {beside[0]!r} in a part of allOf, a $ref "
-            "or a condition: write it around all of them"
-        )
-    return {"additionalProperties": schema[OPEN], **without(schema, OPEN)}
 
 
 def merged(a: Any, b: Any, path: str) -> Any:

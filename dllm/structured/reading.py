@@ -35,6 +35,7 @@ from .keywords import (
     Nothing,
     Schema,
     TooDeep,
+    apart,
     constants_of,
     kinds_of,
     moved,
@@ -42,7 +43,7 @@ from .keywords import (
     types_of,
     without,
 )
-from .merging import MOST_PAIRS, apart, merged
+from .merging import MOST_PAIRS, merged
 from .objects import record
 from .parts import Bytes, Either, Leaf, Part, Repeat, Row, automaton_of
 from .values import COLON, Base, listed

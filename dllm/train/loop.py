@@ -234,11 +234,11 @@ def saved_when_stopped(run: Loop) -> Iterator[None]:
         yield
         return
     stop = Stop()
-    known = [getattr(signal, name, None) for name in ("SIGINT", "SIGTERM", "SIGHUP")]
     before = {
-        number: signal.signal(number, stop) for number in known
-        if number and signal.getsignal(number) is not signal.SIG_IGN  # as nohup has it
-    }  # fmt: skip
+        number: signal.signal(number, stop)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) is not signal.SIG_IGN  # as nohup has it
+    }
     run.add_callback(stop)
     try:
         yield

@@ -81,6 +81,9 @@ def test_a_folder_knows_its_prompts_and_its_models(
         begin(tiny, Alignment(), tmp_path, "other")
     with pytest.raises(ConfigError, match="no mask token"):
         begin(verifier, Alignment(), tmp_path / "causal")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="deer trains in one process"):
+        begin(tiny, Alignment(), tmp_path / "causal")
     assert not (tmp_path / "causal").exists()
 
 

@@ -26,6 +26,7 @@ from ...models import DiffusionModel
 from ..batches import padded
 from ..loop import SILENT, Report, Schedule, loop, resume, same_answers, same_recipe
 from ..network import Network, check_trainable
+from ..processes import world
 from ..trajectories import Question, read_trajectories, write_answers
 
 Pair = tuple[list[int], list[int]]  # prompt ids, answer ids with the end token
@@ -126,6 +127,8 @@ def begin(drafter: DiffusionModel, recipe: Alignment, folder: Path, verifier: st
     """Raise `ConfigError` for what cannot be aligned, or where ``folder`` holds another run, and
     note there what determines this one; ``verifier``: the name of what wrote the answers."""
     check_trainable(drafter, 1)
+    if world() > 1:
+        raise ConfigError("deer trains in one process: start it without torchrun or accelerate")
     same_recipe(folder, recipe, f"{drafter.name} for {verifier}" if verifier else drafter.name)
 
 
