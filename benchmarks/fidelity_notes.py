@@ -116,7 +116,7 @@ METHODS: dict[tuple[str, str], str] = {
     ("sampler", "eb"): f"{RECONSTRUCTED}: the rule follows the paper.",
     ("sampler", "multi_blocks"): f"{RECONSTRUCTED}: reconstructed for `ete`.",
     ("sampler", "ete"): "Reconstructed from the abstract: no code, no full text. On `nano` it "
-    "gained nothing.",
+    "gained nothing over its base.",
     ("sampler", "eotp"): "The official variants fix one id of LLaDA's vocabulary and could not be "
     "recorded.",
     (
