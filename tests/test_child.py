@@ -2,12 +2,14 @@
 
 import math
 import os
+import resource
+import sys
 import threading
 import time
 
 import pytest
 
-from dllm.core.child import Child
+from dllm.core.child import Child, limit
 from dllm.core.errors import CancelledError
 
 
@@ -67,3 +69,20 @@ def test_closing_ends_a_call() -> None:
     child.close()
     thread.join()
     assert len(caught) == 1
+
+
+def test_limits_are_set_where_the_system_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """macOS refuses those of memory, and Windows has none."""
+    asked = []
+
+    def refuse(what: int, most: tuple[int, int]) -> None:
+        asked.append(what)
+        if what != resource.RLIMIT_CPU:
+            raise ValueError("current limit exceeds maximum limit")
+
+    monkeypatch.setattr(resource, "setrlimit", refuse)
+    limit(10.0, 4 << 30)
+    assert asked == [resource.RLIMIT_CPU, resource.RLIMIT_DATA]
+    monkeypatch.setitem(sys.modules, "resource", None)
+    limit(10.0, 4 << 30)
+    assert len(asked) == 2

@@ -1,12 +1,15 @@
 """Processes of Python that this one starts."""
 
+import math
 import os
 import pickle
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from .errors import CancelledError
@@ -24,6 +27,20 @@ def command(module: str, function: str, *arguments: str) -> list[str]:
     path.sort(key=lambda folder: not folder.startswith(library) or "-packages" in folder)
     start = f"import sys; sys.path[:] = {path}; from {module} import {function}; {function}()"
     return [sys.executable, "-c", start, *arguments]
+
+
+def limit(seconds: float, memory: int) -> None:
+    """Allow this process so much more processor time, and so many bytes of its own.
+
+    Windows has no such limits.  macOS refuses one of memory: it counts the system's libraries.
+    """
+    with suppress(ImportError, ValueError):
+        import resource
+
+        ends = math.ceil(time.process_time() + seconds)
+        for what, most in ((resource.RLIMIT_CPU, ends), (resource.RLIMIT_DATA, memory)):
+            hard = resource.getrlimit(what)[1]
+            resource.setrlimit(what, (most if hard < 0 else min(most, hard), hard))
 
 
 class Child:

@@ -4,18 +4,16 @@ memory before a server depends on them.
 What the trial finds is what happens to its sample.  Templates that wait for a certain message pass.
 """
 
-import math
 import os
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import transformers
 
-from ..core.child import command
+from ..core.child import command, limit
 from ..core.errors import CheckpointError
 from .tokenizer import FILES, HERE
 
@@ -69,12 +67,7 @@ def main() -> None:
     """What the process does.  It prints what it does next, behind that what is wrong with it."""
     folder, loader, seconds = sys.argv[1:]
     kind: Any = getattr(transformers, loader)
-    if sys.platform != "win32":
-        import resource
-
-        ends = math.ceil(time.process_time()) + int(seconds)
-        resource.setrlimit(resource.RLIMIT_CPU, (ends, ends + 1))
-        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+    limit(int(seconds), MEMORY)
     print(READS, flush=True)
     try:
         tokenizer = kind.from_pretrained(Path(folder), **HERE)

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -19,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ..core.child import limit
 from ..core.errors import ConfigError, one_line
 from .byte_automaton import (
     DEPTH,
@@ -45,7 +44,7 @@ HashArray = npt.NDArray[np.uint64]
 MOST_STATES = 20_000  # of an automaton over tokens
 MOST_EDGES = 1_500_000
 MOST_CELLS = 40_000_000  # states times classes
-MEMORY = 4 << 30  # bytes of address space
+MEMORY = 4 << 30  # bytes
 FRAMES = 2000  # of calls within calls: what is nested 200 deep takes over 1,000
 MOST_LOOKUPS = 300_000_000  # where a byte leads from a state
 ROOM = 1 << 21  # of these at once
@@ -345,7 +344,7 @@ _TREES: dict[str, tuple[Sequence[bytes | None], list[Level]]] = {}  # by the key
 
 def learn(key: str, pieces: Sequence[bytes | None], seconds: float) -> None:
     """Keep a vocabulary."""
-    _limit(seconds)
+    limit(seconds, MEMORY)
     _TREES[key] = pieces, prefix_tree(pieces)
 
 
@@ -353,7 +352,8 @@ def compiled(text: str, key: str, seconds: float) -> Tables | Refused | None:
     """The automaton of a source, as JSON, over a vocabulary; None for one that is not known."""
     if key not in _TREES:
         return None
-    _limit(seconds)
+    limit(seconds, MEMORY)
+    sys.setrecursionlimit(FRAMES)
     source = json.loads(text)
     try:
         return compile_tokens(source, *_TREES[key])
@@ -364,16 +364,3 @@ def compiled(text: str, key: str, seconds: float) -> Tables | Refused | None:
         return refused(f"{named(source)} {has}{one_line(error)}", source)
     except MemoryError:
         return Refused(f"{named(source)} takes more than {MEMORY >> 30} GB to compile: allow less")
-
-
-def _limit(seconds: float) -> None:
-    """Allow so much more processor time, and `MEMORY`: a busy machine gives up nothing that an idle
-    one compiles."""
-    sys.setrecursionlimit(FRAMES)
-    if sys.platform != "win32":
-        import resource
-
-        time_ends = math.ceil(time.process_time() + seconds)
-        for what, most in ((resource.RLIMIT_AS, MEMORY), (resource.RLIMIT_CPU, time_ends)):
-            hard = resource.getrlimit(what)[1]
-            resource.setrlimit(what, (most if hard < 0 else min(most, hard), hard))
