@@ -6,15 +6,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
+import torch
 from transformers import LlamaModel
 from typer.testing import CliRunner
 
 import dllm
 from dllm.cli.app import app
+from dllm.engine import memory
 from dllm.runtime.result import Result
 
 from .settings import every_sampler
@@ -217,3 +221,11 @@ def test_a_token_was_decided_in_a_step_that_took_a_forward(
         if "dream" not in sampler:
             assert max(result.order) < result.nfe, how
     assert tried or "s2d2" in sampler
+
+
+def test_peak_memory_on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no ``resource``, and a peak of 0 was said."""
+    monkeypatch.setattr(memory, "resource", None)
+    info = SimpleNamespace(rss=3 << 20, peak_wset=7 << 20)
+    monkeypatch.setattr(psutil.Process, "memory_info", lambda self: info)
+    assert memory.PeakMemory(torch.device("cpu")).peak() == 7 << 20

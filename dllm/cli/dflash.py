@@ -62,15 +62,16 @@ class Reported:
 
 @contextmanager
 def resumable(folder: Path) -> Iterator[None]:
-    """One run at a time in its ``folder``; where it is interrupted, say how to go on."""
+    """One run at a time in its ``folder``, which Windows cannot hold; where it is interrupted, say
+    how to go on."""
     from safetensors import SafetensorError
 
     from ..train.processes import is_first
 
     folder.mkdir(parents=True, exist_ok=True)
-    opened = os.open(folder, os.O_RDONLY)
+    opened = None if sys.platform == "win32" else os.open(folder, os.O_RDONLY)
     try:
-        if is_first():
+        if is_first() and opened is not None:
             hold(opened, folder)
         yield
     except KeyboardInterrupt:
@@ -82,7 +83,8 @@ def resumable(folder: Path) -> Iterator[None]:
         raise DllmError(f"no room is left in {folder}: make some, and the same command goes on "
                         f"({error!s:.80})") from error  # fmt: skip
     finally:
-        os.close(opened)
+        if opened is not None:
+            os.close(opened)
 
 
 @dataclass(frozen=True, kw_only=True)

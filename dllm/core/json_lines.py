@@ -73,14 +73,14 @@ def naming(path: Path) -> Iterator[None]:
 def hold(opened: Any, path: Path) -> None:
     """Keep other runs from ``path`` until what is ``opened`` of it (a file, or a descriptor) is
     closed.  Raises `ConfigError` where one is at work."""
-    from fcntl import LOCK_EX, LOCK_NB, flock  # not on every system
-
     try:
+        from fcntl import LOCK_EX, LOCK_NB, flock
+
         flock(opened, LOCK_EX | LOCK_NB)
     except BlockingIOError:
         raise ConfigError(f"another run writes to {path}: wait for it") from None
-    except OSError:
-        return  # a file system without locks
+    except (ImportError, OSError):
+        return  # Windows, or a file system without locks
 
 
 def whole_lines(path: Path) -> list[bytes]:

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable
 from typing import TypeVar
 
+import psutil  # type: ignore[import-untyped, unused-ignore]
 import torch
 
 from ..core.errors import message_of
@@ -29,7 +30,8 @@ class PeakMemory:
         if self.device.type == "cuda":
             return int(torch.cuda.max_memory_allocated(self.device))
         if resource is None:
-            return 0
+            info = psutil.Process().memory_info()
+            return int(getattr(info, "peak_wset", info.rss))
         unit = 1 if sys.platform == "darwin" else 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 

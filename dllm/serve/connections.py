@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import resource
 import time
 from collections.abc import Iterable
 from typing import Any
@@ -18,6 +17,10 @@ SAYING = 1.0  # seconds between two lines about connections that were closed
 
 def most_connections() -> int:
     """How many this process can have: with no descriptor left it could not even refuse one."""
+    try:
+        import resource
+    except ImportError:  # Windows counts none
+        return MOST
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MOST if soft == resource.RLIM_INFINITY else max(1, min(MOST, soft - FILES))
 

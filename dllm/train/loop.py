@@ -8,7 +8,6 @@ function of the objective: tokens per forward, accuracy.
 
 import json
 import math
-import os
 import signal
 import threading
 import zlib
@@ -236,7 +235,7 @@ def saved_when_stopped(run: Loop) -> Iterator[None]:
     stop = Stop()
     before = {
         number: signal.signal(number, stop)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        for number in {signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGINT)}
         if signal.getsignal(number) is not signal.SIG_IGN  # as nohup has it
     }
     run.add_callback(stop)
@@ -247,7 +246,7 @@ def saved_when_stopped(run: Loop) -> Iterator[None]:
         for number, handler in before.items():
             signal.signal(number, handler)
     if stop.number is not None:
-        os.kill(os.getpid(), stop.number)  # to whoever handled it before
+        signal.raise_signal(stop.number)  # to whoever handled it before
 
 
 class Stop(TrainerCallback):

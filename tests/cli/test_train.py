@@ -4,6 +4,7 @@ import errno
 import fcntl
 import json
 import os
+import sys
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +16,10 @@ import torch
 from safetensors import SafetensorError
 
 import dllm
+from dllm.cli.dflash import resumable
 from dllm.cli.train import Conversion
 from dllm.core.errors import ConfigError
+from dllm.core.json_lines import hold
 
 from ..thin import some
 from .conftest import Run
@@ -157,6 +160,17 @@ def test_another_run_in_the_folder_is_left_alone(cli: Run, command: str, tmp_pat
     os.close(opened)
     assert result.exit_code == 2 and f"another run writes to {tmp_path}" in result.stderr
     assert [file.name for file in tmp_path.iterdir()] == ["other"]
+
+
+def test_a_system_that_opens_no_folders_and_has_no_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.delattr(os, "open")
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    with resumable(tmp_path / "run"):
+        assert (tmp_path / "run").is_dir()
+    hold(None, tmp_path)
 
 
 def test_prompts_that_are_all_held_out_are_refused(cli: Run, tmp_path: Path) -> None:

@@ -3,13 +3,14 @@
 import logging
 import signal
 import socket
+import sys
 import time
 from contextlib import ExitStack, suppress
 
 import pytest
 
 import dllm
-from dllm.serve.connections import Connection
+from dllm.serve.connections import MOST, Connection, most_connections
 
 from .conftest import PATIENCE, Served, Start, address, posted, raw, until
 
@@ -76,3 +77,9 @@ def test_half_sent_bodies_do_not_hold_up_the_end(
         served.thread.join(PATIENCE)
         assert not served.thread.is_alive() and time.monotonic() - began < 15
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+def test_a_system_without_limits_of_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as Windows, where no server once started."""
+    monkeypatch.setitem(sys.modules, "resource", None)
+    assert most_connections() == MOST

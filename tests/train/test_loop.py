@@ -33,6 +33,7 @@ from dllm.train.loop import (
     resume,
     same_answers,
     same_recipe,
+    saved_when_stopped,
 )
 from dllm.train.processes import by_the_first, own_device, shared
 from dllm.train.trajectories import write_pieces
@@ -136,6 +137,16 @@ def test_a_signal_ends_the_step_and_saves(tmp_path: Path, number: int) -> None:
     again = run_of(tmp_path / "parts")
     resume(again)
     assert same(weights_of(whole), weights_of(again))
+
+
+def test_a_system_without_hangups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On Windows ``os.kill`` would end the process at once."""
+    run, before = run_of(tmp_path), signal.getsignal(signal.SIGINT)
+    monkeypatch.delattr(signal, "SIGHUP")
+    monkeypatch.delattr(os, "kill")
+    with pytest.raises(KeyboardInterrupt), saved_when_stopped(run):
+        signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_a_hangup_saves_although_nobody_reads_and_below_nohup_changes_nothing(
