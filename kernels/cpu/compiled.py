@@ -78,15 +78,15 @@ def vectors() -> str:
 def built() -> Path | None:
     """The file with the kernels of this version for this processor, wherever there is one."""
     file = _file()
-    return file if file is not None and file.exists() else None
+    return file if file is not None and os.path.exists(file) else None  # a folder may be locked
 
 
 def _file() -> Path | None:
-    named = os.environ.get(FOLDER_VARIABLE)
-    if named == "":
+    caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    named = os.environ.get(FOLDER_VARIABLE, f"{caches}/dllm/kernels")
+    folder = Path(os.path.expanduser(named))
+    if not named or folder.parts[0] == "~":  # a user may have no home
         return None
-    cache_folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(named) if named else Path(cache_folder) / "dllm" / "kernels"
     said = [file.read_bytes() for file in (*SOURCES, *HEADERS)]
     said += [name.encode() for name in (*FLAGS, *sorted(features()))]
     key = hashlib.sha256(b"\0".join(said))
@@ -107,9 +107,11 @@ def build() -> Path:
     file = _file()
     if file is None:
         raise ConfigError(
-            f"{FOLDER_VARIABLE} is empty, which leaves compiled kernels out: unset it"
+            f"compiled kernels have no folder: {FOLDER_VARIABLE} is empty, or you have no home; "
+            "name a folder in it"
         )
-    if file.exists():
+    library.cache_clear()
+    if library() is not None:
         return file
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
@@ -126,6 +128,9 @@ def build() -> Path:
             raise ConfigError(f"{compiler} could not compile the kernels: {done.stderr[-2000:]}")
         made.replace(file)  # at once: another process may look for it
     library.cache_clear()
+    if library() is None:
+        raise ConfigError(f"{file} was compiled but cannot be loaded: name a folder from which "
+                          f"programs may run in {FOLDER_VARIABLE}")  # fmt: skip
     return file
 
 

@@ -28,6 +28,7 @@ def compiled_folder(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pyte
             cpu.build()
         except ConfigError as error:
             pytest.skip(str(error))
+    cpu.library.cache_clear()
     return folder
 
 

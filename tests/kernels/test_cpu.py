@@ -1,11 +1,13 @@
 """Compiled kernels: exact where they promise it, the same with any number of threads, and errors
 that say what is missing.  Products of plain weights are in `test_linear.py`."""
 
+import errno
 import os
 import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -235,6 +237,55 @@ def test_a_file_that_is_no_library_is_passed_over(
     file.write_bytes(b"torn")
     cpu.library.cache_clear()
     assert cpu.built() == file and cpu.library() is None
+
+
+@pytest.mark.usefixtures("uncompiled")
+@pytest.mark.parametrize(
+    ("where", "why"),
+    [
+        ({}, "you have no home; name a folder"),
+        ({of.FOLDER_VARIABLE: ""}, "you have no home; name a folder"),
+        ({of.FOLDER_VARIABLE: "/locked"}, "Permission denied"),
+        ({"XDG_CACHE_HOME": "/locked"}, "Permission denied"),
+    ],
+)
+def test_folders_that_cannot_be_had(
+    where: dict[str, str], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Users without a home, and homes of others, once failed in every command."""
+
+    def locked(self: Path, *_: Any, **__: Any) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(self))
+
+    for name in (of.FOLDER_VARIABLE, "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in where.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    monkeypatch.setattr(Path, "exists", locked)
+    monkeypatch.setattr(Path, "mkdir", locked)
+    monkeypatch.setattr(of, "missing_features", list)
+    monkeypatch.setenv("CXX", "c++")
+    cpu.library.cache_clear()
+    assert cpu.built() is None and cpu.library() is None
+    with pytest.raises((ConfigError, PermissionError), match=why):
+        cpu.build()
+
+
+@pytest.mark.usefixtures("uncompiled")
+def test_kernels_that_cannot_be_loaded_are_not_called_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a folder from which the system runs nothing."""
+    monkeypatch.setenv(of.FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(of, "missing_features", list)
+    compiler = tmp_path / "compiler"
+    compiler.write_text('#!/bin/sh\nfor last; do :; done; echo torn > "$last"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="cannot be loaded"):
+            cpu.build()
 
 
 @pytest.mark.usefixtures("compiled", "two_threads")
