@@ -11,8 +11,6 @@ import torch
 
 from .. import __version__
 
-PACKAGES = ("torch", "transformers", "numpy")
-
 
 def machine() -> dict[str, Any]:
     """What has to be known to compare times."""
@@ -22,7 +20,7 @@ def machine() -> dict[str, Any]:
         "threads": torch.get_num_threads(), "load": _load(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "python": platform.python_version(), "dllm": __version__,
-        **{name: version(name) for name in PACKAGES},
+        **{name: version(name) for name in ("torch", "transformers", "numpy")},
     }  # fmt: skip
 
 
@@ -36,8 +34,6 @@ def _load() -> float | None:
 
 def _cpu() -> str:
     info = Path("/proc/cpuinfo")
-    if not info.exists():
-        return platform.processor()
-    lines = info.read_text(encoding="utf-8").splitlines()
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if "model name" in line]
-    return names[0] if names else platform.processor()
+    return (*names, platform.processor())[0]

@@ -3,6 +3,7 @@
 import math
 import os
 import resource
+import subprocess
 import sys
 import threading
 import time
@@ -86,3 +87,10 @@ def test_limits_are_set_where_the_system_has_them(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "resource", None)
     limit(10.0, 4 << 30)
     assert len(asked) == 2
+
+
+def test_ctrl_c_of_a_windows_terminal_is_for_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reaches all processes of a group; Linux refuses the flag of a new one."""
+    monkeypatch.setattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 512, raising=False)
+    with pytest.raises(ValueError, match="creationflags"):
+        Child().call(os.getpid)

@@ -68,6 +68,7 @@ class Child:
                 self._process = subprocess.Popen(
                     command(__name__, "answer"), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                     start_new_session=True,  # a terminal's Ctrl-C is for this process
+                    creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),  # Windows
                 )  # fmt: skip
             asked, answers = self._process.stdin, self._process.stdout
             assert asked is not None and answers is not None

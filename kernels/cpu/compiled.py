@@ -106,10 +106,7 @@ def build() -> Path:
         )
     file = _file()
     if file is None:
-        raise ConfigError(
-            f"compiled kernels have no folder: {FOLDER_VARIABLE} is empty, or you have no home; "
-            "name a folder in it"
-        )
+        raise ConfigError(f"compiled kernels have no folder: name one in {FOLDER_VARIABLE}")
     library.cache_clear()
     if library() is not None:
         return file
@@ -129,8 +126,7 @@ def build() -> Path:
         made.replace(file)  # at once: another process may look for it
     library.cache_clear()
     if library() is None:
-        raise ConfigError(f"{file} was compiled but cannot be loaded: name a folder from which "
-                          f"programs may run in {FOLDER_VARIABLE}")  # fmt: skip
+        raise ConfigError(f"{file} cannot be loaded: name another folder in {FOLDER_VARIABLE}")
     return file
 
 

@@ -243,8 +243,8 @@ def test_a_file_that_is_no_library_is_passed_over(
 @pytest.mark.parametrize(
     ("where", "why"),
     [
-        ({}, "you have no home; name a folder"),
-        ({of.FOLDER_VARIABLE: ""}, "you have no home; name a folder"),
+        ({}, "have no folder: name one"),
+        ({of.FOLDER_VARIABLE: ""}, "have no folder: name one"),
         ({of.FOLDER_VARIABLE: "/locked"}, "Permission denied"),
         ({"XDG_CACHE_HOME": "/locked"}, "Permission denied"),
     ],

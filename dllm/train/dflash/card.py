@@ -8,8 +8,6 @@ from typing import Any
 
 from ...eval.report import markdown
 
-PACKAGES = ("torch", "transformers", "accelerate")
-
 
 def curve(history: Sequence[Mapping[str, Any]], blocks: int) -> list[dict[str, float]]:
     """Of a Trainer's log: steps, drafted blocks seen (``blocks`` per step), tokens per forward,
@@ -38,7 +36,7 @@ def card(
     lines += [*about, "", "## Held-out answers, greedy", "", *table(points)]
     lines += ["", "## How it was made", ""]
     lines += [f"- {name}: {value}" for name, value in {**settings, **facts}.items()]
-    lines += [f"- {name} {version(name)}" for name in PACKAGES]
+    lines += [f"- {name} {version(name)}" for name in ("torch", "transformers", "accelerate")]
     lines.append(f"- Python {platform.python_version()}, {platform.machine()}")
     return "\n".join(lines) + "\n"
 
