@@ -13,10 +13,12 @@ def main() -> None:
         from .app import app
 
         # A terminal without Unicode shows '?'; what is read and is none is refused as a prompt.
+        # Files and pipes are UTF-8, where Windows would lose letters.
         kinds = (sys.stdin, "surrogateescape"), (sys.stdout, "replace"), (sys.stderr, "replace")
         for stream, errors in kinds:
             if hasattr(stream, "reconfigure"):
-                stream.reconfigure(errors=errors)
+                piped = sys.platform == "win32" and not stream.isatty()
+                stream.reconfigure(encoding="utf-8" if piped else None, errors=errors)
         app(prog_name="dllm")
     except KeyboardInterrupt:
         code = 130

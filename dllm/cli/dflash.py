@@ -62,8 +62,7 @@ class Reported:
 
 @contextmanager
 def resumable(folder: Path) -> Iterator[None]:
-    """One run at a time in its ``folder``, which Windows cannot hold; where it is interrupted, say
-    how to go on."""
+    """One run at a time in ``folder``, except on Windows; if interrupted, say how to go on."""
     from safetensors import SafetensorError
 
     from ..train.processes import is_first

@@ -1,5 +1,7 @@
 """The installed command: start-up, exit codes, and a whole run in a process of its own."""
 
+import gc
+import io
 import json
 import os
 import re
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import dllm
-from dllm.cli import batch, chat, dflash, evaluate, generate, infill, serve, train
+from dllm.cli import batch, chat, dflash, evaluate, generate, infill, main, serve, train
 from dllm.cli.app import COMMANDS, command_of
 
 from ..thin import some
@@ -186,3 +188,15 @@ def test_streams_that_the_shell_has_closed(command: str, code: int, stderr: str)
     )  # fmt: skip
     assert done.returncode == code and done.stderr.startswith(stderr)
     assert "Traceback" not in done.stderr + done.stdout
+
+
+def test_files_and_pipes_are_utf8_on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Letters that its code page lacks were once written as '?'."""
+    out = io.TextIOWrapper(io.BytesIO(), encoding="cp1252")
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(gc, "freeze", list)
+    monkeypatch.setattr("dllm.cli.app.app", lambda prog_name: print("漢字"))
+    with pytest.raises(SystemExit):
+        main()
+    assert out.buffer.getvalue() == "漢字\n".encode()
