@@ -1,4 +1,4 @@
-"""The same bits in Triton: functions for other kernels to call on tiles, and a twin of `torch`.
+"""The same bits in Triton: functions for other kernels to call on tiles.
 
 Import this module only where Triton is: on a machine without a GPU it runs in Triton's
 interpreter, if TRITON_INTERPRET=1 was set before the first import.
@@ -6,7 +6,6 @@ interpreter, if TRITON_INTERPRET=1 was set before the first import.
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 
@@ -14,7 +13,6 @@ from .naive import BELOW_ONE
 
 _BELOW_ONE = tl.constexpr(BELOW_ONE)
 _SMALLEST = tl.constexpr(2.0**-32)
-BLOCK = 1024
 
 
 @triton.jit
@@ -49,22 +47,3 @@ def to_uniform(words):
 def to_gumbel(words):
     """32-bit words as float32 Gumbel noise; the uniform number is the upper tail."""
     return -tl.log(-log1p(-to_uniform(words)))
-
-
-@triton.jit
-def _row_bits(keys, out, rows, low, high, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64) + tl.zeros([1], tl.int64)
-    group = low // 4 + tl.program_id(1) * (BLOCK // 4) + tl.arange(0, BLOCK // 4)[None, :]
-    words = group_words(keys, row, row < rows, group)
-    token = (low // 4 + tl.program_id(1) * (BLOCK // 4)) * 4 + tl.arange(0, BLOCK)[None, :]
-    at = row[:, None] * (high - low) + token - low
-    tl.store(out + at, words.to(tl.int64), mask=(token >= low) & (token < high))
-
-
-def bits(keys: torch.Tensor, low: int, high: int) -> torch.Tensor:
-    """32 random bits for token ids [low, high) of every row: (R, high - low) int64 < 2**32."""
-    out = torch.empty(len(keys), high - low, dtype=torch.int64, device=keys.device)
-    if out.numel():
-        grid = (len(keys), triton.cdiv(high - low // 4 * 4, BLOCK))
-        _row_bits[grid](keys.contiguous(), out, len(keys), low, high, BLOCK=BLOCK)
-    return out

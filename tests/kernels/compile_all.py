@@ -8,7 +8,6 @@ from typing import Any
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
-from dllm.kernels.noise import triton as noise
 from dllm.kernels.rotation import triton as rotation
 from dllm.kernels.statistics import tiles
 
@@ -26,7 +25,7 @@ def kind(name: str) -> str:
         return POINTERS[name]
     if name in FLOATS:
         return "*fp32"
-    if name.endswith(("_ptr", "_out")) or name in ("keys", "out"):
+    if name.endswith(("_ptr", "_out")):
         return "*i64"
     return "fp32" if name in ("scale", "temperature") else "i32"
 
@@ -59,7 +58,6 @@ def main() -> None:
     sizes = {"BLOCK_R": 1, "BLOCK_S": 256}
     build(tiles.merge, {}, NOISE=True, WARM=True, TOP=4, BLOCK_T=1024, **sizes)
     build(tiles.merge, {}, NOISE=False, WARM=False, TOP=0, BLOCK_T=256, **sizes)
-    build(noise._row_bits, {}, BLOCK=1024)
     build(rotation._rotate_scatter, {"num_warps": 1}, BLOCK=64)
 
 
