@@ -73,7 +73,7 @@ class GrowingText:
         self._ids += ids
         text = self._decode(self._ids).rstrip(UNFINISHED)
         floor = len(self._decode(self._ids[: self._floor])) if self._stops and self._floor else 0
-        text = text[: len(text) - _held_back(text, self._stops, floor)]
+        text = text[: len(text) - held_back(text, self._stops, floor)]
         # Some tokenizers rewrite what stands before, e.g. blanks: then the text waits.
         if not ids or not text.startswith(self._shown):
             return ""
@@ -101,7 +101,7 @@ def stop_floor(canvas: Canvas, config: GenerationConfig) -> int:
     return max(canvas.text_floor, canvas.start + config.min_new_tokens)
 
 
-def _held_back(text: str, stops: tuple[str, ...], floor: int) -> int:
+def held_back(text: str, stops: Sequence[str], floor: int = 0) -> int:
     """Characters at the end that a stop string takes away or may take away."""
     start = stop_at(text, stops, floor)
     if start is not None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..core.errors import UnknownNameError
+from ..core.text import held_back
 from ..structured.keywords import moved
 
 THINK, THOUGHT = "<think>", "</think>"
@@ -117,10 +118,7 @@ class Tagged(Parser):
 
     def _sure(self, tags: Sequence[str]) -> str:
         """The rest without what may belong to a tag, or to the blanks before one."""
-        count = len(self.rest)
-        for tag in tags:
-            begun = [n for n in range(1, len(tag)) if self.rest.endswith(tag[:n])]
-            count = min([count, *(len(self.rest) - n for n in begun)])
+        count = len(self.rest) - held_back(self.rest, tags)
         piece = self.rest[:count].rstrip() if tags else self.rest
         self.rest = self.rest[len(piece) :]
         return piece
