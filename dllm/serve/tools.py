@@ -70,7 +70,8 @@ class Parser(ABC):
 
 
 class Tagged(Parser):
-    """Calls between tags, thoughts between others, which the prompt opens where ``thinking``."""
+    """Calls between tags, thoughts between others, which the prompt opens where ``thinking``.
+    Without an ``opening`` tag calls are all that is no thought."""
 
     def __init__(
         self, names: Collection[str], most: int, opening: str, closing: str, thinks: bool,
@@ -78,7 +79,11 @@ class Tagged(Parser):
     ) -> None:  # fmt: skip
         super().__init__(names, most)
         self.opening, self.closing = opening, closing
-        self.open = [tag for tag, on in ((THINK, thinks), (opening, bool(names))) if on]
+        self.bare: Bare | None = None  # reads calls that have no tags
+        if names and not opening:
+            self.bare = Bare(names, most)
+            self.bare.said = self.said
+        self.open = [tag for tag, on in ((THINK, thinks), (opening, names and opening)) if on]
         self.inside = THINK if thinking else ""  # the tag that is open
         self.fresh = thinking  # blanks behind a tag are not said, nor those before one
         self.rest = ""  # not said yet
@@ -126,6 +131,8 @@ class Tagged(Parser):
     def _say(self, piece: str) -> None:
         if self.inside == THINK:
             self.said.reasoning += piece
+        elif self.bare is not None:
+            self.bare.feed(piece)
         else:
             self.said.content += piece
 
@@ -134,6 +141,8 @@ class Tagged(Parser):
             self._say(self.rest)
         elif not self.take(self.rest):
             self.said.content += self.opening + self.rest
+        if self.bare is not None:
+            self.bare.end()
         self.rest = ""
 
 

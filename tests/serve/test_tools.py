@@ -84,6 +84,10 @@ LLAMA = [
 @pytest.mark.parametrize(("text", "content", "calls"), LLAMA)
 def test_json_without_tags(text: str, content: str, calls: Any, seed: int | None) -> None:
     assert read(SYNTAXES["llama"].parser(NAMES, 8), text, seed) == (content, "", calls)
+    thinking = SYNTAXES["llama"].parser(NAMES, 8, thinks=True)
+    assert read(thinking, f"<think>so</think>\n{text}", seed) == (content, "so", calls)
+    thinking = SYNTAXES["llama"].parser((), 8, thinks=True, thinking=True)
+    assert read(thinking, f"so</think>{text}", seed) == (text, "so", [])
 
 
 @pytest.mark.parametrize("seed", [None, 0, 1])
