@@ -159,8 +159,8 @@ def pack(module: nn.Linear, copy: bool = True) -> None:
 class Matrix:
     """A weight (n, d) that belongs to no module, and how it multiplies: ``matrix(x)`` (..., n)."""
 
-    def __init__(self, weight: torch.Tensor, copy: bool = True) -> None:
-        self.weight, self.packed = weight, Packed(copy)
+    def __init__(self, weight: torch.Tensor) -> None:
+        self.weight, self.packed = weight, Packed()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` (..., d) times the weight transposed."""

@@ -4,6 +4,7 @@ The drafter is at hand, and ``dllm serve VERIFIER`` scores what it proposes, tog
 drafts of other devices.  There the drafts of a text come from `Outside`.
 """
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import httpx
 import numpy as np
 
-from ..core.access import json_headers
+from ..core.access import KEY
 from ..core.canvas import IntArray
 from ..core.errors import ConfigError, DllmError
 from .accept.chains import walk
@@ -39,7 +40,8 @@ def write_with(
     tokenizer = tokenizer or getattr(getattr(part, "model", None), "tokenizer", None)
     if not url.startswith(("http://", "https://")):
         raise ConfigError(f"url is like 'http://127.0.0.1:8000', not {url!r}")
-    headers = json_headers()
+    key = os.environ.get(KEY)
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
     with _Verifier(base_url=url, timeout=timeout, headers=headers, trust_env=False) as verifier:
         vocabulary = "" if tokenizer is None else fingerprint(tokenizer)
         known = verifier.ask(

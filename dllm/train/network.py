@@ -103,18 +103,15 @@ class Network(nn.Module):
         return predict(self.hf, self.facts, ids, valid, clean)
 
     @torch.no_grad()
-    def teacher_logits(
-        self, ids: torch.Tensor, valid: torch.Tensor | None = None,
-        clean: torch.Tensor | None = None,
-    ) -> torch.Tensor:  # fmt: skip
+    def teacher_logits(self, ids: torch.Tensor, valid: torch.Tensor | None = None) -> torch.Tensor:
         """`logits` of the teacher."""
         (teacher,) = self._frozen
         hf: Any = teacher.hf
         if hf is not self.hf:
-            return predict(hf, teacher.facts, ids, valid, clean)
+            return predict(hf, teacher.facts, ids, valid)
         hf.disable_adapters()
         try:
-            return predict(hf, teacher.facts, ids, valid, clean)
+            return predict(hf, teacher.facts, ids, valid)
         finally:
             hf.enable_adapters()
 
@@ -138,7 +135,7 @@ def add_adapter(hf: Any, rank: int, layers: str | list[str]) -> None:
 
 def predict(
     hf: Any, facts: Facts, ids: torch.Tensor, valid: torch.Tensor | None,
-    clean: torch.Tensor | None,
+    clean: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """`Network.logits` of any network."""
     batch, length = ids.shape

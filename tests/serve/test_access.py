@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import dllm
-from dllm.core.access import KEY, json_headers
+from dllm.core.access import KEY
 from dllm.core.errors import ConfigError, DllmError
 from dllm.drafting.device import write_with
 from dllm.serve.settings import Settings
@@ -15,15 +15,6 @@ from tests.drafting.conftest import make_verifier
 from .conftest import Start, raw
 
 PROMPT = [5, 6, 7, 5, 6, 7, 5]
-
-
-def test_headers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(KEY, raising=False)
-    assert json_headers() == {"Content-Type": "application/json"}
-    assert json_headers("a")["Authorization"] == "Bearer a"
-    monkeypatch.setenv(KEY, "b")
-    assert json_headers()["Authorization"] == "Bearer b"
-    assert json_headers("a")["Authorization"] == "Bearer a"
 
 
 def test_a_device_that_drafts(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

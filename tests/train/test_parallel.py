@@ -1,7 +1,6 @@
 """The objective as a whole, on a network whose logits are a function of what it is fed."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -31,7 +30,7 @@ class Watched:
         generator = torch.Generator().manual_seed(len(self.fed))
         return torch.randn(*noisy.shape, MASK + 1, generator=generator)
 
-    def teacher_logits(self, ids: torch.Tensor, valid: torch.Tensor, clean: Any) -> torch.Tensor:
+    def teacher_logits(self, ids: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
         self.taught.append((ids, valid))
         generator = torch.Generator().manual_seed(77)
         return torch.randn(*ids.shape, MASK + 1, generator=generator)

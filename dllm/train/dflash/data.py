@@ -92,11 +92,10 @@ class HiddenStates:
 
     def __init__(self, layers: Sequence[int], size: int) -> None:
         self.layers, self.size = [*layers], size
-        self.width = (len(self.layers) + 1) * size
         self._files: dict[Path, tuple[Any, list[int]]] = {}  # rows, and their parts that are read
 
     def read(self, answer: Answer) -> torch.Tensor:
-        """(len(ids) - 1, width) bfloat16."""
+        """(len(ids) - 1, (layers + 1) * size) bfloat16."""
         assert answer.file is not None
         if answer.file not in self._files:
             self._files[answer.file] = self._open(answer.file)
@@ -134,7 +133,7 @@ def collate(
     answers: Sequence[Answer], anchors: Sequence[Sequence[int]], states: HiddenStates
 ) -> dict[str, torch.Tensor]:
     """Padded tensors: ids (B, S), length (B,), anchors (B, N) with -1 where there is none, and,
-    where they are kept, states (B, S, width)."""
+    where they are kept, states (B, S, (layers + 1) * size)."""
     batch = {
         "ids": padded(answer.ids for answer in answers),
         "length": torch.tensor([len(answer.ids) for answer in answers]),

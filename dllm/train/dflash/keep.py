@@ -17,8 +17,7 @@ def write_states(path: Path, reader: Reader, layers: Sequence[int], rows: int = 
     answers are done.  4 layers of a width of 576 take 5.8 kB per token."""
     if kept_states(path, layers, reader.verifier) is not None:
         return
-    about = {"layers": [*layers], "width": (len(layers) + 1) * reader.width,
-             "of": stamp(path, reader.verifier)}  # fmt: skip
+    about = {"layers": [*layers], "of": stamp(path, reader.verifier)}
     answers = list(read_answers(path, verifier=reader.verifier))
     label = path.with_suffix(".states.json")
     label.unlink(missing_ok=True)  # it speaks of what is written over now

@@ -46,8 +46,7 @@ class Reader:
 
     def __init__(self, verifier: Any, layers: Sequence[int]) -> None:
         self.verifier, self.layers = verifier, list(layers)
-        weight = verifier.get_input_embeddings().weight
-        self.device, self.width = weight.device, weight.shape[1]
+        self.device = verifier.get_input_embeddings().weight.device
 
     @torch.no_grad()
     def read(self, ids: torch.Tensor) -> torch.Tensor:

@@ -188,6 +188,6 @@ class Parallel(nn.Module):
             if hint is not None:  # what only the teacher sees
                 noisy = torch.cat([hint.clamp_min(0), noisy], 1)
                 valid = torch.cat([hint >= 0, valid], 1)
-            rows = net.teacher_logits(noisy, valid, None)[:, -ids.shape[1] :][later]
+            rows = net.teacher_logits(noisy, valid)[:, -ids.shape[1] :][later]
             total = total + settings.kl * divergence(logits[later], rows, settings.tau)
         return total
