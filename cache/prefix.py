@@ -1,7 +1,7 @@
-"""Fast-dLLM's prefix and dual cache: freeze what lies outside the open block.
+"""Fast-dLLM's prefix cache: freeze what lies left of the open block.
 
-Both recompute everything when a block opens; the predictions of that refresh are used like any
-other step's, and it repairs the slots of the previous block's last commits.
+As in `dual`, everything is recomputed when a block opens; the predictions of that refresh are used
+like any other step's, and it repairs the slots of the previous block's last commits.
 """
 
 import numpy as np

@@ -38,10 +38,10 @@ class S2D2(Explorer):
     with its drafts, and a mask for each position of the run; each sees only what is left of it.
     (Where logits are shifted no masks are needed.)  From left to right a draft stays with
     probability (q / p) ** ``tempering`` (1), at most 1: q is its probability in this pass, p the
-    one it was drafted with.  The first draft that fails becomes a token from (q - p)+ and ends
-    the run.  The selectors add tokens if fewer than ``n`` (1) were committed, or always with
-    ``sure`` (official: always_check_high_confidence).  ``ratio`` commits all drafts of the run
-    with at least that probability, and with ``everywhere`` those of the whole block.
+    one it was drafted with.  The first draft that fails ends the run; with ``resample`` (True) it
+    becomes a token from (q - p)+.  The selectors add tokens if fewer than ``n`` (1) were committed,
+    or always with ``sure`` (official: always_check_high_confidence).  ``ratio`` commits all drafts
+    of the run with at least that probability, and with ``everywhere`` those of the whole block.
 
     ``policy`` says when to verify: "span" where the run has ``tau_span`` (1) masks; "score" where
     S >= ``tau_score`` (0); "hysteresis" from S > ``tau_on`` (1) until S < ``tau_off`` (-5).  S is

@@ -1,7 +1,7 @@
 """A complete sampler: the order in which one step asks its parts.
 
-Parts and what they see are in `base`, what the selectors make of a step in `selection`, steps that
-go another way in `turn`; how a string becomes a `Sampler` is in `compose`.
+Parts, what they see and what the selectors make of a step are in `base`, steps that go another way
+in `turn`; how a string becomes a `Sampler` is in `compose`.
 """
 
 from collections.abc import Mapping
