@@ -95,16 +95,15 @@ def prefix_tree(pieces: Sequence[bytes | None]) -> list[Level]:
 
 
 class Compiler:
-    """Reads one structure.  ``source``: plain data as JSON, see `dllm.structured.source`."""
+    """Reads one structure.  ``spells`` and ``ignored`` are those of `values.Base`."""
 
-    def __init__(self, depth: int = DEPTH) -> None:
-        # Further tries take less, so that all of them together end soon.
-        self.budget = Budget(MOST_STEPS // (1 if depth == DEPTH else 4), depth)
-        self.spells = False  # see `values.Base`
+    def __init__(self, budget: Budget, spells: bool = False) -> None:
+        self.budget, self.spells = budget, spells
         self.ignored: dict[str, None] = {}
 
     def part(self, source: Mapping[str, Any]) -> Part:
-        """The texts of a source.  Raises `ConfigError`, `Unfit`."""
+        """The texts of a source: plain data, see `dllm.structured.source`.  Raises `ConfigError`,
+        `Unfit`."""
         ((kind, value),) = source.items()
         if kind == "regex":
             return regex_part(value)
@@ -138,7 +137,8 @@ def byte_automaton(source: Mapping[str, Any]) -> tuple[ByteAutomaton, list[str]]
     itself, and values of any kind, are written less deep where they would take too much."""
     failed: TooLarge | None = None
     for depth in range(DEPTH, -1, -1):
-        compiler = Compiler(depth)
+        # Further tries take less, so that all of them together end soon.
+        compiler = Compiler(Budget(MOST_STEPS // (1 if depth == DEPTH else 4), depth))
         try:
             automaton = automaton_of(compiler.part(source), compiler.budget)
             if len(automaton.edges) <= MOST_STATES:
@@ -331,8 +331,7 @@ def refused(why: str, source: Source) -> Refused:
     same = text = None
     with contextlib.suppress(RecursionError, AttributeError, TypeError, ValueError):
         same = encoded(plain(source))
-        compiler = Compiler(1)
-        compiler.budget, compiler.spells = Budget(depth=1), True
+        compiler = Compiler(Budget(depth=1), spells=True)
         text = shortest(compiler.part(source), compiler.budget)
     return Refused(why, text, same)
 

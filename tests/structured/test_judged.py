@@ -50,7 +50,7 @@ def form_of(source: dict[str, Any]) -> Judged:
         kind: v.replace("\\n", "\n") if isinstance(v, str) else v for kind, v in source.items()
     }
     budget = Budget()
-    part = compiling.Compiler(1).part(source)
+    part = compiling.Compiler(Budget(depth=1)).part(source)
     text = encoded(plain(source))
     form = judged(text, VOCABULARY, (STOP,), PAD, len(PIECES) + 1, shortest(part, budget))
     assert form is not None
