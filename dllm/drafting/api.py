@@ -93,13 +93,10 @@ def _scheduler(
     verifier: VerifierLike, drafter: DrafterLike, prompt: Any, options: dict[str, Any]
 ) -> Scheduler:
     """Everything that can be wrong is found here, before the first round."""
-    from .vocabulary import check_policy
-
     own = {name: options.pop(name) for name in SETTINGS if name in options}
     exact = options.pop("exact", True)
     check_switch("exact", exact)
     chat, vocabulary = options.pop("chat", None), options.pop("vocabulary", "auto")
-    check_policy(vocabulary)
     model = load_verifier(verifier, options.pop("tokenizer", None))
     drafting = {name: options.pop(name) for name in DRAFTING if name in options}
     part = fit(make_drafter(drafter, **drafting), model, vocabulary)

@@ -79,6 +79,8 @@ def fit(drafter: Drafter | None, verifier: DiffusionModel, vocabulary: str) -> D
     from .drafters.diffusion import DiffusionDrafter
     from .vocabulary import reconcile
 
+    if vocabulary not in ("auto", "retokenize"):
+        raise ConfigError(f"vocabulary is 'auto' or 'retokenize', not {vocabulary!r}")
     if isinstance(drafter, DiffusionDrafter):
         return reconcile(drafter, drafter.model, verifier, vocabulary)
     inner = getattr(drafter, "drafters", None)

@@ -5,8 +5,7 @@ Equal vocabulary sizes prove nothing: what counts is that ids stand for the same
 
 import hashlib
 from dataclasses import dataclass, replace
-from enum import Enum
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -20,19 +19,12 @@ PROBE = "def f(x):\n    return x ** 2  # naïve\n你好，世界 3.14159 1234567
 TAIL = 12  # committed tokens of the verifier that are encoded again with a draft
 
 
-class VocabularyMatch(Enum):
-    """SAME: ids agree.  SAME_TEXT: ordinary text agrees, special tokens differ.  DIFFERENT."""
-
-    SAME = "same"
-    SAME_TEXT = "same text"
-    DIFFERENT = "different"
-
-
 @dataclass(frozen=True)
 class Comparison:
-    """``to_drafter`` (Vv,) int64 maps verifier ids to drafter ids, -1 where there is none."""
+    """``match``: whether ids agree; of "same text" those of ordinary text do, of special tokens
+    not.  ``to_drafter`` (Vv,) int64 maps verifier ids to drafter ids, -1 where there is none."""
 
-    match: VocabularyMatch
+    match: Literal["same", "same text", "different"]
     to_drafter: IntArray
 
     @property
@@ -66,18 +58,9 @@ def compare(drafter: Any, verifier: Any, drafter_size: int, verifier_size: int) 
     text = encode_text(drafter, PROBE) == encode_text(verifier, PROBE)
     alone = (ours.keys() ^ theirs.keys()) - special
     if moved or alone or not text:
-        match = VocabularyMatch.DIFFERENT
-    elif all(ours.get(t) == theirs.get(t) for t in special if t in ours or t in theirs):
-        match = VocabularyMatch.SAME
-    else:
-        match = VocabularyMatch.SAME_TEXT
-    return Comparison(match, to_drafter)
-
-
-def check_policy(policy: object) -> None:
-    """Raise `ConfigError` for what `reconcile` does not know."""
-    if policy not in ("auto", "retokenize"):
-        raise ConfigError(f"vocabulary is 'auto' or 'retokenize', not {policy!r}")
+        return Comparison("different", to_drafter)
+    agree = all(ours.get(t) == theirs.get(t) for t in special)
+    return Comparison("same" if agree else "same text", to_drafter)
 
 
 def reconcile(drafter: Drafter, model: Any, verifier: Any, policy: str) -> Drafter:
@@ -86,7 +69,6 @@ def reconcile(drafter: Drafter, model: Any, verifier: Any, policy: str) -> Draft
     ``policy``: "auto" translates special tokens of the text, bans in drafts those whose ids
     differ, and refuses different vocabularies; "retokenize" drafts in the drafter's own.
     """
-    check_policy(policy)
     ours, theirs = model.tokenizer, verifier.tokenizer
     if ours is None or theirs is None:
         if model.facts.vocab_size != verifier.facts.vocab_size:
@@ -96,12 +78,12 @@ def reconcile(drafter: Drafter, model: Any, verifier: Any, policy: str) -> Draft
                 "pass tokenizers when loading"
             )
         return drafter
-    result = compare(ours, theirs, model.facts.vocab_size, verifier.facts.vocab_size)
     if policy == "retokenize":
         return Retokenizing(inner=drafter, ours=ours, theirs=theirs, size=model.facts.vocab_size)
-    if result.match is VocabularyMatch.SAME:
+    result = compare(ours, theirs, model.facts.vocab_size, verifier.facts.vocab_size)
+    if result.match == "same":
         return drafter
-    if result.match is VocabularyMatch.SAME_TEXT:
+    if result.match == "same text":
         banned = tuple(i for i in result.foreign if i < model.facts.vocab_size)
         return replace(  # type: ignore[call-arg]
             drafter, banned=banned, known_as=result.to_drafter
