@@ -206,8 +206,8 @@ class Grammar:
             return ("regex", token.text if token.text != "." else r"[\s\S]")
         if token.kind == "regex":
             body, _, flags = token.text[1:].rpartition("/")
-            body = body.replace("\\/", "/")
-            return ("regex", f"(?{flags}:{body})" if flags.replace("u", "") else body)
+            body, flags = body.replace("\\/", "/"), flags.replace("u", "")
+            return ("regex", f"(?{flags}:{body})" if flags else body)
         if token.kind != "text":
             self._wrong(token)
         text = self._text(token)

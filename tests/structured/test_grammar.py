@@ -131,6 +131,8 @@ def test_gbnf() -> None:
     assert escaped.accepts(b"[]\\[A")
     lark, _ = byte_automaton(source.grammar('start: "x" A  # a comment\nA: " ::= #"  // "a"\n'))
     assert lark.accepts(b"x ::= #")
+    flags, _ = byte_automaton(source.grammar("start: /a.c/isu"))
+    assert flags.accepts(b"A\nC")
 
 
 @pytest.mark.parametrize(
