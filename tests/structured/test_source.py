@@ -32,6 +32,11 @@ def test_where_schemas_come_from(tmp_path: Path) -> None:
     file.write_text("[1]", encoding="utf-8")
     with pytest.raises(ConfigError, match="a JSON schema is an object"):
         schema_of(file)
+    deep: dict[str, Any] = {}
+    for _ in range(3000):
+        deep = {"items": deep}
+    with pytest.raises(ConfigError, match="is no JSON or too deep"):
+        source.encoded(source.json_schema(deep))
 
 
 def test_what_is_too_large_is_written_less_deep(monkeypatch: pytest.MonkeyPatch) -> None:
