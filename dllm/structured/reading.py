@@ -256,9 +256,6 @@ class Reader(Base):
         keys = [key for values in constant for key in {*map(same, values or ())}]
         return None not in constant and len({*keys}) == len(keys)
 
-    def _not(self, schema: Schema, path: str) -> Part:
-        return self.left(self.value(without(schema, "not") or True, path), [schema["not"]], path)
-
     def left(self, part: Part, schemas: Sequence[Any], path: str) -> Part:
         """What of a part satisfies none of the ``schemas``."""
         for schema in schemas:
@@ -313,7 +310,7 @@ class Reader(Base):
         kinds, others = kinds_of(a), kinds_of(b)
         if kinds is not None and others is not None and not kinds & others:
             return True
-        if "object" in (kinds or ()) and kinds == others:
+        if kinds == others == {"object"}:
             mine_, theirs = a.get("properties", {}), b.get("properties", {})
             required = {*a.get("required", ())}, {*b.get("required", ())}
             for one, names, needed in ((a, mine_, required[1]), (b, theirs, required[0])):
@@ -362,7 +359,9 @@ class Reader(Base):
         "if": _if,
         "allOf": lambda self, schema, path: self.followed(
             schema["allOf"], without(schema, "allOf"), path),
-        "not": _not, "anyOf": _any_of, "oneOf": _any_of, "dependencies": _dependencies,
+        "not": lambda self, schema, path: self.left(
+            self.value(without(schema, "not") or True, path), [schema["not"]], path),
+        "anyOf": _any_of, "oneOf": _any_of, "dependencies": _dependencies,
         "dependentRequired": _dependencies, "dependentSchemas": _dependencies,
     }  # fmt: skip
     TYPES: ClassVar[dict[str, Callable[[Reader, Schema, str], Part]]] = {
