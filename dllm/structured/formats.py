@@ -41,6 +41,10 @@ DAYS = "(?:[0-9]+D|[0-9]+M(?:[0-9]+D)?|[0-9]+Y(?:[0-9]+M(?:[0-9]+D)?)?)"
 HOURS = "(?:[0-9]+S|[0-9]+M(?:[0-9]+S)?|[0-9]+H(?:[0-9]+M(?:[0-9]+S)?)?)"
 POINTER = "(?:/(?:[ !#-.0-\\[\\]-}]|~[01])*)*"
 NAME = r"\w+(?:\.\w+)*(?:\*|:[1-9][0-9]{0,2})?"
+RANGE = r"\[\^?(?:0-9|A-Z|a-z|[A-Za-z0-9 _.,:;/+*?()$]|\\\\[dsw])+-?\]"
+COUNT = r"(?:[*+?]|\{[0-9]{1,2},?\})?"
+ONE = rf"(?:[A-Za-z0-9 _,:;/=@%&#'<>!-]|\.|\\\\[dDsSwW.*+?()[\]{{}}|^$/]|{RANGE}){COUNT}"
+WAY = rf"(?:{ONE}|\((?:\?:)?(?:{ONE})*(?:\|(?:{ONE})*)*\){COUNT})*"
 FORMATS = {
     "date": DATE,
     "time": TIME,
@@ -55,6 +59,7 @@ FORMATS = {
     "uri-reference": f"(?:{URI}|{REFERENCE})",
     "json-pointer": POINTER,
     "relative-json-pointer": f"(?:0|[1-9]+0?)(?:#|{POINTER})",
+    "regex": rf"\^?{WAY}(?:\|{WAY})*\$?",  # what Python and JavaScript read alike, in JSON
     "uri-template": rf"(?:{PCHAR}|[/?#]|\{{[+#./;?&]?{NAME}(?:,{NAME})*\}})*",
 }
 # As pydantic names them.

@@ -153,10 +153,6 @@ def constant(reader: Base, value: Any) -> Part:
 def string(reader: Base, schema: Schema, path: str) -> Part:
     least, most = counts_of(schema, "minLength", "maxLength", path)
     patterns, form = as_list(schema.get("pattern", [])), schema.get("format")
-    if form == "regex":
-        raise ConfigError(
-            f"{path} of the schema has the format 'regex'; supported: {', '.join(sorted(FORMATS))}"
-        )
     if form is not None and form not in FORMATS:
         reader.ignored[f"format {form!r}"] = form = None
     if form is not None and reader.testing:
