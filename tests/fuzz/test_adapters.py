@@ -191,3 +191,28 @@ def test_a_peft_that_is_too_old_is_told(adapter: Path, monkeypatch: pytest.Monke
     ):
         with pytest.raises(dllm.ConfigError, match=r"^peft 99.0 or newer, .* is missing: pip"):
             call()
+
+
+@pytest.mark.filterwarnings("default")  # peft's own
+@pytest.mark.parametrize("merge", [False, True])
+def test_tokens_that_are_trained_where_embedding_and_head_are_one(
+    merge: bool, tmp_path: Path
+) -> None:
+    """peft saves them once."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    shape: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    config = LlamaConfig(vocab_size=32, num_attention_heads=2, tie_word_embeddings=True, **shape)
+    plain: Any = LlamaForCausalLM(config).eval()
+    taught = LlamaForCausalLM(config).eval()
+    taught.load_state_dict(plain.state_dict())
+    how: dict[str, Any] = {"target_modules": ["q_proj"], "trainable_token_indices": [3, 9]}
+    peft = get_peft_model(taught, LoraConfig(r=2, init_lora_weights=False, **how)).eval()
+    for name, parameter in peft.named_parameters():
+        parameter.data += "tokens_delta" in name
+    peft.save_pretrained(tmp_path)
+    model = dllm.load(plain, family="autoregressive", adapter=tmp_path, merge_adapter=merge)
+    ids = torch.tensor([[3, 5, 9, 7]])
+    with torch.no_grad():
+        torch.testing.assert_close(model.hf(ids).logits, peft(ids).logits, rtol=0, atol=1e-4)
