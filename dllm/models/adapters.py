@@ -37,8 +37,7 @@ def attach(hf: Any, adapter: str | os.PathLike[str], merge: bool = False) -> Non
         with quiet():
             config = PeftConfig.from_pretrained(str(folder))
             report = hf.load_adapter(peft_config=config, adapter_state_dict=weights)
-        every, once = (dict(hf.named_parameters(remove_duplicate=own)) for own in (False, True))
-        for key in sorted(report.missing_keys - (every.keys() - once.keys())):  # tied: one is saved
+        for key in sorted(report.missing_keys & {*dict(hf.named_parameters())}):  # tied: one
             raise ValueError(f"{key} is missing")
         for key in sorted(report.unexpected_keys):
             raise ValueError(f"{key} has no place in it")
