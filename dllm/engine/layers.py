@@ -85,9 +85,10 @@ class LayerHook:
         self.visibility = visibility
         self.layers: Sequence[nn.Module] = getattr(backbone, "layers", ())
         self._hooked = hooked(backbone, self._run) if self.layers else backbone
-        self.spread = len({each.device for each in backbone.parameters()}) > 1
+        places = [next(layer.parameters()).device for layer in self.layers]
+        main = next(backbone.parameters()).device  # where layers run that were offloaded
+        self.devices = [main if at.type == "meta" else at for at in places]
         self.pieces: list[Piece] = []
-        self.index = 0
         self.inputs: Tensor  # (1, Q, D), hidden states of the streams
         self.module: Any = None
         self.queries: Tensor
@@ -116,8 +117,7 @@ class LayerHook:
 
     def _run(self, index: int, module: nn.Module, hidden: Tensor, **kwargs: Any) -> Tensor:
         """One layer: ask the cache, compute what it says, put the rows back among the others."""
-        if self.spread:  # the layer before may lie on another device
-            hidden = hidden.to(next(module.parameters()).device)
+        hidden = hidden.to(self.devices[index])  # the layer before may lie on another one
         self.index, self.module, self.inputs = index, module, hidden
         streams = [piece.stream for piece in self.pieces]
         if self.cache.keeps == "input":

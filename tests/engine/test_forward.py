@@ -1,6 +1,7 @@
 """The device half against naive forwards of transformers' own model."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -77,3 +78,17 @@ def test_what_parts_ask_for_is_clean_whatever_is_proposed(
         assert np.allclose(asked, wanted, atol=1e-5)
         before, seen = canvas.tokens.copy(), seen + len(at)
     assert seen
+
+
+@pytest.mark.parametrize("cache", ["dllm_cache(6, 3)", "elastic(beta=4)"])
+def test_caches_that_decide_by_layer_run_layers_from_disk(
+    cache: str, tiny: dllm.DiffusionModel, tiny_folder: Path, tmp_path: Path
+) -> None:
+    near = ("model.embed_tokens", "model.rotary_emb", "model.layers.0", "model.norm", "lm_head")
+    places = {**dict.fromkeys(near, "cpu"), "model.layers.1": "disk"}
+    partly = dllm.load(tiny_folder, device_map=places, offload_folder=str(tmp_path))
+    texts = [
+        dllm.generate(model, "Tom has", cache=cache, max_new_tokens=12).tokens
+        for model in (partly, tiny)
+    ]
+    assert texts[0] == texts[1]
