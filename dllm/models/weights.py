@@ -61,8 +61,11 @@ def load_weights(
         if name not in OPTIONS:
             known = (*ARGUMENTS, *FACTS, *OPTIONS)
             raise UnknownNameError("option", name, known, ELSEWHERE.get(name))
+    stored: Any = getattr(config, "quantization_config", None)
     if quantization_config is not None:
         options["quantization_config"] = quantization_config
+    elif stored and stored.get("quant_method") == "compressed-tensors":
+        stored["dequantize"] = True  # else by the first call of the whole network: there is none
     cls: Any = family.model_class or transformers.AutoModelForCausalLM
     check_headers(folder, family, config, official)
     try:
@@ -93,7 +96,7 @@ def load_weights(
             "these files"
         ) from error
     _check(folder, family, report, official)
-    if getattr(config, "quantization_config", None) and getattr(hf, "hf_quantizer", None) is None:
+    if stored and getattr(hf, "hf_quantizer", None) is None:
         for weight in hf.parameters():  # widened as it was read, beside others that stay as stored
             weight.data = weight.data.to(hf.config.dtype)
     return cast(PreTrainedModel, hf.to(device) if moved else hf)

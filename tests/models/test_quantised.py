@@ -87,6 +87,26 @@ def test_floats_of_8_bits_are_widened_to_one_dtype(tmp_path: Path, name: str) ->
     assert "quantization_config" not in json.loads((tmp_path / "saved/config.json").read_text())
 
 
+def test_packed_weights_are_unpacked_as_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """compressed-tensors would wait for a call of the whole network; the engine calls its parts."""
+    given = []
+
+    def read_as(*_: Any, config: Any, **__: Any) -> None:
+        given.append(config.quantization_config)
+        raise ImportError("compressed_tensors")
+
+    monkeypatch.setattr(Qwen2ForCausalLM, "from_pretrained", read_as)
+    how = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
+    Qwen2ForCausalLM(Qwen2Config(**SIZES)).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text()) | {"quantization_config": how}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(dllm.ConfigError, match="needs a package"):
+        dllm.load(tmp_path, family="a2d_qwen2", mask_token_id=95)
+    assert given == [how | {"dequantize": True}]
+
+
 TORCHAO = """
 import dllm, torch
 from torchao.quantization import Int8WeightOnlyConfig
