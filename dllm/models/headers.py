@@ -132,7 +132,8 @@ def check_headers(folder: Path, family: Family, config: PreTrainedConfig, offici
     Quantised checkpoints pack their weights: of those only the sizes are compared, roughly.
     """
     headers = read_headers(folder)
-    layers = getattr(config.get_text_config(), "num_hidden_layers", None)
+    text: Any = config.get_text_config()  # some pass their layers several times
+    layers = getattr(text, "num_layers_per_stack", None) or getattr(text, "num_hidden_layers", None)
     numbers = [int(match[1]) for key in headers if (match := LAYER.search(key))]
     present = 1 + max(numbers) if numbers else len(headers)
     if isinstance(layers, int) and layers > present:

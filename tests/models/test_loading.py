@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    HrmTextConfig,
+    HrmTextForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 from dllm.core.errors import CheckpointError, ConfigError
 from dllm.models import DiffusionModel, load
@@ -75,6 +82,16 @@ def test_any_causal_model_of_transformers_is_a_verifier(tmp_path: Path) -> None:
         torch.testing.assert_close(logits(model, ids), hf.eval()(ids).logits, rtol=1e-5, atol=1e-6)
     with pytest.raises(ConfigError, match=r"family='dream' \(shifted by one\)"):
         load(tmp_path, mask_token_id=5)
+
+
+def test_layers_that_are_passed_several_times_are_in_the_files_once(tmp_path: Path) -> None:
+    sizes = {**TINY, "head_dim": 8, "num_key_value_heads": 4}
+    hf = HrmTextForCausalLM(HrmTextConfig(**sizes)).eval()  # type: ignore[no-untyped-call]
+    hf.save_pretrained(tmp_path)
+    ids = torch.arange(9)[None]
+    with torch.inference_mode():
+        wanted = hf(ids).logits
+    torch.testing.assert_close(logits(load(tmp_path), ids), wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_other_hyperparameters_are_read_not_assumed(tmp_path: Path, checkpoints: Path) -> None:
