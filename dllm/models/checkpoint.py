@@ -77,7 +77,10 @@ def open_checkpoint(model: str | os.PathLike[str], revision: str | None = None) 
     check_config(config)
     generation = read_json(folder / "generation_config.json") or {}
     check(generation, GENERATION, "generation_config.json")
-    called = name if hub or name in BUNDLED else folder.resolve().name
+    place = folder.resolve()
+    if place.parent.parent.name.startswith("models--"):  # of the hub's cache, behind a commit
+        place = Path(place.parent.parent.name.replace("--", "/"))
+    called = name if hub or name in BUNDLED else place.name
     return Checkpoint(called, folder, config, generation, hub, revision)
 
 

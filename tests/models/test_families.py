@@ -221,6 +221,11 @@ def test_published_checkpoints_bring_what_their_files_leave_out(tmp_path: Path) 
         write(tmp_path / name, CASES[2])
         lengths[name] = dllm.load(tmp_path / name, mask_token_id=MASK).facts.block_length
     assert list(lengths.values()) == [32, None, 4]
+    cached = tmp_path / f"models--divelab--{name}" / "snapshots" / "0f3a"  # by its path in a cache
+    cached.mkdir(parents=True)
+    write(cached, CASES[2])
+    model = dllm.load(cached, mask_token_id=MASK)
+    assert (model.name, model.facts.block_length) == (name, 4)
     assert dllm.load(tmp_path / name, mask_token_id=MASK, block_length=8).facts.block_length == 8
 
 
