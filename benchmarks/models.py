@@ -21,8 +21,8 @@ dllm loads a checkpoint by hub id, by folder, or from memory, into transformers'
 
 - **attends**: to the full text; block-causal with blocks of that size; or unmasked tokens first.
 - **shift**: 1 where `logits[i]` predict token `i + 1`.
-- **verified**: against official code (run beside this project on small random checkpoints), or by
-  configuration (against transformers' network under a mask written out position by position).
+- **verified**: against official code (on small random checkpoints), or by configuration (against
+  transformers' network under an explicit mask).
 
 We ran no checkpoint of full size.
 

@@ -31,6 +31,10 @@ A2D_QWEN2 = Family(
     mask_token="<|mask|>",
     end_of_turn="<|im_end|>",
     tokenizer_class="Qwen2Tokenizer",
+    checkpoints=(
+        Published("dllm-hub/Qwen2.5-Coder-0.5B-Instruct-diffusion-mdlm-v0.1"),
+        Published("dllm-hub/Qwen2.5-Coder-0.5B-Instruct-diffusion-bd3lm-v0.1", block_length=32),
+    ),
 )
 A2D_QWEN3 = replace(
     A2D_QWEN2,
