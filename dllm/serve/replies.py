@@ -70,11 +70,10 @@ class Reply:
             if ask.kind == "infill":
                 entry["holes"] = choice.result.holes
             listed.append(entry | self._ending(choice))
-        results, first = [choice.result for choice in choices], choices[0]
+        results = [choice.result for choice in choices]
         extra: dict[str, Any] = {}
-        if ask.kind == "chat" and first.given is not None:
-            found = given_entries(first.given, ask, self.spelling)
-            extra["prompt_logprobs"] = prompt_logprobs(found, self.name)
+        if ask.kind == "chat" and ask.prompt_logprobs is not None:  # of the one prompt
+            *_, extra["prompt_logprobs"] = [one.pop("prompt_logprobs") for one in listed]
         if ask.token_ids and len(ask.prompts) == 1:
             extra["prompt_token_ids"] = listed[0]["prompt_token_ids"]
         return self._head(OBJECTS[ask.kind]) | {
@@ -150,7 +149,7 @@ class Reply:
                 entry["logprobs"] = {"content": chat_logprobs(found, self.name), "refusal": None}
             else:
                 entry["logprobs"] = text_logprobs(found, self.name)
-        if choice.given is not None and ask.kind == "text":
+        if choice.given is not None:
             found = given_entries(choice.given, ask, self.spelling)
             entry["prompt_logprobs"] = prompt_logprobs(found, self.name)
         if ask.token_ids:

@@ -15,7 +15,7 @@ from dllm.request.prompts import encode
 from dllm.serve.settings import Settings
 
 from ..thin import some
-from .conftest import Served, Start, deltas
+from .conftest import Served, Start, deltas, sse
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 HELLO: Any = [{"role": "user", "content": "Reverse this list: Tom, Anna, Ben"}]
@@ -181,6 +181,8 @@ def test_likelihoods_of_a_prompt(start: Start, name: str) -> None:
         assert [one and one[str(i)]["logprob"] for i, one in zip(ids, same, strict=True)] == own
         chat = served.post(CHAT, HOW | {"prompt_logprobs": 0}).json()
         assert chat["prompt_logprobs"][0] is None and len(chat["prompt_logprobs"]) > 3
+        streamed = sse(served.post(CHAT, HOW | {"prompt_logprobs": 0, "stream": True}).text)[-1]
+        assert streamed["choices"][0]["prompt_logprobs"] == chat["prompt_logprobs"]
     assert own[0] is None
     for cut in (1, 4):
         score = dllm.score(model, ids[:cut].tolist(), ids[cut:].tolist(), **how)
