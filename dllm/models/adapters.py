@@ -10,6 +10,7 @@ from transformers.utils.peft_utils import check_peft_version
 
 from ..core.errors import CheckpointError, ConfigError, missing, one_line, short
 from .checkpoint import ADAPTER, looks_like_a_path, read_json, snapshot
+from .family import Family
 from .headers import is_finite, read_tensors
 from .quiet import quiet
 
@@ -19,9 +20,9 @@ REFUSED = (  # what is more than numbers added to weights
 )  # fmt: skip
 
 
-def attach(hf: Any, adapter: str | os.PathLike[str], merge: bool = False) -> None:
+def attach(hf: Any, family: Family, adapter: str | os.PathLike[str], merge: bool = False) -> None:
     """Put an adapter (a folder with peft's files, or a hub id) on ``hf``, in place,
-    or with ``merge`` into its weights.
+    or with ``merge`` into its weights.  It may have been trained on the official network.
 
     Raises `CheckpointError` when there is no complete adapter for this network, which then stays as
     it was unless merging had begun, and `ConfigError` when the package peft is missing or too old.
@@ -35,8 +36,13 @@ def attach(hf: Any, adapter: str | os.PathLike[str], merge: bool = False) -> Non
         from peft import PeftConfig
 
         with quiet():
-            config = PeftConfig.from_pretrained(str(folder))
-            report = hf.load_adapter(peft_config=config, adapter_state_dict=weights)
+            config: Any = PeftConfig.from_pretrained(str(folder))
+            native = {family.native_key(key): weight for key, weight in weights.items()}
+            if native.keys() != weights.keys():  # else the file's own names may be patterns
+                config.target_modules = {key.partition(".lora_")[0] for key in native}
+                if config.alpha_pattern:
+                    raise ValueError("its alpha_pattern has names of the official network")
+            report = hf.load_adapter(peft_config=config, adapter_state_dict=native)
         for key in sorted(report.missing_keys & {*dict(hf.named_parameters())}):  # tied: one
             raise ValueError(f"{key} is missing")
         for key in sorted(report.unexpected_keys):
@@ -94,7 +100,8 @@ def _read(folder: Path) -> dict[str, torch.Tensor]:
         if not is_finite(tensor):
             raise CheckpointError(f"{name} in {folder / WEIGHTS} is not finite; copy it again")
         # transformers does not know that peft leaves the end of this name out
-        weights[name + ".weight" * name.endswith("lora_magnitude_vector")] = tensor
+        name += ".weight" * name.endswith("lora_magnitude_vector")
+        weights[name.removeprefix("base_model.model.")] = tensor
     return weights
 
 

@@ -94,7 +94,7 @@ def load(
         for name in (name for name, value in given.items() if value is not None):
             raise ConfigError(f"the model is loaded already, {name} has no effect: leave it out")
         if adapter is not None:
-            attach(model.hf, adapter, merge_adapter)
+            attach(model.hf, model.family, adapter, merge_adapter)
         return model
     if "trust_remote_code" in options:
         raise ConfigError("remote code is never run; leave trust_remote_code out")
@@ -133,7 +133,7 @@ def load(
             )  # fmt: skip
         choose_threads(result.hf)
     if adapter is not None:
-        attach(result.hf, adapter, merge_adapter)
+        attach(result.hf, result.family, adapter, merge_adapter)
     return result
 
 

@@ -237,3 +237,24 @@ def test_generation_defaults_come_from_the_checkpoint(copy: Any) -> None:
     (folder / "generation_config.json").write_text('{"max_new_tokens": 64, "temperature": 0.5}')
     defaults = load(folder).generation_defaults
     assert defaults == {"max_new_tokens": 64, "block_length": 32}
+
+
+def test_an_adapter_of_the_official_network_is_put_on_ours(
+    checkpoints: Path, tmp_path: Path
+) -> None:
+    """As D2F's for LLaDA, whose layers have official names."""
+    pytest.importorskip("peft")
+    plain = load(checkpoints / "llada-tiny")
+    hidden = plain.hf.config.hidden_size
+    low, high = torch.randn(2, hidden) / 8, torch.randn(hidden, 2) / 8
+    name = "base_model.model.model.transformer.blocks.0.attn_out"
+    save_file({f"{name}.lora_A.weight": low, f"{name}.lora_B.weight": high},
+              tmp_path / "adapter_model.safetensors")  # fmt: skip
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["attn_out"]}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    model = load(checkpoints / "llada-tiny", adapter=tmp_path, merge_adapter=True)
+    before, after = (m.hf.get_submodule("model.layers.0.self_attn.o_proj") for m in (plain, model))
+    torch.testing.assert_close(after.weight, before.weight + 2 * high @ low)
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config | {"alpha_pattern": {"x": 8}}))
+    with pytest.raises(CheckpointError, match="alpha_pattern has names"):
+        load(checkpoints / "llada-tiny", adapter=tmp_path)
