@@ -56,6 +56,12 @@ class NumericError(DllmError, RuntimeError):
     """Probabilities that are not finite: broken weights, or a dtype too narrow for them."""
 
 
+NOT_FINITE = (
+    "the weights hold NaN or infinite values, or overflow in this dtype; `dllm doctor` checks "
+    "them, dtype='float32' may help"
+)
+
+
 class QueueFullError(DllmError, RuntimeError):
     """As many requests wait as may wait: try again later."""
 

@@ -11,7 +11,7 @@ from ..runtime.events import Event
 from ..runtime.scheduler import Scheduler
 from ..runtime.streamers import Streamer, feeding
 from .engine import engine_for
-from .naming import DrafterLike, VerifierLike, fit, load_verifier, make_drafter
+from .naming import DrafterLike, VerifierLike, check_vocabulary, fit, load_verifier, make_drafter
 from .recipe import DRAFTING, SETTINGS, recipe_for
 from .result import SpeculativeResult
 
@@ -97,6 +97,7 @@ def _scheduler(
     exact = options.pop("exact", True)
     check_switch("exact", exact)
     chat, vocabulary = options.pop("chat", None), options.pop("vocabulary", "auto")
+    check_vocabulary(vocabulary)
     model = load_verifier(verifier, options.pop("tokenizer", None))
     drafting = {name: options.pop(name) for name in DRAFTING if name in options}
     part = fit(make_drafter(drafter, **drafting), model, vocabulary)

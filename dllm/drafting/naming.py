@@ -74,13 +74,18 @@ def _names_model(drafter: DrafterLike) -> bool:
     return drafter is not None and not isinstance(drafter, Drafter)
 
 
+def check_vocabulary(policy: object) -> None:
+    """Raise `ConfigError` for what `fit` does not know."""
+    if policy not in ("auto", "retokenize"):
+        raise ConfigError(f"vocabulary is 'auto' or 'retokenize', not {policy!r}")
+
+
 def fit(drafter: Drafter | None, verifier: DiffusionModel, vocabulary: str) -> Drafter | None:
     """``drafter`` with every diffusion model in it made fit for the verifier's token ids."""
     from .drafters.diffusion import DiffusionDrafter
     from .vocabulary import reconcile
 
-    if vocabulary not in ("auto", "retokenize"):
-        raise ConfigError(f"vocabulary is 'auto' or 'retokenize', not {vocabulary!r}")
+    check_vocabulary(vocabulary)
     if isinstance(drafter, DiffusionDrafter):
         return reconcile(drafter, drafter.model, verifier, vocabulary)
     inner = getattr(drafter, "drafters", None)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..core.canvas import FloatArray, IntArray
-from ..core.errors import NumericError
+from ..core.errors import NOT_FINITE, NumericError
 from ..kernels.statistics import COLDEST
 from ..samplers import Prediction
 from ..structured.format import Question, complete
@@ -40,11 +40,7 @@ def predictions(job: Job, numbers: Mapping[str, Any]) -> Predictions | NumericEr
     logprob = numbers["logprob"]
     if np.count_nonzero(np.isfinite(logprob)) < len(logprob):
         where = int(job.asked[~np.isfinite(logprob)][0])
-        return NumericError(
-            f"the probabilities at position {where} are not finite: the weights hold NaN or "
-            "infinite values, or overflow in this dtype; `dllm doctor` checks them, "
-            "dtype='float32' may help"
-        )
+        return NumericError(f"the probabilities at position {where} are not finite: {NOT_FINITE}")
     if job.verifies:  # what a position gets in place of a refused draft
         numbers = {**numbers, "asked.stands": numbers["stands"], "token": numbers["residual"],
                    "logprob": numbers["residual_logprob"]}  # fmt: skip

@@ -16,7 +16,7 @@ from ..cache import Slots
 from ..cache.base import full_plan
 from ..core.canvas import BoolArray, Canvas, FloatArray, IntArray
 from ..core.config import GenerationConfig
-from ..core.errors import ConfigError, PromptError
+from ..core.errors import NOT_FINITE, ConfigError, NumericError, PromptError
 from ..core.limits import COUNT, FINITE, bounds, limit
 from ..core.spec import check_part
 from ..engine import Engine, MaskedRecipe
@@ -47,6 +47,10 @@ class Score:
     nfe: int
     computed: int
     greedy: bool | None = None
+
+    def __post_init__(self) -> None:
+        if math.isnan(self.logprob):
+            raise NumericError(f"a likelihood is no number: {NOT_FINITE}")
 
 
 @dataclass(frozen=True)

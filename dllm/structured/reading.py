@@ -236,12 +236,17 @@ class Reader(Base):
         if key == "oneOf" and not self._differ(parts, path):
             shared = {key: rest[key] for key in ("type", "required") if key in rest}
             known = [p if p is False else merged(shared, self.target(p, path), path) for p in parts]
+            records = [self._record(p, path) for p in known]
             for i, part in enumerate(parts):
                 for j, other in enumerate(parts[:i]):
                     self.budget.spend(20)
-                    if not self._apart(known[i], known[j], path):
+                    both = records if records[i] and records[j] else known
+                    if not self._apart(both[i], both[j], path):
                         others[i].append(other)
                         others[j].append(part)
+            for i, record in enumerate(records):
+                if record and "type" not in known[i]:
+                    parts[i] = {"allOf": [parts[i], {"type": "object"}]}
 
         def one(i: int) -> Part:
             where = f"{path}/{key}/{i}"
@@ -255,6 +260,18 @@ class Reader(Base):
         constant = [constants_of(self.target(part, path)) for part in parts]
         keys = [key for values in constant for key in {*map(same, values or ())}]
         return None not in constant and len({*keys}) == len(keys)
+
+    def _record(self, schema: Any, path: str) -> Schema | None:
+        """A schema that has no type and speaks of objects alone as one of objects, as which it is
+        written."""
+        if self.testing or schema is False or types_of(schema, path) != ["object"]:
+            return None
+        if kinds_of(schema) not in (None, {"object"}):
+            return None
+        return merged(schema, {"type": "object"}, path)
+
+    def _not(self, schema: Schema, path: str) -> Part:
+        return self.left(self.value(without(schema, "not") or True, path), [schema["not"]], path)
 
     def left(self, part: Part, schemas: Sequence[Any], path: str) -> Part:
         """What of a part satisfies none of the ``schemas``."""
@@ -359,9 +376,7 @@ class Reader(Base):
         "if": _if,
         "allOf": lambda self, schema, path: self.followed(
             schema["allOf"], without(schema, "allOf"), path),
-        "not": lambda self, schema, path: self.left(
-            self.value(without(schema, "not") or True, path), [schema["not"]], path),
-        "anyOf": _any_of, "oneOf": _any_of, "dependencies": _dependencies,
+        "not": _not, "anyOf": _any_of, "oneOf": _any_of, "dependencies": _dependencies,
         "dependentRequired": _dependencies, "dependentSchemas": _dependencies,
     }  # fmt: skip
     TYPES: ClassVar[dict[str, Callable[[Reader, Schema, str], Part]]] = {

@@ -65,6 +65,8 @@ def test_equal_sizes_prove_nothing(verifier: dllm.DiffusionModel) -> None:
 def test_a_different_vocabulary_is_refused(foreign: dllm.DiffusionModel) -> None:
     with pytest.raises(dllm.ConfigError, match="retokenize"):
         dllm.speculate(foreign, "nano", TEXT, max_new_tokens=4)
+    with pytest.raises(dllm.ConfigError, match="'auto' or 'retokenize', not 'translate'"):
+        dllm.speculate("not/loaded", "nano", TEXT, vocabulary="translate")
 
 
 @pytest.mark.parametrize("temperature", some([1.0, 0.0], 1))

@@ -1,5 +1,6 @@
 """Likelihood bounds: estimators against exact enumeration and against the official procedures."""
 
+from copy import deepcopy
 from functools import partial
 from itertools import combinations
 from typing import Any
@@ -341,3 +342,12 @@ def test_a_caller_can_end_a_call(tiny: dllm.DiffusionModel) -> None:
             with pytest.raises(KeyboardInterrupt):
                 dllm.score(model, PROMPT, TEXT, before_forward=partial(count, most), **how)
             assert len(calls) == most + 1
+
+
+@pytest.mark.parametrize("shape", ["masked", "autoregressive"])
+def test_broken_weights_have_no_likelihood(tiny: dllm.DiffusionModel, shape: str) -> None:
+    model = deepcopy(tiny) if shape == "masked" else causal()
+    with torch.no_grad():
+        next(model.hf.parameters())[PROMPT[0], 0] = torch.nan
+    with pytest.raises(dllm.NumericError, match="a likelihood is no number: the weights hold NaN"):
+        dllm.score(model, PROMPT, TEXT)
