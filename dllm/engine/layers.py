@@ -85,8 +85,9 @@ class LayerHook:
         self.visibility = visibility
         self.layers: Sequence[nn.Module] = getattr(backbone, "layers", ())
         self._hooked = hooked(backbone, self._run) if self.layers else backbone
-        places = [next(layer.parameters()).device for layer in self.layers]
-        main = next(backbone.parameters()).device  # where layers run that were offloaded
+        main = next((x.device for x in backbone.parameters()), torch.device("cpu"))
+        places = [next((x.device for x in each.parameters()), main) for each in self.layers]
+        # where the main one is, layers run that were offloaded
         self.devices = [main if at.type == "meta" else at for at in places]
         self.pieces: list[Piece] = []
         self.inputs: Tensor  # (1, Q, D), hidden states of the streams

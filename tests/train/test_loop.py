@@ -141,12 +141,16 @@ def test_a_signal_ends_the_step_and_saves(tmp_path: Path, number: int) -> None:
 
 def test_a_system_without_hangups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On Windows ``os.kill`` would end the process at once."""
-    run, before = run_of(tmp_path), signal.getsignal(signal.SIGINT)
+    run, own = run_of(tmp_path), signal.default_int_handler
+    before = signal.signal(signal.SIGINT, own)  # it is ignored in the background
     monkeypatch.delattr(signal, "SIGHUP")
     monkeypatch.delattr(os, "kill")
-    with pytest.raises(KeyboardInterrupt), saved_when_stopped(run):
-        signal.raise_signal(signal.SIGINT)
-    assert signal.getsignal(signal.SIGINT) is before
+    try:
+        with pytest.raises(KeyboardInterrupt), saved_when_stopped(run):
+            signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is own
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_hangup_saves_although_nobody_reads_and_below_nohup_changes_nothing(
