@@ -236,7 +236,7 @@ class Reader(Base):
         if key == "oneOf" and not self._differ(parts, path):
             shared = {key: rest[key] for key in ("type", "required") if key in rest}
             known = [p if p is False else merged(shared, self.target(p, path), path) for p in parts]
-            records = [self._record(p, path) for p in known]
+            records = [self._record(each, path) for each in known]
             for i, part in enumerate(parts):
                 for j, other in enumerate(parts[:i]):
                     self.budget.spend(20)
@@ -245,7 +245,7 @@ class Reader(Base):
                         others[i].append(other)
                         others[j].append(part)
             for i, record in enumerate(records):
-                if record and "type" not in known[i]:
+                if record is not None and "type" not in dict(known[i]):
                     parts[i] = {"allOf": [parts[i], {"type": "object"}]}
 
         def one(i: int) -> Part:
@@ -268,7 +268,8 @@ class Reader(Base):
             return None
         if kinds_of(schema) not in (None, {"object"}):
             return None
-        return merged(schema, {"type": "object"}, path)
+        record: Schema = merged(schema, {"type": "object"}, path)
+        return record
 
     def _not(self, schema: Schema, path: str) -> Part:
         return self.left(self.value(without(schema, "not") or True, path), [schema["not"]], path)
