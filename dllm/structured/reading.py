@@ -235,7 +235,8 @@ class Reader(Base):
         others = [list[Any]() for _ in parts]  # that may hold with each
         if key == "oneOf" and not self._differ(parts, path):
             shared = {key: rest[key] for key in ("type", "required") if key in rest}
-            known = [p if p is False else merged(shared, self.target(p, path), path) for p in parts]
+            targets = [part if part is False else self.target(part, path) for part in parts]
+            known: list[Any] = [merged(shared, each, path) for each in targets]
             records = [self._record(each, path) for each in known]
             for i, part in enumerate(parts):
                 for j, other in enumerate(parts[:i]):
@@ -245,7 +246,7 @@ class Reader(Base):
                         others[i].append(other)
                         others[j].append(part)
             for i, record in enumerate(records):
-                if record is not None and "type" not in dict(known[i]):
+                if record is not None and "type" not in known[i]:
                     parts[i] = {"allOf": [parts[i], {"type": "object"}]}
 
         def one(i: int) -> Part:
