@@ -86,7 +86,9 @@ def encoded(source: Source) -> str:
     try:
         text = json.dumps(source)  # also a default that is infinite
     except (TypeError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{named(source)} is no JSON or too deep: {one_line(error)}") from None
+        raise ConfigError(
+            f"{named(source)} is no JSON or too deep ({one_line(error)}): use plain data, nest less"
+        ) from None
     if len(text) > LONGEST:
         raise ConfigError(f"{named(source)} has {len(text):,} characters, at most {LONGEST:,}")
     return text

@@ -95,12 +95,12 @@ class Verifier:
 
     def agree(self, ours: torch.Tensor, others: torch.Tensor) -> bool:
         """Whether logits (n, V) are what two orders of the same sums may give."""
-        gaps = (ours.float() - others.float()).abs().amax(-1) / others.float().abs().max()
+        gaps, most = (ours.float() - others.float()).abs().amax(-1), others.float().abs().max()
         if any(type(module) is QuantisedLinear for module in self.hf.modules()):
             # Of rows in 8 bits a last bit that differs becomes a step, and single ones may differ
             # by a quarter.  Half of them do by 0.1 at most, and by 0.2 where a key is hidden.
-            return bool(gaps.median() <= 0.15)
-        return bool(gaps.max() <= (1e-3 if self.model.dtype == torch.float32 else 0.1))
+            return bool(gaps.median() <= 0.15 * most)
+        return bool(gaps.max() <= most * (1e-3 if self.model.dtype == torch.float32 else 0.1))
 
     def check_drafts(self, trees: bool) -> None:
         """Raise `ConfigError` where the network cannot verify drafts, or no ``trees``."""

@@ -1,0 +1,27 @@
+"""Alternatives of ``oneOf`` that are told apart by a tag."""
+
+from typing import Any
+
+import pytest
+
+from dllm.structured import source
+from dllm.structured.compiling import byte_automaton
+
+TAGS: list[dict[str, Any]] = [
+    {"properties": {"a": {"const": x}, "b": {}}, "required": ["a"]} for x in (1, 2)
+]
+MANY: list[dict[str, Any]] = [
+    {"properties": {"a": {"const": i}, **{f"{i}{x}": {"type": "string"} for x in "abc"}},
+     "required": ["a"]}
+    for i in range(1, 9)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("schemas", [
+    TAGS, [each | {"type": ["object", "null"]} for each in TAGS], MANY,
+], ids=["untyped", "nullable", "many"])  # fmt: skip
+def test_only_one_may_hold(schemas: list[dict[str, Any]]) -> None:
+    """``null`` is of both nullable ones, and was written; of many each was once taken from each."""
+    found = byte_automaton(source.json_schema({"oneOf": schemas}))[0]
+    assert all(found.accepts(text) for text in (b'{"a": 1}', b'{"a": 2}'))
+    assert not any(found.accepts(text) for text in (b"null", b"3", b'{"a": 9}', b'{"b": 1}'))
