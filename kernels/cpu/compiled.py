@@ -35,7 +35,7 @@ SIGNATURES = {
     "dllm_product": (_A, _A, _I, _A, _A, _N, _N, _N, _I, _I),
     "dllm_product8": (*[_A] * 7, _N, _N, _N, _I, _I),
     "dllm_product4": (_A, _A, _A, _A, _A, _A, _A, _N, _N, _N, _N, _I, _I),
-    "dllm_layer": (*[_A] * 9, _N, _A, _N, _A, *[_N] * 3, ctypes.c_double, _I, _I, _I),
+    "dllm_layers": (_A, _N, *[_A] * 8, _N, _A, _N, _A, *[_N] * 3, ctypes.c_double, _I, _I, _I),
     "dllm_grouped": (_A, _N, _A, _N, _A, _A, _N, _I, _I),
     "dllm_bend": (_A, _N, _N, _N, ctypes.c_float, ctypes.c_float, _I),
     "dllm_reduce": (_A, _A, _A, _A, _A, _A, _N, _N, _N, _I, _I, _I),
@@ -46,7 +46,7 @@ SIGNATURES = {
 }
 ANSWERS = {  # what returns a number: 0, 1 or 3 where it refuses, 2 where there is no memory
     "dllm_block", "dllm_attention", "dllm_product", "dllm_product8", "dllm_rotate_scatter",
-    "dllm_layer", "dllm_grouped",
+    "dllm_layers", "dllm_grouped",
 }  # fmt: skip
 
 

@@ -288,15 +288,15 @@ int dllm_grouped(const Linear *groups, int64_t count, const int64_t *of, int64_t
   return std::max(none, full);
 }
 
-// y (m, width): a decoder layer's output for rows x, whose keys and values go to `slots` as
-// `dllm_rotate_scatter` takes them, `strides` those of keys and values.  `parts` say who attends
-// what; other queries attend nothing; 3 where a part reads what is not there.  Where n < m, only
-// the rows `kept` (n) are worked out, and the others of y are those of x.
-int dllm_layer(const Layer *layer, const char *x, const char *cosine, const char *sine,
-               const int64_t *slots, char *keys, char *values, const int64_t *strides,
-               const Part *parts, int64_t many, const int64_t *kept, int64_t n, char *y,
-               int64_t m, int64_t d, int64_t room, double scale, int exact, int halves,
-               int threads) {
+// y (m, width), which may be x: a decoder layer's output for rows x, whose keys and values go to
+// `slots` as `dllm_rotate_scatter` takes them, `strides` those of keys and values.  `parts` say who
+// attends what; other queries attend nothing; 3 where a part reads what is not there.  Where n < m,
+// only the rows `kept` (n) are worked out, and the others of y are those of x.
+static int one_layer(const Layer *layer, const char *x, const char *cosine, const char *sine,
+                     const int64_t *slots, char *keys, char *values, const int64_t *strides,
+                     const Part *parts, int64_t many, const int64_t *kept, int64_t n, char *y,
+                     int64_t m, int64_t d, int64_t room, double scale, int exact, int halves,
+                     int threads) {
   const int half = halves & 1;
   const int64_t width = layer->q.inputs, own = layer->q.outputs, shared = layer->k.outputs;
   const int64_t wide = layer->gate.outputs, heads = own / d, kv = shared / d;
@@ -392,11 +392,26 @@ int dllm_layer(const Layer *layer, const char *x, const char *cosine, const char
     }
     add(result, normed, result, n * width, half, threads);
     if (!apart) return;
-    std::memcpy(y, x, m * width * size);
+    if (y != x) std::memcpy(y, x, m * width * size);
     for (int64_t i = 0; i < n; i++)
       std::memcpy(y + kept[i] * width * size, result + i * width * size, width * size);
   });
   return full ? full : refused;
+}
+
+// y: what `count` layers, one behind the other, make of rows x, each with keys and values of its
+// own; the last one alone knows rows that are `kept`.
+int dllm_layers(const Layer *layers, int64_t count, const char *x, const char *cosine,
+                const char *sine, const int64_t *slots, char *const *keys, char *const *values,
+                const int64_t *strides, const Part *parts, int64_t many, const int64_t *kept,
+                int64_t n, char *y, int64_t m, int64_t d, int64_t room, double scale, int exact,
+                int halves, int threads) {
+  int refused = 0;
+  for (int64_t i = 0; i < count && !refused; i++)
+    refused = one_layer(layers + i, i ? y : x, cosine, sine, slots, keys[i], values[i], strides, parts,
+                        many, kept, i + 1 < count ? m : n, y, m, d, room, scale, exact, halves,
+                        threads);
+  return refused;
 }
 
 }  // extern "C"

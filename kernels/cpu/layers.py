@@ -9,7 +9,7 @@ from .compiled import library, loaded
 from .products import Weight, Weight4, Weight8
 
 DTYPES = (torch.float32, torch.bfloat16)
-_Strides = ctypes.c_int64 * 11
+_Strides, _A = ctypes.c_int64 * 11, ctypes.c_void_p
 
 
 def suits(*tensors: torch.Tensor) -> bool:
@@ -175,46 +175,51 @@ class Part(ctypes.Structure):
     )
 
 
-class Layer:
-    """A decoder layer in one call, with the bits of its parts.
+class Layers:
+    """Decoder layers, one behind the other, in one call, with the bits of their parts.
 
-    ``weights`` (q, k, v, o, gate, up, down), all of one class, ``biases`` of the same, and
-    ``norms``: both weights (d,) and ``eps`` of each; all of one dtype, float32 or bfloat16.
+    Of each the ``weights`` (q, k, v, o, gate, up, down), all of one class, ``biases`` of the same,
+    and ``norms``: both weights (d,) and ``eps`` of each; all of one dtype, float32 or bfloat16.
     """
 
     def __init__(
-        self, weights: Sequence[Weight | Weight8 | Weight4], biases: Sequence[torch.Tensor | None],
-        norms: Sequence[torch.Tensor], eps: Sequence[float],
+        self, weights: Sequence[Sequence[Weight | Weight8 | Weight4]],
+        biases: Sequence[Sequence[torch.Tensor | None]],
+        norms: Sequence[Sequence[torch.Tensor]], eps: Sequence[Sequence[float]],
     ) -> None:  # fmt: skip
-        self.weights, self.library = list(weights), loaded()
-        linears = [_linear(*each) for each in zip(weights, biases, strict=True)]
-        self.layer = _Layer(*linears, *(each.data_ptr() for each in norms), *eps)
-        self.address = ctypes.addressof(self.layer)
-        self.queries, self.shared = (weight.shape[0] for weight in weights[:2])
+        self.weights, self.library, self.count = list(weights), loaded(), len(weights)
+        self.layers = (_Layer * self.count)(*(
+            _Layer(*map(_linear, own, bias), *(norm.data_ptr() for norm in both), *each)
+            for own, bias, both, each in zip(weights, biases, norms, eps, strict=True)
+        ))  # fmt: skip
+        self.sharing = weights[0][0].shape[0] // weights[0][1].shape[0]  # heads that share keys
 
     def __call__(
         self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, slots: torch.Tensor,
-        keys: torch.Tensor, values: torch.Tensor, parts: Sequence[Part], scale: float, exact: bool,
-        kept: torch.Tensor | None = None,
+        keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor], parts: Sequence[Part],
+        scale: float, exact: bool, kept: torch.Tensor | None = None,
     ) -> torch.Tensor | None:  # fmt: skip
-        """The rows ``x`` (m, d) after the layer.  Their keys and values, rotated by ``cos`` and
-        ``sin`` (m, dh), go to ``slots`` of ``keys`` and ``values`` (Hkv, S, dh), which the
-        ``parts`` attend, as `attention` does.  None where a part reads what is not there.
+        """The rows ``x`` (1, m, d) after the layers.  Their keys and values, rotated by ``cos`` and
+        ``sin`` (1, m, dh), go to ``slots`` of each layer's ``keys`` and ``values``
+        (1, Hkv, S, dh), which the ``parts`` attend, as `attention` does.  None where a part reads
+        what is not there.
 
-        ``kept`` (n,) int64: fewer rows, which alone are worked out; the others come out as they
-        are."""
-        result, half, many = torch.empty_like(x), torch.bfloat16, len(parts)
-        if kept is not None and len(kept) >= len(x):
+        ``kept`` (n,) int64: fewer rows, which alone the last layer works out; the others come out
+        as it got them."""
+        result, half, many, rows = torch.empty_like(x), torch.bfloat16, len(parts), x.shape[1]
+        places = _A * self.count
+        if kept is not None and len(kept) >= rows:
             kept = None
-        refused = self.library.dllm_layer(
-            self.address, x.data_ptr(), cos.data_ptr(), sin.data_ptr(),
-            slots.data_ptr(), keys.data_ptr(), values.data_ptr(),
-            _Strides(*keys.stride()[:2], *values.stride()[:2]), (Part * many)(*parts), many,
-            None if kept is None else kept.data_ptr(), len(x if kept is None else kept),
-            result.data_ptr(), len(x), keys.shape[2], keys.shape[1], scale, exact,
-            (x.dtype == half) | (cos.dtype == half) << 1 | (keys.dtype == half) << 2,
+        refused = self.library.dllm_layers(
+            self.layers, self.count, x.data_ptr(), cos.data_ptr(), sin.data_ptr(),
+            slots.data_ptr(), places(*[each.data_ptr() for each in keys]),
+            places(*[each.data_ptr() for each in values]),
+            _Strides(*keys[0].stride()[1:3], *values[0].stride()[1:3]), (Part * many)(*parts), many,
+            None if kept is None else kept.data_ptr(), rows if kept is None else len(kept),
+            result.data_ptr(), rows, keys[0].shape[3], keys[0].shape[2], scale, exact,
+            (x.dtype == half) | (cos.dtype == half) << 1 | (keys[0].dtype == half) << 2,
             torch.get_num_threads(),
         )  # fmt: skip
         if refused == 1:
-            raise IndexError(f"slots go from 0 to {keys.shape[1] - 1} here")
+            raise IndexError(f"slots go from 0 to {keys[0].shape[2] - 1} here")
         return None if refused else result

@@ -97,15 +97,15 @@ def run(
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """For every layer that was called, how many parts it has; 0 where it refused."""
-    made, own = list[int](), layers.Layer.__call__
+    """For every layer that was computed, how many parts it has; 0 for a call that was refused."""
+    made, own = list[int](), layers.Layers.__call__
 
     def counted(*args: Any) -> torch.Tensor | None:
         result: torch.Tensor | None = own(*args)
-        made.append(0 if result is None else len(args[7]))
+        made.extend([0] if result is None else [len(args[7])] * args[0].count)
         return result
 
-    monkeypatch.setattr(layers.Layer, "__call__", counted)
+    monkeypatch.setattr(layers.Layers, "__call__", counted)
     return made
 
 
@@ -175,21 +175,22 @@ def test_a_row_that_is_not_there_is_not_read(calls: list[int]) -> None:
     for row in (-1, 100):
         after = run(model, scored=lambda n, row=row: [0, row])  # type: ignore[misc]
         assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
-    assert calls == [1, 0] * 6
+    assert calls == [0, 1, 0] * 6  # of both layers, then one by one
 
 
 def test_generation_and_verifiers_ask_for_scored_rows_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    seen, own = list[tuple[int, int | None]](), layers.Layer.__call__
+    seen, own = list[tuple[int, int | None]](), layers.Layers.__call__
 
     def counted(*args: Any) -> torch.Tensor | None:
-        kept = args[10]
-        seen.append((len(args[1]), None if kept is None else len(kept)))
+        count, kept = args[1].shape[1], args[10]
+        seen.extend([(count, None)] * (args[0].count - 1))
+        seen.append((count, None if kept is None else len(kept)))
         result: torch.Tensor | None = own(*args)
         return result
 
-    monkeypatch.setattr(layers.Layer, "__call__", counted)
+    monkeypatch.setattr(layers.Layers, "__call__", counted)
     model, how = network("llada", torch.float32), {"max_new_tokens": 8, "block_length": 4}
     dllm.generate(model, [1, 2, 3], sampler="llada(steps=4)", **how)
     assert seen == [(11, None), (11, 4), (11, None), (11, 2)] * 2
@@ -336,7 +337,7 @@ def test_keys_beyond_the_buffer_are_not_read(calls: list[int]) -> None:
                 use_cache=False, **{CACHE: buffer},
                 segments=[Segment(slice(0, 4), slice(0, last))],
             ).last_hidden_state)  # fmt: skip
-    assert torch.equal(*results) and calls == [1, 1, 0, 0]
+    assert torch.equal(*results) and calls == [1, 1, 0, 0, 0]
     buffer.slots = at
     with pytest.raises(IndexError), torch.inference_mode():
         model.backbone(
