@@ -74,13 +74,13 @@ def chosen(n: int) -> list[Segment]:
 def run(
     model: DiffusionModel, positions: list[int] | None = None,
     attended: Callable[[int], list[Segment]] | None = None,
-    scored: Callable[[int], list[int]] | None = None, **how: Any,
+    scored: Callable[[int], list[int]] | None = None, layers: int = 2, **how: Any,
 ) -> list[torch.Tensor]:  # fmt: skip
     """Hidden states of a whole pass, of a second and of one over ``positions``; keys and values.
     ``attended``: what some number of queries attend, by default all keys; ``scored``: which of so
     many are."""
     ids = torch.randint(0, 250, (LENGTH,), generator=torch.Generator().manual_seed(0))
-    buffer, everything, result = KVBuffer(2, LENGTH), torch.arange(LENGTH), []
+    buffer, everything, result = KVBuffer(layers, LENGTH), torch.arange(LENGTH), []
     for at in (everything, everything, torch.tensor(positions or [3, 9, 10, 11, 30])):
         torch.manual_seed(0)
         buffer.slots, n = at, len(at)
@@ -175,7 +175,7 @@ def test_a_row_that_is_not_there_is_not_read(calls: list[int]) -> None:
     for row in (-1, 100):
         after = run(model, scored=lambda n, row=row: [0, row])  # type: ignore[misc]
         assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
-    assert calls == [0, 1, 0] * 6  # of both layers, then one by one
+    assert calls == [0] * 6
 
 
 def test_generation_and_verifiers_ask_for_scored_rows_alone(
@@ -213,6 +213,29 @@ def test_somebody_who_looks_at_the_last_layer_sees_all_rows() -> None:
     after = run(model, scored=SCORED[0])
     assert len(seen) == 3
     assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
+
+
+def test_a_layer_that_somebody_looks_at_runs_as_it_is(calls: list[int]) -> None:
+    """The ones before and behind it go in one call each; whoever asks for all hidden states or
+    puts another layer there gets what is computed now."""
+    model, seen = network("dream", torch.float32, num_hidden_layers=4), list[torch.Tensor]()
+    stack, before = model.hf.model.layers, run(model, layers=4)
+    handle = stack[1].register_forward_hook(lambda *given: seen.append(given[-1]))
+    calls.clear()
+    after = run(model, layers=4)
+    assert calls == [1] * 9 and len(seen) == 3
+    assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
+    handle.remove()
+    calls.clear()
+    stack[2] = stack[0]
+    assert not torch.equal(run(model, layers=4)[0], before[0]) and calls == [1] * 12
+    stack[2].forward = lambda x, **_: x  # as whoever moves layers between devices wraps them
+    calls.clear()
+    after = run(model, layers=4)
+    assert calls == [1] * 6
+    calls.clear()
+    asked = run(model, layers=4, output_hidden_states=True)
+    assert not calls and all(torch.equal(a, b) for a, b in zip(asked, after, strict=True))
 
 
 @pytest.mark.parametrize("way", [None, "int8"])
@@ -337,7 +360,7 @@ def test_keys_beyond_the_buffer_are_not_read(calls: list[int]) -> None:
                 use_cache=False, **{CACHE: buffer},
                 segments=[Segment(slice(0, 4), slice(0, last))],
             ).last_hidden_state)  # fmt: skip
-    assert torch.equal(*results) and calls == [1, 1, 0, 0, 0]
+    assert torch.equal(*results) and calls == [1, 1, 0]
     buffer.slots = at
     with pytest.raises(IndexError), torch.inference_mode():
         model.backbone(
