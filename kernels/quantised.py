@@ -20,7 +20,7 @@ Off the CPU, and for gradients, the weight is restored and multiplied as ever: t
 """
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 from operator import attrgetter, is_
 from typing import Any, Self
@@ -127,20 +127,6 @@ class Int8:
         """The numbers (n, d)."""
         dense: torch.Tensor = self.numbers.to_dense()
         return dense.T.contiguous()
-
-
-def together(x: torch.Tensor, layers: Sequence[nn.Module]) -> list[torch.Tensor]:
-    """``layer(x)`` of each; where all of them round ``x`` alike that is done once."""
-    first = layers[0]
-    if (
-        x.requires_grad
-        or not isinstance(first, QuantisedLinear)
-        or (kind := first.rounding) is None
-        or any(not isinstance(layer, QuantisedLinear) or layer.rounding != kind for layer in layers)
-    ):
-        return [layer(x) for layer in layers]
-    rounded = first.rounded(x)
-    return [layer.of_rounded(rounded, x) for layer in layers]  # type: ignore[operator]
 
 
 class WeightOnly:
@@ -300,35 +286,16 @@ class QuantisedLinear(nn.Module):
         parts = self.parts()
         if parts is None or x.requires_grad:
             return nn.functional.linear(x, self.weight.to(x.dtype), self.bias)
-        if self.rounding is not None:
-            return self.of_rounded(self.rounded(x), x)
-        return self._joined([product(x, part, None) for part in parts])
+        if not hasattr(parts[0], "rounded"):
+            return self._joined([product(x, part, None) for part in parts])
+        rounded = parts[0].rounded(x)
+        each = [part.multiply_rounded(rounded, x.dtype) for part in parts]
+        return self._joined([part.view(*x.shape[:-1], part.shape[1]) for part in each])
 
     @property
     def bare(self) -> bool:
         """Whether nobody has put a hook on it, or another forward."""
         return not (self._forward_hooks or self._forward_pre_hooks or "forward" in self.__dict__)
-
-    @property
-    def rounding(self) -> Any:
-        """How inputs are rounded, equal for layers that round alike; None: they are not, or the
-        layer has to be called, because it is not `bare`."""
-        parts = self.parts()
-        if parts is None or not hasattr(parts[0], "rounded") or not self.bare:
-            return None
-        return type(parts[0]), self.group
-
-    def rounded(self, x: torch.Tensor) -> Rounded:
-        """``x`` (..., inputs) as layers of the same `rounding` multiply it."""
-        parts = self.parts()
-        assert parts is not None
-        result: Rounded = parts[0].rounded(x)
-        return result
-
-    def of_rounded(self, rounded: Rounded, x: torch.Tensor) -> torch.Tensor:
-        """``self(x)`` where ``x`` was `rounded`."""
-        each = [part.multiply_rounded(rounded, x.dtype) for part in self.parts() or ()]
-        return self._joined([part.view(*x.shape[:-1], part.shape[1]) for part in each])
 
     def _joined(self, done: list[torch.Tensor]) -> torch.Tensor:
         result = done[0] if len(done) == 1 else torch.cat(done, -1)

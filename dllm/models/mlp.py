@@ -1,5 +1,4 @@
-"""Feed-forward layers whose first two products share the rounding of their input, and whose rows
-do not depend on how many there are."""
+"""Feed-forward layers whose rows do not depend on how many there are."""
 
 from typing import Any
 
@@ -11,7 +10,6 @@ from transformers import PreTrainedModel
 from ..kernels.activations import gelu, gelu_tanh, sigmoid, silu
 from ..kernels.cpu import layers, library
 from ..kernels.linear import Packed, linear
-from ..kernels.quantised import QuantisedLinear, together
 from .forwards import classes, replace_forwards
 
 ROUTERS = (
@@ -28,8 +26,8 @@ ALIKE = {
 
 
 def replace_feed_forward(hf: PreTrainedModel) -> None:
-    """Let the feed-forward layers of ``hf`` round their input once, and use the activations of
-    `dllm.kernels.activations`.  Changes them in place."""
+    """Let the feed-forward layers of ``hf`` use the activations of `dllm.kernels.activations`.
+    Changes them in place."""
     replace_forwards(hf, classes("MLP"), _forward)
     for module in hf.modules():
         kind = type(module)
@@ -40,10 +38,7 @@ def replace_feed_forward(hf: PreTrainedModel) -> None:
 
 
 def _forward(module: Any, x: torch.Tensor) -> torch.Tensor:
-    if isinstance(module.gate_proj, QuantisedLinear):
-        gate, up = together(x, (module.gate_proj, module.up_proj))
-    else:
-        gate, up = module.gate_proj(x), module.up_proj(x)
+    gate, up = module.gate_proj(x), module.up_proj(x)
     if library() and type(module.act_fn).__name__ in SILU and layers.suits(gate, up):
         gated = layers.silu_times(gate, up)
     else:

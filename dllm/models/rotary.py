@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ..kernels.quantised import QuantisedLinear, together
 from .attention import FUNCTIONS
 from .forwards import CACHE, classes, replace_forwards
 
@@ -34,11 +33,11 @@ def _forward(
         )
         return result
     shape = (*hidden_states.shape[:-1], -1, module.head_dim)
-    q_proj, k_proj, v_proj = module.q_proj, module.k_proj, module.v_proj
-    if isinstance(q_proj, QuantisedLinear):
-        q, k, v = together(hidden_states, (q_proj, k_proj, v_proj))
-    else:
-        q, k, v = q_proj(hidden_states), k_proj(hidden_states), v_proj(hidden_states)
+    q, k, v = (
+        module.q_proj(hidden_states),
+        module.k_proj(hidden_states),
+        module.v_proj(hidden_states),
+    )
     q, keys, values = cache.rotate_scatter(
         q.view(shape).transpose(1, 2), k.view(shape).transpose(1, 2),
         v.view(shape).transpose(1, 2), *position_embeddings, module.layer_idx,

@@ -1,7 +1,6 @@
 """Which keys the queries of a packed forward attend to."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +25,6 @@ class Segment:
     key_stride: int = 0
     mask: Tensor | None = None
     _folded: Tensor | None = field(default=None, init=False, repr=False)
-    _part: tuple[Any, ...] | None = field(default=None, init=False, repr=False)
 
     def folded(self, heads: int, dtype: torch.dtype) -> Tensor | None:
         """The mask for ``heads`` heads whose queries lie one after the other, (rows, heads x
@@ -39,11 +37,8 @@ class Segment:
         return self._folded
 
     def part(self, heads: int, dtype: torch.dtype) -> Part | None:
-        """The segment for a layer in one call, with its mask `folded`; None where that cannot read
-        it.  The same for every layer, and made once."""
-        if self._part is not None and self._part[:2] == (heads, dtype):
-            known: Part = self._part[2]
-            return known
+        """The segment for layers in one call, with its mask `folded`, which is kept; None where
+        they cannot read it."""
         queries, keys, chosen, mask = self.queries, self.keys, None, self.folded(heads, dtype)
         if isinstance(keys, Tensor):
             if keys.dtype != torch.int64 or not keys.is_contiguous():
@@ -52,12 +47,10 @@ class Segment:
         count, length = (queries.stop - queries.start) // self.rows, keys.stop - keys.start
         if mask is not None and mask.shape != (self.rows, heads * count, length):
             return None
-        part = Part(
+        return Part(
             queries.start, count, self.rows, keys.start, length, self.key_stride, chosen,
             None if mask is None else mask.data_ptr(),
         )  # fmt: skip
-        self._part = heads, dtype, part, mask  # whose memory it names
-        return part
 
     def rows_of(self, x: Tensor) -> Tensor:
         """Keys or values ``x`` (1, Hkv, S, dh) as (rows, Hkv, n, dh); a view of a range of keys."""

@@ -374,7 +374,7 @@ def test_a_segments_mask_is_that_of_who_asks() -> None:
     segment = Segment(slice(0, 2), slice(0, 3), mask=torch.zeros(1, 2, 3))
     for heads, dtype in ((2, torch.float32), (3, torch.float32), (3, torch.bfloat16)):
         part, mask = segment.part(heads, dtype), segment.folded(heads, dtype)
-        assert part is segment.part(heads, dtype) and part is not None and mask is not None
+        assert part is not None and mask is not None and mask is segment.folded(heads, dtype)
         assert mask.shape == (1, 2 * heads, 3) and mask.dtype == dtype
         assert part.mask == mask.data_ptr()
     segment = Segment(slice(0, 2), slice(0, 4), mask=torch.zeros(1, 2, 3))

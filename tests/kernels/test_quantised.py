@@ -146,16 +146,24 @@ def test_files_and_copies_see_the_numbers_that_were_laid_out(
     torch.testing.assert_close(cast.float(), result, rtol=0.05, atol=0.05)
 
 
-def test_hooks_are_called_where_an_input_is_rounded_once() -> None:
-    two = [layers(64, 32, 8, 0, torch.float32)[1] for _ in range(2)]
-    x = torch.randn(3, 64)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rounded_layers_are_near_plain_ones(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(1, 5, 64).to(dtype)
+    x[0, 1] = 0
+    for n in (64, 96, 32):
+        plain = nn.Linear(64, n, bias=n > 64).to(dtype)
+        with torch.inference_mode():
+            y = QuantisedLinear.of(plain, 8)(x)
+            assert y.dtype == dtype and (y - plain(x)).abs().max() < 0.05
+
+
+def test_statistics_call_the_hooks_of_a_head() -> None:
+    head, x = layers(64, 32, 8, 0, torch.float32)[1], torch.randn(3, 64)
+    head.register_forward_hook(lambda *given: 2 * given[2])
     with torch.inference_mode():
-        plain = quantised.together(x, two)
-        two[1].register_forward_hook(lambda *given: 2 * given[2])
-        first, second = quantised.together(x, two)
-        assert torch.equal(first, plain[0]) and torch.equal(second, 2 * plain[1])
-        proposed = token_statistics(x, two[1], top=32).top_logprob
-        expected = logits_statistics(second, top=32).top_logprob
+        proposed = token_statistics(x, head, top=32).top_logprob
+        expected = logits_statistics(head(x), top=32).top_logprob
     torch.testing.assert_close(proposed, expected)
 
 
