@@ -31,6 +31,7 @@ GUESSES: list[tuple[Callable[[Any], Any], str]] = [
     (lambda _: dllm.load("nano", load_in_8bit=True), "quantization='int8'"),
     (lambda model: dllm.load(torch.nn.DataParallel(model.hf)), "the transformers model in it"),
     (lambda _: dllm.load("nano", token="x"), "HF_TOKEN"),
+    (lambda model: dllm.generate(PROMPT, model), "dllm.generate(model, prompt)"),
     (lambda model: dllm.generate(model, PROMPT, logprobs=5), "result.logprobs"),
     (lambda model: dllm.generate(model, PROMPT, assistant_model="nano"), "dllm.speculate(model"),
     (lambda model: dllm.generate(model, PROMPT, device="cuda"), "dllm.load"),

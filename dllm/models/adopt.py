@@ -73,6 +73,8 @@ def prepare(hf: PreTrainedModel, family: Family, block_length: int | None, wante
             "the embeddings are on device 'meta' or offloaded to disk, so that nothing can be "
             "computed: load with device='cpu', or keep them in memory by device_map"
         )
+    if hasattr(hf, "ct_decompress_hook"):  # else by a call of the whole network: there is none
+        hf.hf_quantizer.compressor.decompress_model(hf)  # type: ignore[operator, union-attr]
     if wanted.rounding is not None:
         quantise(hf, wanted.rounding)
     hf.train(False)

@@ -152,5 +152,4 @@ def loaded_dtype(checkpoint: Checkpoint, parameters: int) -> str:
     stored = stored_dtype(checkpoint)
     if torch.cuda.is_available():
         return stored
-    chosen = auto_dtype(checkpoint.name, stored, parameters)
-    return stored if chosen == "auto" else str(chosen).removeprefix("torch.")
+    return str(auto_dtype(checkpoint.name, stored, parameters)).removeprefix("torch.")

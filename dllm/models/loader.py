@@ -221,5 +221,4 @@ def _auto_dtype(
     if quantization_config or foreign or away:
         return stored
     numbers = sum(prod(header.shape) for header in read_headers(checkpoint.folder).values())
-    chosen = auto_dtype(checkpoint.name, stored, numbers)
-    return stored if chosen == "auto" else chosen
+    return auto_dtype(checkpoint.name, stored, numbers)

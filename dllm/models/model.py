@@ -119,7 +119,8 @@ class DiffusionModel:
 
     def __iter__(self) -> Iterator[Any]:
         raise ConfigError(
-            "dllm.load returns one thing: model = dllm.load(...); its tokenizer is model.tokenizer"
+            "a model is one thing, and comes first: model = dllm.load(...), then "
+            "dllm.generate(model, prompt); its tokenizer is model.tokenizer"
         )
 
     def save_pretrained(

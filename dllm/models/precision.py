@@ -25,9 +25,9 @@ def native_bfloat16() -> bool:
 
 
 def auto_dtype(name: str, stored: str, parameters: int) -> str | torch.dtype:
-    """The dtype of a checkpoint on a CPU; "auto" stands for as stored.  What differs is logged."""
+    """The dtype of a checkpoint on a CPU: what it is ``stored`` in, or another, which is logged."""
     if parameters < SMALL or stored not in ("float32", "bfloat16", "float16"):
-        return "auto"
+        return stored
     if native_bfloat16():
         if stored != "bfloat16":
             LOG.warning(
@@ -36,7 +36,7 @@ def auto_dtype(name: str, stored: str, parameters: int) -> str | torch.dtype:
             )  # fmt: skip
         return torch.bfloat16
     if stored == "float32" or 4 * parameters > free_memory():
-        return "auto"
+        return stored
     LOG.warning(
         "%s is stored in %s and computed in float32: this processor has no native bfloat16; "
         "dtype='%s' halves the memory%s", name, stored, stored,

@@ -40,11 +40,11 @@ def test_the_processor_is_asked(
         (True, "float32", SMALL, torch.bfloat16, "computed in bfloat16"),
         (True, "float16", SMALL, torch.bfloat16, "computed in bfloat16"),
         (True, "bfloat16", SMALL, torch.bfloat16, None),
-        (True, "float32", SMALL - 1, "auto", None),
-        (True, "float8_e4m3fn", SMALL, "auto", None),
+        (True, "float32", SMALL - 1, "float32", None),
+        (True, "float8_e4m3fn", SMALL, "float8_e4m3fn", None),
         (False, "bfloat16", SMALL, torch.float32, "no native bfloat16"),
-        (False, "bfloat16", 2**40, "auto", None),  # would not fit
-        (False, "float32", SMALL, "auto", None),
+        (False, "bfloat16", 2**40, "bfloat16", None),  # would not fit
+        (False, "float32", SMALL, "float32", None),
     ],
 )
 def test_what_auto_stands_for(

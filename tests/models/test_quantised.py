@@ -107,6 +107,15 @@ def test_packed_weights_are_unpacked_as_they_are_read(
     assert given == [how | {"dequantize": True}]
 
 
+def test_packed_weights_in_memory_are_unpacked() -> None:
+    unpacked: list[Any] = []
+    hf: Any = Qwen2ForCausalLM(Qwen2Config(**SIZES))
+    hf.ct_decompress_hook = None
+    hf.hf_quantizer = SimpleNamespace(compressor=SimpleNamespace(decompress_model=unpacked.append))
+    dllm.load(hf, family="a2d_qwen2", mask_token_id=95)
+    assert unpacked == [hf]
+
+
 TORCHAO = """
 import dllm, torch
 from torchao.quantization import Int8WeightOnlyConfig
