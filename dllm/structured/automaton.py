@@ -104,7 +104,7 @@ class Automaton:
             follow = np.where(column >= 0, a.next[:, column], -1)
             blocks.append(np.where(follow >= 0, follow + starts[-1], -1))
         return cls(
-            number[of], np.concatenate(blocks),
+            number[of.ravel()], np.concatenate(blocks),  # NumPy 2.0.0 gives it two axes
             np.concatenate([a.accepting for a in automata]),
             np.concatenate([a.closed for a in automata]),
         ), starts  # fmt: skip

@@ -2,6 +2,7 @@
 
 import re
 from functools import cache
+from typing import Any
 
 import interegular
 import numpy as np
@@ -89,9 +90,19 @@ def test_what_leads_to_an_end() -> None:
             assert result[state] == any(end >= 0 and final[end] for end in ends)
 
 
-def test_several_side_by_side() -> None:
+@pytest.mark.parametrize("axes", [1, 2])
+def test_several_side_by_side(monkeypatch: pytest.MonkeyPatch, axes: int) -> None:
+    """Also with NumPy 2.0.0, whose inverse along an axis keeps the others."""
     single = [automaton(pattern)[:2] for pattern in PATTERNS[:3]]
+    unique = np.unique
+
+    def found(array: Any, **how: Any) -> Any:
+        values, inverse = unique(array, **how)
+        return values, inverse.reshape((1,) * (axes - 1) + (-1,))
+
+    monkeypatch.setattr(np, "unique", found)
     joined, offsets = Automaton.union([built for built, _ in single])
+    monkeypatch.undo()
     for (built, start), offset in zip(single, offsets, strict=True):
         for tokens in list(sequences(3))[::7]:
             alone, here = (
