@@ -51,6 +51,17 @@ def test_ids_may_have_gaps(tiny: dllm.DiffusionModel) -> None:
     assert mask_id(model) == Alignment().marker_for(model) == 511
 
 
+@pytest.mark.parametrize("template", ["<b>", {"default": "<b>", "tool_use": "<b>"}])
+def test_a_spare_mask_is_no_token_of_a_chat_template(
+    tiny: dllm.DiffusionModel, template: Any
+) -> None:
+    tokenizer = words(8)
+    tokenizer.add_tokens([AddedToken(name, special=True) for name in ("<a>", "<b>")])
+    tokenizer.chat_template = template
+    facts = replace(tiny.facts, vocab_size=len(tokenizer), stop_token_ids=())
+    assert mask_id(replace(tiny, tokenizer=tokenizer, facts=facts)) == 8
+
+
 BLANKS = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
 
 

@@ -91,7 +91,7 @@ def mask_id(model: DiffusionModel, given: int | None = None) -> int:
     spare: int = 1 + max(tokenizer.get_vocab().values())
     if spare < model.facts.vocab_size:
         return spare
-    template = tokenizer.chat_template or ""
+    template = str(tokenizer.chat_template)  # there may be several, by name
     ids = sorted(
         index for index, token in tokenizer.added_tokens_decoder.items()
         if token.special and token.content not in template
