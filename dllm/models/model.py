@@ -63,8 +63,7 @@ class DiffusionModel:
     @property
     def head(self) -> nn.Module:
         """Hidden states (..., D) to logits (..., V)."""
-        hf: Any = self.hf
-        head: nn.Module = hf.get_output_embeddings()
+        head: nn.Module = self.hf.get_output_embeddings()  # type: ignore[no-untyped-call]
         return head
 
     @property

@@ -1,7 +1,7 @@
 """What a checkpoint is, from its small files: its family, and the network it describes."""
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import transformers
 from transformers import PreTrainedConfig
@@ -118,5 +118,4 @@ def _translate(checkpoint: Checkpoint, family: Family, official: bool) -> PreTra
         if raw.get("quantization_config"):
             translated.quantization_config = raw["quantization_config"]
         return translated
-    native: Any = family.model_class.config_class
-    return cast(PreTrainedConfig, native.from_dict(dict(raw)))
+    return family.model_class.config_class.from_dict(dict(raw))  # type: ignore[union-attr]

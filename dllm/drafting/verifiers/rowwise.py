@@ -52,7 +52,8 @@ class RowVerifier(Verifier):
         super().__init__(model, target_layer_ids, exact)
         self._accepted = set(inspect.signature(self.hf.forward).parameters)
         takes_any = getattr(self.hf, "_supports_default_dynamic_cache", lambda: True)
-        own = hasattr(self.hf, "_setup_cache")  # RecurrentGemma's modules hold the states
+        # RecurrentGemma's modules hold the states; CPM-Ant wants the whole text beside its cache
+        own = hasattr(self.hf, "_setup_cache") or hasattr(self.hf, "cpmant")
         if CACHE not in self._accepted or not takes_any() or own:
             raise ConfigError(
                 f"{type(self.hf).__name__} keeps its state in a form of its own, not in a cache of "

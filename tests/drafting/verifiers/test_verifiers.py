@@ -34,6 +34,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
         "moe_intermediate_size": 16, "max_position_embeddings": 256},
     "electra": {**SIZES, "embedding_size": 32, "intermediate_size": 48},  # an encoder
+    "cpmant": {**SIZES, "dim_head": 8, "dim_ff": 48},
     "minimax": {**GROUPED, "layer_types": ["linear_attention", "full_attention"],
                 "num_local_experts": 2, "head_dim": 8},
     "mamba": {"hidden_size": 32, "state_size": 8, "num_hidden_layers": 2},
@@ -84,9 +85,9 @@ def test_what_sees_tokens_behind_it_verifies_no_drafts() -> None:
         dllm.speculate(hf, "prompt_lookup", PROMPT, max_new_tokens=4)
 
 
-@pytest.mark.parametrize("kind", ["mamba", "minimax", "rwkv", "recurrent_gemma"])
+@pytest.mark.parametrize("kind", ["mamba", "minimax", "rwkv", "recurrent_gemma", "cpmant"])
 def test_networks_without_a_cache_are_refused(kind: str) -> None:
-    """Or with states in their modules, which texts would share."""
+    """Or with states in their modules, which texts would share, or beside the whole text."""
     hf = network(kind)
     if kind == "mamba" and CACHE in signature(hf.forward).parameters:  # from transformers 5.24 on
         assert dllm.speculate(hf, None, PROMPT, max_new_tokens=10).tokens == greedy(hf)
