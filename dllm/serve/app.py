@@ -19,7 +19,6 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from .. import __version__
-from ..core.errors import one_line
 from .http import Path, as_json, client_of, named, origins, refusal
 from .openapi import document
 from .page import page
@@ -92,7 +91,8 @@ class Guarded:
             problem = serving.failed(error)
             response = refusal(problem)
             path = quote(scope["path"])[:80]  # on one line, whatever a client writes
-            said = one_line(problem, 200).partition(", not ")[0]  # what was sent may be private
+            line = " ".join(problem.message.split())[:200]
+            said = line.partition(", not ")[0]  # what was sent may be private
             ACCESS.info("%s %s %d: %s", request.method, path, problem.status, said)
         await named(request, response)(scope, receive, send)
 

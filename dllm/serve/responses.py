@@ -81,7 +81,7 @@ class ResponseBody(bodies.Spoken):
         Field(min_length=1, fail_fast=True),
         BeforeValidator(_items, json_schema_input_type=str | list[Item]),
     ]
-    instructions: str = ""
+    instructions: str | None = None
     max_output_tokens: Count | None = None
     tools: Annotated[list[FlatTool], Field(max_length=MOST_TOOLS, fail_fast=True)] | None = None
     text: TextOptions | None = None

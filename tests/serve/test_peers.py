@@ -1,6 +1,7 @@
 """What OpenAI's and vLLM's clients send, and what they read out of answers and errors."""
 
 import json
+import logging
 import math
 from itertools import product
 from typing import Any
@@ -311,7 +312,8 @@ def test_what_is_told_of_the_tokenizer(served: Served, tiny: dllm.DiffusionModel
     assert card["root"] == tiny.name and card["id"] == "tiny"
 
 
-def test_what_a_response_says_of_itself(nano: Served) -> None:
+def test_what_a_response_says_of_itself(nano: Served, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "dllm.access")
     tools = [{"type": "function", **ADD["function"], "defer_loading": False}]
     body = {"input": "one", "store": True, "max_tool_calls": 1, "tools": tools,
             "tool_choice": {"type": "allowed_tools", "mode": "required",
@@ -320,9 +322,11 @@ def test_what_a_response_says_of_itself(nano: Served) -> None:
     answer = nano.post(RESPONSES, body).json()
     assert answer["store"] is False and answer["max_tool_calls"] == 1
     assert answer["tools"][0]["strict"] is None  # OpenAI's schema has it always
+    assert answer["instructions"] is None  # as OpenAI says where there are none
     assert [item["type"] for item in answer["output"]] == ["function_call"]
     wrong = nano.post(RESPONSES, {"input": "one", "max_output_tokens": 9, "min_tokens": 10})
     assert "max_output_tokens" in wrong.json()["error"]["message"]
+    assert "max_output_tokens" in caplog.messages[-1]
     wrong = nano.post(RESPONSES, {"input": "one", "max_tokens": 9})
     assert wrong.json()["error"]["message"].startswith("max_tokens=9 is not supported: here it is")
 
