@@ -114,6 +114,25 @@ def test_tasks_read_beside_one_another(session: dllm.Session) -> None:
         assert text == result.text
 
 
+def test_who_waits_for_a_result_sleeps_through_the_steps(
+    session: dllm.Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def wait() -> list[Any]:
+        loop, wakes = asyncio.get_running_loop(), list[Any]()
+        call = loop.call_soon_threadsafe
+
+        def woken(*what: Any) -> Any:
+            wakes.append(what)
+            return call(*what)
+
+        monkeypatch.setattr(loop, "call_soon_threadsafe", woken)
+        result = await session.submit(PROMPTS[0], **{**HOW, "sampler": "llada"})
+        assert result.nfe == 16
+        return wakes
+
+    assert len(asyncio.run(wait())) == 1
+
+
 def test_a_cancelled_request_leaves_at_once(
     session: dllm.Session, slow: Callable[[float], None]
 ) -> None:

@@ -113,20 +113,16 @@ class Handle:
         loop, woken = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(woken.set)
+            if ready():  # who waits for the result sleeps through the steps
+                with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                    loop.call_soon_threadsafe(woken.set)
 
         with self._changed:
-            if ready():
-                return
             self._wakers.append(wake)
         try:
-            while True:
+            while not ready():
                 await woken.wait()
                 woken.clear()
-                with self._changed:
-                    if ready():
-                        return
         finally:
             with self._changed:
                 self._wakers.remove(wake)
