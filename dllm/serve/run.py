@@ -22,7 +22,7 @@ from .http import Serving
 if TYPE_CHECKING:
     from .service import Service
 
-KEEP_ALIVE = 30  # seconds that a connection may be idle
+KEEP_ALIVE = 25  # seconds that a connection may be idle: it closes before `Connection` warns of it
 BACKLOG = 2048
 DRAIN_LOOK = 0.05  # seconds between two looks whether all requests are answered
 

@@ -10,7 +10,8 @@ from contextlib import ExitStack, suppress
 import pytest
 
 import dllm
-from dllm.serve.connections import MOST, Connection, most_connections
+from dllm.serve.connections import MOST, REQUEST_PATIENCE, Connection, most_connections
+from dllm.serve.run import KEEP_ALIVE
 
 from .conftest import PATIENCE, Served, Start, address, posted, raw, until
 
@@ -38,6 +39,19 @@ def test_silent_and_dripping_connections_are_closed(
                     if drip:
                         sock.sendall(b"x")
         assert 0.2 < time.monotonic() - began < 8
+
+
+def test_an_idle_connection_closes_without_a_warning(
+    served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Connection, "patience", REQUEST_PATIENCE / 20)
+    monkeypatch.setattr(Connection, "again", 0.0)
+    monkeypatch.setattr(served.server.config, "timeout_keep_alive", KEEP_ALIVE / 20)
+    with socket.create_connection(address(served), timeout=PATIENCE) as sock:
+        sock.sendall(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n")
+        while sock.recv(1000):
+            pass
+    assert "connections" not in caplog.text
 
 
 def test_a_body_of_two_lengths_is_the_last_of_its_connection(served: Served) -> None:
