@@ -71,7 +71,7 @@ def _read(tokenizer: Any, name: str) -> Vocabulary:
     takes = any(d["type"] == "Metaspace" and d.get("prepend_scheme") != "never" for d in decoders)
     pieces: list[bytes | None] = [None] * (1 + max(known.values()))
     for token, i in known.items():
-        if i not in added or not added[i].special:
+        if i not in added or backend.decode([i, i]):  # one that was ever special is left out
             piece = as_bytes(token)
             pieces[i] = None if takes and b" " in piece[1:] else piece or None
     strips = takes or any(d["type"] == "Strip" and d["start"] > 0 for d in decoders)

@@ -77,9 +77,12 @@ def test_a_token_stands_for_the_bytes_that_it_is_decoded_to(decoder: Any, odd: l
     alphabet = sorted({*pre_tokenizers.ByteLevel.alphabet(), "▁", *odd[1:]})
     core = Tokenizer(models.BPE({token: i for i, token in enumerate(alphabet)}, []))
     core.decoder = decoder
+    core.add_special_tokens(["<s>"])
     core.add_tokens([AddedToken(odd[0], special=False, normalized=False)])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core)
+    tokenizer.add_tokens([AddedToken("<s>", special=False)])  # as tokenizer_config.json may say
     known = vocabulary_of(tokenizer)
+    assert known.pieces[tokenizer.convert_tokens_to_ids("<s>")] is None
     for token in (*odd, "▁", "a"):
         i = tokenizer.convert_tokens_to_ids(token)
         piece = known.pieces[i]
