@@ -41,7 +41,7 @@ IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 HashArray = npt.NDArray[np.uint64]
 
-MOST_STATES = 20_000  # of an automaton over tokens
+MOST_STATES = 30_000  # of an automaton over tokens
 MOST_EDGES = 1_500_000
 MOST_CELLS = 40_000_000  # states times classes
 MEMORY = 4 << 30  # bytes
