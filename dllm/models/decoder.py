@@ -26,7 +26,7 @@ from . import mlp, norms, rotary
 from .attention import PREFIX
 from .forwards import CACHE, classes, replace_forwards
 
-EXACT = {  # attention that a layer's one call computes, `grouped` or not, as `grouped_rows` does
+EXACT = {  # attention that the one call computes, `grouped` or not, as `grouped_rows` does
     (PREFIX + "sdpa", False): False, (PREFIX + "sdpa", True): False, (PREFIX + "eager", True): True,
 }  # fmt: skip
 OUTPUTS = ("output_hidden_states", "output_attentions")  # of every layer, by transformers
