@@ -156,9 +156,11 @@ class Joined:
         packed = [[_packed(linear) for linear in own[4:]] for own in each]
         weights = list(map(_weights, self.modules, each, packed))
         self.runs = []
-        for _, run in groupby(range(network.config.num_hidden_layers), lambda i: weights[i] and (
-            each[i][0].head_dim, each[i][0].scaling, each[i][2].weight.dtype, weights[i][1].shape
-        )):  # fmt: skip
+        kinds = [
+            own and (parts[0].head_dim, parts[0].scaling, parts[2].weight.dtype, own[1].shape)
+            for parts, own in zip(each, weights, strict=True)
+        ]
+        for _, run in groupby(range(network.config.num_hidden_layers), kinds.__getitem__):
             at = list(run)
             self.runs.append(Run(*([own[i] for i in at] for own in (self.modules, each, weights))))
         parts = [part for own in each for part in own]
