@@ -1,5 +1,5 @@
-// What layers do to each number or row on its own, in one pass, rounded where PyTorch rounds; and a
-// decoder layer in one call.
+// What layers do to each number or row on its own, in one pass, rounded where PyTorch rounds; and
+// decoder layers in one call.
 
 #include <numeric>
 #include <vector>
