@@ -76,8 +76,8 @@ def _forward(
         kind not in EXACT or type(rest.get("segments")) is not list or position_ids is None or args
         or not hasattr(rest.get(CACHE), "place") or rest.get("watch") is not None
         or any(rest.get(name, getattr(module.config, name, False)) for name in OUTPUTS)
-        or torch.is_grad_enabled() or torch.compiler.is_compiling()
-        or torch.is_autocast_enabled("cpu")
+        or module.norm.weight.device.type != "cpu" or torch.is_grad_enabled()
+        or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu")
     ):  # fmt: skip
         result: BaseModelOutputWithPast = type(module).forward(
             module, input_ids, attention_mask, position_ids, *args, **rest
