@@ -24,29 +24,32 @@ from ..kernels.linear import Packed, packed_of
 from ..kernels.quantised import QuantisedLinear
 from . import mlp, norms, rotary
 from .attention import PREFIX
-from .forwards import CACHE, classes, replace_forwards
+from .forwards import CACHE, JOINED, classes, replace_forwards
 
 EXACT = {  # attention that the one call computes, `grouped` or not, as `grouped_rows` does
     (PREFIX + "sdpa", False): False, (PREFIX + "sdpa", True): False, (PREFIX + "eager", True): True,
 }  # fmt: skip
 OUTPUTS = ("output_hidden_states", "output_attentions")  # of every layer, by transformers
-NETWORKS = ("llama", "qwen2")
-LAYERS = classes("DecoderLayer", NETWORKS)
+LAYERS = classes("DecoderLayer", JOINED)
+PARTS = attrgetter(
+    "self_attn", "mlp", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
+    "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "input_layernorm",
+    "post_attention_layernorm",
+)  # fmt: skip
+HEADS = ("q_norm", "k_norm")  # norms of each head, of Qwen3
 MADE: WeakKeyDictionary[nn.Module, Joined] = WeakKeyDictionary()
 
 
 def join_parts(hf: PreTrainedModel) -> None:
     """Let ``hf`` call the kernels for its decoder layers.  Changes it in place."""
     if library() is not None:
-        replace_forwards(hf, classes("Model", NETWORKS), _forward)
+        replace_forwards(hf, classes("Model", JOINED), _forward)
 
 
 def computes_all(hf: PreTrainedModel) -> bool:
     """Whether the kernels compute all layers and the head of ``hf``, a row alone as one of many."""
-    own = [
-        module for module in hf.modules()
-        if getattr(module.__dict__.get("forward"), "func", None) is _forward
-    ]  # fmt: skip
+    found = ((one, one.__dict__.get("forward")) for one in hf.modules())
+    own = [network for network, forward in found if getattr(forward, "func", None) is _forward]
     with torch.no_grad():
         runs = [run for module in own for run in _joined(module).runs]
     head: Any = hf.get_output_embeddings()  # type: ignore[no-untyped-call]
@@ -102,9 +105,9 @@ class Run:
         self.modules, self.layers = modules, None
         if weights[0] is None:
             return
-        biases = [[linear.bias for linear in own[4:]] for own in parts]
-        scales = [[norm.weight for norm in own[2:4]] for own in parts]
-        eps = [[norm.variance_epsilon for norm in own[2:4]] for own in parts]
+        biases = [[linear.bias for linear in own[2:9]] for own in parts]
+        scales = [[norm.weight for norm in own[9:]] for own in parts]
+        eps = [[norm.variance_epsilon for norm in own[9:]] for own in parts]
         if layers.suits(*(x for own in (*scales, *biases) for x in own if x is not None)):
             attention = parts[0][0]
             size, self.scale = attention.head_dim, attention.scaling
@@ -148,16 +151,14 @@ class Joined:
     def __init__(self, network: Any) -> None:
         self.modules = list(network.layers)
         each = [
-            (one.self_attn, one.mlp, one.input_layernorm, one.post_attention_layernorm,
-             *attrgetter("q_proj", "k_proj", "v_proj", "o_proj")(one.self_attn),
-             *attrgetter("gate_proj", "up_proj", "down_proj")(one.mlp))
+            (*PARTS(one), *(x for name, x in one.self_attn.named_children() if name in HEADS))
             for one in self.modules
-        ]  # fmt: skip
-        packed = [[_packed(linear) for linear in own[4:]] for own in each]
+        ]
+        packed = [[_packed(linear) for linear in own[2:9]] for own in each]
         weights = list(map(_weights, self.modules, each, packed))
         self.runs = []
         kinds = [
-            own and (parts[0].head_dim, parts[0].scaling, parts[2].weight.dtype, own[1].shape)
+            own and (parts[0].head_dim, parts[0].scaling, parts[9].weight.dtype, own[1].shape)
             for parts, own in zip(each, weights, strict=True)
         ]
         for _, run in groupby(range(network.config.num_hidden_layers), kinds.__getitem__):
@@ -166,7 +167,7 @@ class Joined:
         parts = [part for own in each for part in own]
         self.packed = [one for own in packed for one in own if one is not None]
         self.made = [one.made for one in self.packed]
-        joints = [*self.modules, *(part for own in each for part in own[:2])]
+        joints = (*self.modules, *(part for own in each for part in own[:2]))
         self.children = [one._modules for one in joints]
         self.parts = [list(one.values()) for one in self.children]
         whole = [*self.modules, *parts]
@@ -203,11 +204,11 @@ def _packed(linear: Any) -> Packed | QuantisedLinear | None:
 
 def _weights(layer: Any, parts: tuple[Any, ...], packed: list[Any]) -> list[Any] | None:
     """The packed weights, all of one kind; None where a part is not what `adopt` left."""
-    own = rotary._forward, mlp._forward, norms._forward, norms._forward
+    own = [rotary._forward, mlp._forward, *repeat(norms._forward, len(parts) - 9)]
     kind = type(layer)
     if f"{kind.__module__}.{kind.__qualname__}" not in LAYERS or "forward" in layer.__dict__:
         return None
-    for part, forward in zip(parts, own, strict=False):
+    for part, forward in zip((*parts[:2], *parts[9:]), own, strict=True):
         given = part.__dict__.get("forward")
         if type(given) is not partial or given.func is not forward:
             return None
@@ -219,7 +220,7 @@ def _weights(layer: Any, parts: tuple[Any, ...], packed: list[Any]) -> list[Any]
         return None
     found = [
         each.parts(linear.weight) if isinstance(each, Packed) else each.parts()
-        for linear, each in zip(parts[4:], packed, strict=True)
+        for linear, each in zip(parts[2:9], packed, strict=True)
     ]
     weights = [part for each in found for part in each or (None,)]
     one_kind = {*map(type, weights)} in ({Weight}, {Weight8}, {Weight4})

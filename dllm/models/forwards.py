@@ -11,6 +11,7 @@ from transformers import LlamaModel
 # The argument that takes a cache: transformers 5.24 renamed it.
 CACHE = "cache" if "cache" in signature(LlamaModel.forward).parameters else "past_key_values"
 NETWORKS = ("llama", "mistral", "qwen2", "qwen3")
+JOINED = ("llama", "qwen2", "qwen3")  # whose layers the kernels compute in one call
 
 
 def classes(part: str, networks: tuple[str, ...] = NETWORKS) -> list[str]:

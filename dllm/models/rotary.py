@@ -2,8 +2,8 @@
 
 The layers of transformers rotate, then hand the result to the cache: a dozen launches per layer,
 which decide the time of a small step on a GPU.  Where the cache offers ``rotate_scatter`` the
-layers of Llama and Qwen2 go through it instead, with one kernel and the same numbers; with every
-other cache, or none, they run as they are.
+layers of Llama, Qwen2 and Qwen3 go through it instead, with one kernel and the same numbers; with
+every other cache, or none, they run as they are.
 """
 
 from typing import Any
@@ -12,12 +12,12 @@ import torch
 from transformers import PreTrainedModel
 
 from .attention import FUNCTIONS
-from .forwards import CACHE, classes, replace_forwards
+from .forwards import CACHE, JOINED, classes, replace_forwards
 
 
 def rotate_in_cache(hf: PreTrainedModel) -> None:
     """Let the attention layers of ``hf`` use ``rotate_scatter``.  Changes them in place."""
-    replace_forwards(hf, classes("Attention", ("llama", "qwen2")), _forward)
+    replace_forwards(hf, classes("Attention", JOINED), _forward)
 
 
 def _forward(
@@ -33,15 +33,13 @@ def _forward(
         )
         return result
     shape = (*hidden_states.shape[:-1], -1, module.head_dim)
-    q, k, v = (
-        module.q_proj(hidden_states),
-        module.k_proj(hidden_states),
-        module.v_proj(hidden_states),
-    )
+    q, k = module.q_proj(hidden_states).view(shape), module.k_proj(hidden_states).view(shape)
+    if hasattr(module, "q_norm"):  # of Qwen3
+        q, k = module.q_norm(q), module.k_norm(k)
+    v = module.v_proj(hidden_states).view(shape)
     q, keys, values = cache.rotate_scatter(
-        q.view(shape).transpose(1, 2), k.view(shape).transpose(1, 2),
-        v.view(shape).transpose(1, 2), *position_embeddings, module.layer_idx,
-    )  # fmt: skip
+        *(x.transpose(1, 2) for x in (q, k, v)), *position_embeddings, module.layer_idx
+    )
     attended, weights = FUNCTIONS[module.config._attn_implementation](
         module, q, keys, values, attention_mask, scaling=module.scaling, **rest
     )

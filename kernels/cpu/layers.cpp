@@ -107,8 +107,8 @@ extern "C" {
 
 struct Layer {  // as in layers.py
   Linear q, k, v, o, gate, up, down;
-  const void *norm, *second_norm;
-  double eps, second_eps;
+  const void *norm, *second_norm, *q_norm, *k_norm;  // the latter of each head, or nullptr
+  double eps, second_eps, q_eps, k_eps;
 };
 
 struct Part {  // as in layers.py: queries, and the keys that they attend
@@ -316,6 +316,9 @@ static int one_layer(const Layer *layer, const char *x, const char *cosine, cons
     char *const rows = attended + most * own, *const normed = rows + most * own;
     char *const q = normed + m * width * size, *const k = q + most * own;
     char *const v = k + m * shared * size, *const gate = q, *const up = gate + step * wide * size;
+    const auto norm_heads = [=](char *x, const void *by, int64_t count, double eps) {
+      if (by) dllm_rms_norm(x, by, x, count, d, eps, half, threads);
+    };
     dllm_rms_norm(x, layer->norm, normed, m, width, layer->eps, half, threads);
     {
       const Rows read(normed, layer->k, m, half, threads);
@@ -323,6 +326,8 @@ static int one_layer(const Layer *layer, const char *x, const char *cosine, cons
       read.times(layer->v, v);
       if (!apart) read.times(layer->q, q);
     }
+    norm_heads(k, layer->k_norm, m * kv, layer->k_eps);
+    if (!apart) norm_heads(q, layer->q_norm, m * heads, layer->q_eps);
     const int64_t all[] = {d, own,        d,          shared,     d,
                            shared, strides[0], strides[1], strides[2], strides[3]};
     refused = dllm_rotate_scatter(q, k, v, cosine, sine, slots, turned, keys, values, all,
@@ -333,6 +338,7 @@ static int one_layer(const Layer *layer, const char *x, const char *cosine, cons
     char *const result = apart ? these.room(2) : y;
     if (apart) {
       Rows(these.of(normed, 1), layer->q, n, half, threads).times(layer->q, q);
+      norm_heads(q, layer->q_norm, n * heads, layer->q_eps);
       dllm_rotate_scatter(q, k, v, these.angles(cosine, 0), these.angles(sine, 1), slots, turned,
                           keys, values, all, heads, 0, n, d, room, halves, threads);
     }

@@ -125,8 +125,8 @@ class _Linear(ctypes.Structure):
 class _Layer(ctypes.Structure):
     _fields_ = (
         *((name, _Linear) for name in ("q", "k", "v", "o", "gate", "up", "down")),
-        *((name, ctypes.c_void_p) for name in ("norm", "second_norm")),
-        *((name, ctypes.c_double) for name in ("eps", "second_eps")),
+        *((name, ctypes.c_void_p) for name in ("norm", "second_norm", "q_norm", "k_norm")),
+        *((name, ctypes.c_double) for name in ("eps", "second_eps", "q_eps", "k_eps")),
     )
 
 
@@ -179,7 +179,8 @@ class Layers:
     """Decoder layers, one behind the other, in one call, with the bits of their parts.
 
     Of each the ``weights`` (q, k, v, o, gate, up, down), all of one class, ``biases`` of the same,
-    and ``norms``: both weights (d,) and ``eps`` of each; all of one dtype, float32 or bfloat16.
+    and ``norms``: both weights (d,), of Qwen3 also those of queries and keys (dh,), and ``eps`` of
+    each; all of one dtype, float32 or bfloat16.
     """
 
     def __init__(
@@ -189,8 +190,9 @@ class Layers:
     ) -> None:  # fmt: skip
         self.weights, self.library, self.count = list(weights), loaded(), len(weights)
         self.layers = (_Layer * self.count)(*(
-            _Layer(*map(_linear, own, bias), *(norm.data_ptr() for norm in both), *each)
-            for own, bias, both, each in zip(weights, biases, norms, eps, strict=True)
+            _Layer(*map(_linear, own, bias), *(norm.data_ptr() for norm in some),
+                   *[None] * (4 - len(some)), *each)
+            for own, bias, some, each in zip(weights, biases, norms, eps, strict=True)
         ))  # fmt: skip
         self.sharing = weights[0][0].shape[0] // weights[0][1].shape[0]  # heads that share keys
 

@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 import dllm
 from dllm.engine.kv import KVBuffer
@@ -29,6 +36,11 @@ def network(family: str, dtype: torch.dtype, **sizes: int) -> DiffusionModel:
     hf: Any
     if family == "llada":
         hf = LlamaForCausalLM(LlamaConfig(**SIZES | sizes))
+    elif family == "a2d_qwen3":
+        hf = Qwen3ForCausalLM(Qwen3Config(**{"head_dim": 16} | SIZES | sizes))  # type: ignore[arg-type]
+        for layer in hf.model.layers:
+            torch.nn.init.normal_(layer.self_attn.q_norm.weight)
+            torch.nn.init.normal_(layer.self_attn.k_norm.weight)
     else:
         hf = Qwen2ForCausalLM(Qwen2Config(**SIZES | sizes))  # type: ignore[arg-type]
         for layer in hf.model.layers:
@@ -124,7 +136,7 @@ WAYS: tuple[dict[str, Any], ...] = (
 
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("family", ["llada", "dream"])
+@pytest.mark.parametrize("family", ["llada", "dream", "a2d_qwen3"])
 def test_the_bits_of_its_parts(
     family: str, dtype: torch.dtype, exact: bool, calls: list[int]
 ) -> None:
@@ -261,7 +273,7 @@ def test_another_attention_is_left_to_its_function(calls: list[int]) -> None:
 
 
 @pytest.mark.parametrize("way", ["int8", "int4(group=32)"])
-@pytest.mark.parametrize("family", ["llada", "dream"])
+@pytest.mark.parametrize("family", ["llada", "dream", "a2d_qwen3"])
 def test_the_bits_of_weights_of_whole_numbers(family: str, way: str, calls: list[int]) -> None:
     model = network(family, torch.float32, hidden_size=96, intermediate_size=160)
     quantise(model.hf, read(way))
