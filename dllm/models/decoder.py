@@ -24,13 +24,13 @@ from ..kernels.linear import Packed, packed_of
 from ..kernels.quantised import QuantisedLinear
 from . import mlp, norms, rotary
 from .attention import PREFIX
-from .forwards import CACHE, JOINED, classes, replace_forwards
+from .forwards import CACHE, classes, replace_forwards
 
 EXACT = {  # attention that the one call computes, `grouped` or not, as `grouped_rows` does
     (PREFIX + "sdpa", False): False, (PREFIX + "sdpa", True): False, (PREFIX + "eager", True): True,
 }  # fmt: skip
 OUTPUTS = ("output_hidden_states", "output_attentions")  # of every layer, by transformers
-LAYERS = classes("DecoderLayer", JOINED)
+LAYERS = classes("DecoderLayer")
 PARTS = attrgetter(
     "self_attn", "mlp", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
     "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "input_layernorm",
@@ -43,7 +43,7 @@ MADE: WeakKeyDictionary[nn.Module, Joined] = WeakKeyDictionary()
 def join_parts(hf: PreTrainedModel) -> None:
     """Let ``hf`` call the kernels for its decoder layers.  Changes it in place."""
     if library() is not None:
-        replace_forwards(hf, classes("Model", JOINED), _forward)
+        replace_forwards(hf, classes("Model"), _forward)
 
 
 def computes_all(hf: PreTrainedModel) -> bool:

@@ -11,13 +11,12 @@ from transformers import LlamaModel
 # The argument that takes a cache: transformers 5.24 renamed it.
 CACHE = "cache" if "cache" in signature(LlamaModel.forward).parameters else "past_key_values"
 NETWORKS = ("llama", "mistral", "qwen2", "qwen3")
-JOINED = ("llama", "qwen2", "qwen3")  # whose layers the kernels compute in one call
 
 
-def classes(part: str, networks: tuple[str, ...] = NETWORKS) -> list[str]:
-    """The layers of one ``part``, such as "MLP", of these networks of transformers; by name: a
-    network that nobody loads is not imported."""
-    return [f"transformers.models.{n}.modeling_{n}.{n.capitalize()}{part}" for n in networks]
+def classes(part: str) -> list[str]:
+    """The layers of one ``part``, such as "MLP", of networks of transformers; by name: a network
+    that nobody loads is not imported."""
+    return [f"transformers.models.{n}.modeling_{n}.{n.capitalize()}{part}" for n in NETWORKS]
 
 
 def replace_forwards(network: nn.Module, kinds: Sequence[str], forward: Callable[..., Any]) -> None:

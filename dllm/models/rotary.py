@@ -2,8 +2,8 @@
 
 The layers of transformers rotate, then hand the result to the cache: a dozen launches per layer,
 which decide the time of a small step on a GPU.  Where the cache offers ``rotate_scatter`` the
-layers of Llama, Qwen2 and Qwen3 go through it instead, with one kernel and the same numbers; with
-every other cache, or none, they run as they are.
+layers of Llama, Mistral, Qwen2 and Qwen3 go through it instead, with one kernel and the same
+numbers; with every other cache, or none, they run as they are.
 """
 
 from typing import Any
@@ -12,12 +12,12 @@ import torch
 from transformers import PreTrainedModel
 
 from .attention import FUNCTIONS
-from .forwards import CACHE, JOINED, classes, replace_forwards
+from .forwards import CACHE, classes, replace_forwards
 
 
 def rotate_in_cache(hf: PreTrainedModel) -> None:
     """Let the attention layers of ``hf`` use ``rotate_scatter``.  Changes them in place."""
-    replace_forwards(hf, classes("Attention", JOINED), _forward)
+    replace_forwards(hf, classes("Attention"), _forward)
 
 
 def _forward(

@@ -9,6 +9,8 @@ import torch
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
@@ -36,6 +38,8 @@ def network(family: str, dtype: torch.dtype, **sizes: int) -> DiffusionModel:
     hf: Any
     if family == "llada":
         hf = LlamaForCausalLM(LlamaConfig(**SIZES | sizes))
+    elif family == "autoregressive":
+        hf = MistralForCausalLM(MistralConfig(**{"sliding_window": None} | SIZES | sizes))
     elif family == "a2d_qwen3":
         hf = Qwen3ForCausalLM(Qwen3Config(**{"head_dim": 16} | SIZES | sizes))  # type: ignore[arg-type]
         for layer in hf.model.layers:
@@ -49,6 +53,8 @@ def network(family: str, dtype: torch.dtype, **sizes: int) -> DiffusionModel:
     model: DiffusionModel = dllm.load(
         hf.to(dtype), family=family, mask_token_id=299, eos_token_id=0
     )
+    if family == "autoregressive":
+        set_attention(model.hf, "sdpa")  # as verifiers do
     return model
 
 
@@ -136,7 +142,7 @@ WAYS: tuple[dict[str, Any], ...] = (
 
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("family", ["llada", "dream", "a2d_qwen3"])
+@pytest.mark.parametrize("family", ["llada", "dream", "a2d_qwen3", "autoregressive"])
 def test_the_bits_of_its_parts(
     family: str, dtype: torch.dtype, exact: bool, calls: list[int]
 ) -> None:
@@ -273,7 +279,7 @@ def test_another_attention_is_left_to_its_function(calls: list[int]) -> None:
 
 
 @pytest.mark.parametrize("way", ["int8", "int4(group=32)"])
-@pytest.mark.parametrize("family", ["llada", "dream", "a2d_qwen3"])
+@pytest.mark.parametrize("family", ["llada", "dream", "a2d_qwen3", "autoregressive"])
 def test_the_bits_of_weights_of_whole_numbers(family: str, way: str, calls: list[int]) -> None:
     model = network(family, torch.float32, hidden_size=96, intermediate_size=160)
     quantise(model.hf, read(way))
