@@ -202,26 +202,27 @@ class Layers:
         scale: float, exact: bool, kept: torch.Tensor | None = None,
     ) -> torch.Tensor | None:  # fmt: skip
         """The rows ``x`` (1, m, d) after the layers.  Their keys and values, rotated by ``cos`` and
-        ``sin`` (1, m, dh), go to ``slots`` of each layer's ``keys`` and ``values``
-        (1, Hkv, S, dh), which the ``parts`` attend, as `attention` does.  None where a part reads
-        what is not there.
+        ``sin`` (1, m, dh), go to ``slots`` of each layer's ``keys`` and ``values`` (1, Hkv, S, dh),
+        which the ``parts`` attend, as `attention` does.  None where one reads what is not there.
 
-        ``kept`` (n,) int64: fewer rows, which alone the last layer works out; the others come out
-        as it got them."""
+        ``kept`` (n,) int64: rows that alone the last layer works out; others stay as they are."""
         result, half, many, rows = torch.empty_like(x), torch.bfloat16, len(parts), x.shape[1]
-        places = _A * self.count
-        if kept is not None and len(kept) >= rows:
-            kept = None
-        refused = self.library.dllm_layers(
-            self.layers, self.count, x.data_ptr(), cos.data_ptr(), sin.data_ptr(),
-            slots.data_ptr(), places(*[each.data_ptr() for each in keys]),
-            places(*[each.data_ptr() for each in values]),
-            _Strides(*keys[0].stride()[1:3], *values[0].stride()[1:3]), (Part * many)(*parts), many,
-            None if kept is None else kept.data_ptr(), rows if kept is None else len(kept),
-            result.data_ptr(), rows, keys[0].shape[3], keys[0].shape[2], scale, exact,
-            (x.dtype == half) | (cos.dtype == half) << 1 | (keys[0].dtype == half) << 2,
-            torch.get_num_threads(),
-        )  # fmt: skip
-        if refused == 1:
-            raise IndexError(f"slots go from 0 to {keys[0].shape[2] - 1} here")
-        return None if refused else result
+        step = self.count if rows <= 64 else 1  # many take seconds per layer, and Ctrl-C waits
+        for at in range(0, self.count, step):
+            n = rows if kept is None or at + step < self.count else min(rows, len(kept))
+            refused = self.library.dllm_layers(
+                ctypes.byref(self.layers, at * ctypes.sizeof(_Layer)), step,
+                (result if at else x).data_ptr(), cos.data_ptr(), sin.data_ptr(), slots.data_ptr(),
+                (_A * step)(*[each.data_ptr() for each in keys[at : at + step]]),
+                (_A * step)(*[each.data_ptr() for each in values[at : at + step]]),
+                _Strides(*keys[0].stride()[1:3], *values[0].stride()[1:3]), (Part * many)(*parts),
+                many, None if kept is None else kept.data_ptr(), n, result.data_ptr(), rows,
+                keys[0].shape[3], keys[0].shape[2], scale, exact,
+                (x.dtype == half) | (cos.dtype == half) << 1 | (keys[0].dtype == half) << 2,
+                torch.get_num_threads(),
+            )  # fmt: skip
+            if refused == 1:
+                raise IndexError(f"slots go from 0 to {keys[0].shape[2] - 1} here")
+            if refused:
+                return None
+        return result

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -184,6 +185,22 @@ def test_the_last_layer_works_out_what_is_scored(
                 assert torch.equal(after[at][0, rows], before[at][0, rows])
                 assert len(rows) > n // 2 or not torch.equal(after[at], before[at])
             assert all(torch.equal(a, b) for a, b in zip(after[3:], before[3:], strict=True))
+
+
+def test_many_rows_go_layer_by_layer(calls: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "LENGTH", 70)
+    model, seen = network("llada", torch.float32, num_hidden_layers=3), list[int]()
+    before, own = parts(model, layers=3), layers.loaded().dllm_layers
+    run(model, layers=3)
+    calls.clear()
+    made: Any = decoder.MADE[model.hf.model].runs[0].layers
+    made.library = SimpleNamespace(
+        dllm_layers=lambda *given: (seen.append(given[1]), own(*given))[1]
+    )
+    after = run(model, layers=3, scored=lambda n: [n - 2])
+    assert calls == [1] * 9 and seen == [1, 1, 1] * 2 + [3]
+    assert all(torch.equal(a[:, -2], b[:, -2]) for a, b in zip(after, before, strict=True))
+    assert not torch.equal(after[0], before[0])
 
 
 def test_a_row_that_is_not_there_is_not_read(calls: list[int]) -> None:
