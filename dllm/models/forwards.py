@@ -14,8 +14,7 @@ NETWORKS = ("llama", "mistral", "qwen2", "qwen3")
 
 
 def classes(part: str) -> list[str]:
-    """The layers of one ``part``, such as "MLP", of networks of transformers; by name: a network
-    that nobody loads is not imported."""
+    """The layers of one ``part`` ("MLP"), by name: a network that nobody loads is not imported."""
     return [f"transformers.models.{n}.modeling_{n}.{n.capitalize()}{part}" for n in NETWORKS]
 
 

@@ -38,8 +38,9 @@ def _forward(
         q, k = module.q_norm(q), module.k_norm(k)
     v = module.v_proj(hidden_states).view(shape)
     q, keys, values = cache.rotate_scatter(
-        *(x.transpose(1, 2) for x in (q, k, v)), *position_embeddings, module.layer_idx
-    )
+        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), *position_embeddings,
+        module.layer_idx,
+    )  # fmt: skip
     attended, weights = FUNCTIONS[module.config._attn_implementation](
         module, q, keys, values, attention_mask, scaling=module.scaling, **rest
     )
