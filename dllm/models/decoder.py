@@ -94,12 +94,15 @@ def _forward(
         done = run.computed(x, scored, EXACT[kind], rest)
         for layer in run.modules if done is None else ():
             x = layer(x, **rest)
+        for hook in () if done is None else run.modules[0]._forward_hooks.values():
+            changed = hook(run.modules[0], (x,), done)
+            done = done if changed is None else changed
         x = x if done is None else done
     return BaseModelOutputWithPast(module.norm(x))
 
 
 class Run:
-    """Layers ``modules``, one behind the other; ``layers``: as the kernels want them, or None."""
+    """Layers ``modules``, or one that has hooks; ``layers``: as the kernels want them, or None."""
 
     def __init__(self, modules: list[Any], parts: list[Any], weights: list[Any]) -> None:
         self.modules, self.layers = modules, None
@@ -140,7 +143,7 @@ class Run:
             return None
         return self.layers(
             x, cos.contiguous(), sin.contiguous(), slots, keys, values, parts, self.scale, exact,
-            scored if self.last else None,
+            scored if self.last and not self.modules[0]._forward_hooks else None,
         )  # fmt: skip
 
 
@@ -158,9 +161,10 @@ class Joined:
         weights = list(map(_weights, self.modules, each, packed))
         self.runs = []
         kinds = [
-            own and (parts[0].head_dim, parts[0].scaling, parts[9].weight.dtype, own[1].shape)
-            for parts, own in zip(each, weights, strict=True)
-        ]
+            own and (parts[0].head_dim, parts[0].scaling, parts[9].weight.dtype, own[1].shape,
+                     bool(one._forward_hooks) and one)
+            for one, parts, own in zip(self.modules, each, weights, strict=True)
+        ]  # fmt: skip
         for _, run in groupby(range(network.config.num_hidden_layers), kinds.__getitem__):
             at = list(run)
             self.runs.append(Run(*([own[i] for i in at] for own in (self.modules, each, weights))))
@@ -215,7 +219,8 @@ def _weights(layer: Any, parts: tuple[Any, ...], packed: list[Any]) -> list[Any]
     if (
         None in packed
         or type(parts[1].act_fn).__name__ not in mlp.SILU
-        or any(each._forward_hooks or each._forward_pre_hooks for each in (layer, *parts))
+        or any((layer._forward_pre_hooks, layer._forward_hooks_with_kwargs))
+        or any(each._forward_hooks or each._forward_pre_hooks for each in parts)
     ):
         return None
     found = [

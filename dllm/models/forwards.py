@@ -19,10 +19,8 @@ def classes(part: str) -> list[str]:
 
 
 def replace_forwards(network: nn.Module, kinds: Sequence[str], forward: Callable[..., Any]) -> None:
-    """Let the layers of the classes in ``kinds`` (module and name) compute ``forward(layer, ...)``.
-
-    Changes them in place, but for layers of other classes, or whose forward somebody has wrapped.
-    """
+    """Let the layers of the classes in ``kinds`` (module and name) compute ``forward(layer, ...)``:
+    in place, but for layers of other classes, or whose forward somebody has wrapped."""
     for module in network.modules():
         kind = type(module)
         if f"{kind.__module__}.{kind.__qualname__}" in kinds and "forward" not in module.__dict__:

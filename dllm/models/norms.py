@@ -11,10 +11,7 @@ from .forwards import classes, replace_forwards
 
 
 def shorten_norms(hf: PreTrainedModel) -> None:
-    """Let the RMSNorm layers of ``hf`` use PyTorch's own where that gives the same numbers.
-
-    Changes them in place.
-    """
+    """Let RMSNorm layers of ``hf`` use PyTorch's own where it gives the same numbers, in place."""
     replace_forwards(hf, classes("RMSNorm"), _forward)
 
 

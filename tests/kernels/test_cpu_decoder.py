@@ -250,17 +250,22 @@ def test_somebody_who_looks_at_the_last_layer_sees_all_rows() -> None:
     assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
 
 
-def test_a_layer_that_somebody_looks_at_runs_as_it_is(calls: list[int]) -> None:
-    """The ones before and behind it go in one call each; whoever asks for all hidden states or
-    puts another layer there gets what is computed now."""
+def test_a_layer_that_somebody_looks_at_runs_alone(calls: list[int]) -> None:
+    """Before those behind it; whoever changes its result, asks for all hidden states, or puts
+    another layer there gets what is computed now."""
     model, seen = network("dream", torch.float32, num_hidden_layers=4), list[torch.Tensor]()
     stack, before = model.hf.model.layers, run(model, layers=4)
     handle = stack[1].register_forward_hook(lambda *given: seen.append(given[-1]))
     calls.clear()
     after = run(model, layers=4)
-    assert calls == [1] * 9 and len(seen) == 3
+    assert calls == [1] * 12 and len(seen) == 3
     assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
+    other = stack[1].register_forward_hook(lambda *given: 2 * given[-1])
+    changed = run(model, layers=4)
+    assert all(torch.equal(a, b) for a, b in zip(changed, parts(model, layers=4), strict=True))
+    assert not torch.equal(changed[0], before[0])
     handle.remove()
+    other.remove()
     calls.clear()
     stack[2] = stack[0]
     assert not torch.equal(run(model, layers=4)[0], before[0]) and calls == [1] * 12
