@@ -94,7 +94,7 @@ def _forward(
         done = run.computed(x, scored, EXACT[kind], rest)
         for layer in run.modules if done is None else ():
             x = layer(x, **rest)
-        for hook in () if done is None else run.modules[0]._forward_hooks.values():
+        for hook in () if done is None else tuple(run.modules[0]._forward_hooks.values()):
             changed = hook(run.modules[0], (x,), done)
             done = done if changed is None else changed
         x = x if done is None else done
