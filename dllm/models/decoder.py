@@ -24,7 +24,7 @@ from ..kernels.linear import Packed, packed_of
 from ..kernels.quantised import QuantisedLinear
 from . import mlp, norms, rotary
 from .attention import PREFIX
-from .forwards import CACHE, classes, replace_forwards
+from .forwards import CACHE, Recorder, classes, replace_forwards
 
 EXACT = {  # attention that the one call computes, `grouped` or not, as `grouped_rows` does
     (PREFIX + "sdpa", False): False, (PREFIX + "sdpa", True): False, (PREFIX + "eager", True): True,
@@ -91,21 +91,25 @@ def _forward(
     rest |= {"attention_mask": attention_mask, "position_ids": position_ids}
     rest["position_embeddings"] = module.rotary_emb(x, position_ids=position_ids)
     for run in _joined(module).runs:
-        done = run.computed(x, scored, EXACT[kind], rest)
-        for layer in run.modules if done is None else ():
-            x = layer(x, **rest)
-        for hook in () if done is None else tuple(run.modules[0]._forward_hooks.values()):
-            changed = hook(run.modules[0], (x,), done)
-            done = done if changed is None else changed
-        x = x if done is None else done
+        outputs = run.computed(x, scored, EXACT[kind], rest)
+        if outputs is None:
+            for layer in run.modules:
+                x = layer(x, **rest)
+            continue
+        for i in run.hooked:
+            for hook in tuple(run.modules[i]._forward_hooks.values()):
+                changed = hook(run.modules[i], (x,), outputs[i])
+                outputs[i] = outputs[i] if changed is None else changed
+        x = outputs[-1]
     return BaseModelOutputWithPast(module.norm(x))
 
 
 class Run:
-    """Layers ``modules``, or one that has hooks; ``layers``: as the kernels want them, or None."""
+    """Layers ``modules``, or one that hooks may change; ``layers``: as the kernels want them."""
 
     def __init__(self, modules: list[Any], parts: list[Any], weights: list[Any]) -> None:
         self.modules, self.layers = modules, None
+        self.hooked = [i for i, one in enumerate(modules) if one._forward_hooks]
         if weights[0] is None:
             return
         biases = [[linear.bias for linear in own[2:9]] for own in parts]
@@ -121,8 +125,8 @@ class Run:
 
     def computed(
         self, x: torch.Tensor, scored: torch.Tensor | None, exact: bool, rest: dict[str, Any]
-    ) -> torch.Tensor | None:
-        """``x`` (1, Q, D) behind the layers, by the kernels; None where these cannot."""
+    ) -> list[torch.Tensor] | None:
+        """What the kernels make of ``x`` (1, Q, D), see `Layers`; None where they cannot."""
         if (
             self.layers is None or x.dtype != self.states.dtype or x.device.type != "cpu"
             or len(x) != 1 or not x.is_contiguous()
@@ -143,7 +147,7 @@ class Run:
             return None
         return self.layers(
             x, cos.contiguous(), sin.contiguous(), slots, keys, values, parts, self.scale, exact,
-            scored if self.last and not self.modules[0]._forward_hooks else None,
+            scored if self.last and not self.modules[-1]._forward_hooks else None, self.hooked,
         )  # fmt: skip
 
 
@@ -162,7 +166,7 @@ class Joined:
         self.runs = []
         kinds = [
             own and (parts[0].head_dim, parts[0].scaling, parts[9].weight.dtype, own[1].shape,
-                     bool(one._forward_hooks) and one)
+                     not _only_recorded(one) and one)
             for one, parts, own in zip(self.modules, each, weights, strict=True)
         ]  # fmt: skip
         for _, run in groupby(range(network.config.num_hidden_layers), kinds.__getitem__):
@@ -177,6 +181,7 @@ class Joined:
         whole = [*self.modules, *parts]
         hooks = [x for one in whole for x in (one._forward_hooks, one._forward_pre_hooks)]
         self.free, self.hooked = [x for x in hooks if not x], [x for x in hooks if x]
+        self.kinds = self._kinds()
         self.attributes = [one.__dict__ for one in whole]
         self.forwards = [one.get("forward") for one in self.attributes]
         self.owners = [one._parameters for own in each for one in own[2:]]
@@ -186,12 +191,15 @@ class Joined:
         """Whether the layers of ``network`` are still these, with the same parts and weights."""
         return (
             list(network.layers) == self.modules
-            and not any(self.free) and all(self.hooked)
+            and not any(self.free) and self._kinds() == self.kinds
             and [*map(list, map(dict.values, self.children))] == self.parts
             and [*map(dict.get, self.attributes, repeat("forward"))] == self.forwards
             and all(map(is_, map(attrgetter("made"), self.packed), self.made))
             and self._tensors() == self.tensors
         )  # fmt: skip
+
+    def _kinds(self) -> list[list[type]]:
+        return [[*map(type, hooks.values())] for hooks in self.hooked]
 
     def _tensors(self) -> list[tuple[int, int]]:
         """Where each tensor lies, and how often it was changed in place."""
@@ -199,6 +207,10 @@ class Joined:
             (x.data_ptr(), 0 if x.is_inference() else x._version)
             for owner in self.owners for x in owner.values() if x is not None
         ]  # fmt: skip
+
+
+def _only_recorded(layer: Any) -> bool:
+    return all(type(hook) is Recorder for hook in layer._forward_hooks.values())
 
 
 def _packed(linear: Any) -> Packed | QuantisedLinear | None:

@@ -5,6 +5,7 @@ from functools import partial
 from inspect import signature
 from typing import Any
 
+import torch
 from torch import nn
 from transformers import LlamaModel
 
@@ -25,3 +26,14 @@ def replace_forwards(network: nn.Module, kinds: Sequence[str], forward: Callable
         kind = type(module)
         if f"{kind.__module__}.{kind.__qualname__}" in kinds and "forward" not in module.__dict__:
             module.forward = partial(forward, module)
+
+
+class Recorder:
+    """A forward hook that keeps what a layer gives in ``outputs[index]``, and changes nothing: the
+    kernels need not stop behind a layer for it, as they do for hooks of unknown kinds."""
+
+    def __init__(self, outputs: dict[int, torch.Tensor], index: int) -> None:
+        self.outputs, self.index = outputs, index
+
+    def __call__(self, layer: nn.Module, given: Any, output: Any) -> None:
+        self.outputs[self.index] = output[0] if isinstance(output, tuple) else output

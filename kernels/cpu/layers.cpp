@@ -405,18 +405,18 @@ static int one_layer(const Layer *layer, const char *x, const char *cosine, cons
   return full ? full : refused;
 }
 
-// y: what `count` layers, one behind the other, make of rows x, each with keys and values of its
-// own; the last one alone knows rows that are `kept`.
+// What each of `count` layers, one behind the other, makes of rows x, with keys and values of its
+// own, goes to its y, which may be that of another; the last one alone knows rows that are `kept`.
 int dllm_layers(const Layer *layers, int64_t count, const char *x, const char *cosine,
                 const char *sine, const int64_t *slots, char *const *keys, char *const *values,
                 const int64_t *strides, const Part *parts, int64_t many, const int64_t *kept,
-                int64_t n, char *y, int64_t m, int64_t d, int64_t room, double scale, int exact,
-                int halves, int threads) {
+                int64_t n, char *const *y, int64_t m, int64_t d, int64_t room, double scale,
+                int exact, int halves, int threads) {
   int refused = 0;
   for (int64_t i = 0; i < count && !refused; i++)
-    refused = one_layer(layers + i, i ? y : x, cosine, sine, slots, keys[i], values[i], strides, parts,
-                        many, kept, i + 1 < count ? m : n, y, m, d, room, scale, exact, halves,
-                        threads);
+    refused = one_layer(layers + i, i ? y[i - 1] : x, cosine, sine, slots, keys[i], values[i],
+                        strides, parts, many, kept, i + 1 < count ? m : n, y[i], m, d, room, scale,
+                        exact, halves, threads);
   return refused;
 }
 

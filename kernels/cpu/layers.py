@@ -1,7 +1,7 @@
 """Attention, norms, gates and rotation by compiled kernels, where there are some."""
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 
@@ -200,23 +200,30 @@ class Layers:
         self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, slots: torch.Tensor,
         keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor], parts: Sequence[Part],
         scale: float, exact: bool, kept: torch.Tensor | None = None,
-    ) -> torch.Tensor | None:  # fmt: skip
-        """The rows ``x`` (1, m, d) after the layers.  Their keys and values, rotated by ``cos`` and
-        ``sin`` (1, m, dh), go to ``slots`` of each layer's ``keys`` and ``values`` (1, Hkv, S, dh),
-        which the ``parts`` attend, as `attention` does.  None where one reads what is not there.
+        recorded: Collection[int] = (),
+    ) -> list[torch.Tensor] | None:  # fmt: skip
+        """What each layer makes of the rows ``x`` (1, m, d); only the last and ``recorded`` ones
+        keep it.  Keys and values, rotated by ``cos`` and ``sin`` (1, m, dh), go to ``slots`` of
+        each layer's ``keys`` and ``values`` (1, Hkv, S, dh), which the ``parts`` attend, as
+        `attention` does.  None where one reads what is not there.
 
         ``kept`` (n,) int64: rows that alone the last layer works out; others stay as they are."""
         result, half, many, rows = torch.empty_like(x), torch.bfloat16, len(parts), x.shape[1]
+        results = [torch.empty_like(x) if i in recorded else result for i in range(self.count - 1)]
+        results.append(result)
         step = self.count if rows <= 64 else 1  # many take seconds per layer, and Ctrl-C waits
         for at in range(0, self.count, step):
             n = rows if kept is None or at + step < self.count else min(rows, len(kept))
             refused = self.library.dllm_layers(
                 ctypes.byref(self.layers, at * ctypes.sizeof(_Layer)), step,
-                (result if at else x).data_ptr(), cos.data_ptr(), sin.data_ptr(), slots.data_ptr(),
-                (_A * step)(*[each.data_ptr() for each in keys[at : at + step]]),
-                (_A * step)(*[each.data_ptr() for each in values[at : at + step]]),
+                (results[at - 1] if at else x).data_ptr(), cos.data_ptr(), sin.data_ptr(),
+                slots.data_ptr(), *(
+                    (_A * step)(*[each.data_ptr() for each in some[at : at + step]])
+                    for some in (keys, values)
+                ),
                 _Strides(*keys[0].stride()[1:3], *values[0].stride()[1:3]), (Part * many)(*parts),
-                many, None if kept is None else kept.data_ptr(), n, result.data_ptr(), rows,
+                many, None if kept is None else kept.data_ptr(), n,
+                (_A * step)(*[each.data_ptr() for each in results[at : at + step]]), rows,
                 keys[0].shape[3], keys[0].shape[2], scale, exact,
                 (x.dtype == half) | (cos.dtype == half) << 1 | (keys[0].dtype == half) << 2,
                 torch.get_num_threads(),
@@ -225,4 +232,4 @@ class Layers:
                 raise IndexError(f"slots go from 0 to {keys[0].shape[2] - 1} here")
             if refused:
                 return None
-        return result
+        return results

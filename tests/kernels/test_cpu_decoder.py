@@ -19,6 +19,7 @@ from transformers import (
 )
 
 import dllm
+from dllm.drafting.verifiers.base import recorded
 from dllm.engine.kv import KVBuffer
 from dllm.kernels.cpu import layers
 from dllm.models import DiffusionModel, Segment, decoder
@@ -119,8 +120,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """For every layer that was computed, how many parts it has; 0 for a call that was refused."""
     made, own = list[int](), layers.Layers.__call__
 
-    def counted(*args: Any) -> torch.Tensor | None:
-        result: torch.Tensor | None = own(*args)
+    def counted(*args: Any) -> list[torch.Tensor] | None:
+        result: list[torch.Tensor] | None = own(*args)
         made.extend([0] if result is None else [len(args[7])] * args[0].count)
         return result
 
@@ -218,11 +219,11 @@ def test_generation_and_verifiers_ask_for_scored_rows_alone(
 ) -> None:
     seen, own = list[tuple[int, int | None]](), layers.Layers.__call__
 
-    def counted(*args: Any) -> torch.Tensor | None:
+    def counted(*args: Any) -> list[torch.Tensor] | None:
         count, kept = args[1].shape[1], args[10]
         seen.extend([(count, None)] * (args[0].count - 1))
         seen.append((count, None if kept is None else len(kept)))
-        result: torch.Tensor | None = own(*args)
+        result: list[torch.Tensor] | None = own(*args)
         return result
 
     monkeypatch.setattr(layers.Layers, "__call__", counted)
@@ -278,6 +279,29 @@ def test_a_layer_that_somebody_looks_at_runs_alone(calls: list[int]) -> None:
     calls.clear()
     asked = run(model, layers=4, output_hidden_states=True)
     assert not calls and all(torch.equal(a, b) for a, b in zip(asked, after, strict=True))
+
+
+@pytest.mark.parametrize("length", [40, 70])
+def test_layers_that_a_drafter_reads_stay_in_one_call(
+    length: int, calls: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until somebody else looks at one of them, too."""
+    monkeypatch.setitem(globals(), "LENGTH", length)
+    model, found = network("llada", torch.float32, num_hidden_layers=4), list[list[torch.Tensor]]()
+    stack, read, seen = model.hf.model.layers, (0, 2, 3), list[torch.Tensor]()
+    with recorded(model.hf, read) as outputs:
+        for way in (parts, run):
+            way(model, layers=4, scored=SCORED[0])
+            found.append([outputs[i] for i in read])
+        assert len(decoder.MADE[model.hf.model].runs) == 1 and calls == [1] * 12
+        assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+        other = stack[2].register_forward_hook(lambda *given: seen.append(given[-1]))
+        run(model, layers=4, scored=SCORED[0])
+        assert len(decoder.MADE[model.hf.model].runs) == 3
+        assert seen[-1] is outputs[2] and torch.equal(seen[-1], found[0][1])
+        other.remove()
+    run(model, layers=4)
+    assert len(decoder.MADE[model.hf.model].runs) == 1
 
 
 @pytest.mark.parametrize("way", [None, "int8"])

@@ -9,13 +9,12 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial, wraps
+from functools import wraps
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 
 from ...core.canvas import IntArray
@@ -25,6 +24,7 @@ from ...kernels.linear import check_packed
 from ...kernels.quantised import QuantisedLinear
 from ...models import DiffusionModel
 from ...models.attention import attending
+from ...models.forwards import Recorder
 from ..base import Draft, clock_of
 
 _LOCKS: WeakKeyDictionary[PreTrainedModel, threading.RLock] = WeakKeyDictionary()
@@ -226,11 +226,7 @@ def running(hf: Any, attention: str | None) -> Iterator[None]:
 def recorded(hf: Any, layer_ids: tuple[int, ...]) -> Iterator[dict[int, torch.Tensor]]:
     """Collects the outputs (1, Q, D) of layers ``layer_ids`` of the forwards inside."""
     outputs: dict[int, torch.Tensor] = {}
-
-    def keep(index: int, _: nn.Module, __: Any, output: Any) -> None:
-        outputs[index] = output[0] if isinstance(output, tuple) else output
-
-    handles = [layers_of(hf)[i].register_forward_hook(partial(keep, i)) for i in layer_ids]
+    handles = [layers_of(hf)[i].register_forward_hook(Recorder(outputs, i)) for i in layer_ids]
     try:
         yield outputs
     finally:
