@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ..core.canvas import BoolArray, IntArray
 from ..core.child import limit
 from ..core.errors import ConfigError, one_line
 from .byte_automaton import (
@@ -37,8 +38,6 @@ from .plain import plain
 from .reading import Reader
 from .source import Source, encoded, named
 
-IntArray = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
 HashArray = npt.NDArray[np.uint64]
 
 MOST_STATES = 30_000  # of an automaton over tokens

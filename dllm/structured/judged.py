@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..core.canvas import PATH, Canvas
+from ..core.canvas import PATH, Canvas, IntArray
 from ..core.errors import ConfigError
-from .automaton import IntArray
 from .joint import Float64Array
 from .vocabulary import Vocabulary
 
