@@ -340,7 +340,7 @@ def refused(why: str, source: Source) -> Refused:
 _TREES: dict[str, tuple[Sequence[bytes | None], list[Level]]] = {}  # by the keys of vocabularies
 
 
-def learn(key: str, pieces: Sequence[bytes | None], seconds: float) -> None:
+def keep_vocabulary(key: str, pieces: Sequence[bytes | None], seconds: float) -> None:
     """Keep a vocabulary."""
     limit(seconds, MEMORY)
     _TREES[key] = pieces, prefix_tree(pieces)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..core.errors import ConfigError, short
-from .keywords import CHECKED, CONDITION, Nothing, Schema, apart, as_list, items_of, same
+from .keywords import CHECKED, CONDITION, Nothing, Schema, apart, as_list, canonical, items_of
 
 MOST_PAIRS = 256  # of alternatives that two schemas have
 OBJECT = {"properties", "patternProperties", "additionalProperties"}
@@ -118,8 +118,8 @@ def _strictest(pick: Callable[..., Any]) -> Callable[[Any, Any, str], Any]:
 MERGE: dict[str, Callable[[Any, Any, str], Any]] = {
     "type": _merged_types,
     "required": lambda u, v, path: list(dict.fromkeys((*u, *v))),
-    "enum": lambda u, v, path: [x for x in u if same(x) in {*map(same, v)}],
-    "const": lambda u, v, path: u if same(u) == same(v) else _none(path),
+    "enum": lambda u, v, path: [x for x in u if canonical(x) in {*map(canonical, v)}],
+    "const": lambda u, v, path: u if canonical(u) == canonical(v) else _none(path),
     "pattern": lambda u, v, path: (*as_list(u), *as_list(v)),
     "not": lambda u, v, path: {"anyOf": [u, v]},
     "propertyNames": lambda u, v, path: conjoined([u, v]),

@@ -36,10 +36,10 @@ from .keywords import (
     Schema,
     TooDeep,
     apart,
+    canonical,
     constants_of,
     kinds_of,
-    moved,
-    same,
+    rebased,
     types_of,
     without,
 )
@@ -66,7 +66,7 @@ class Reader(Base):
     def read(self) -> Part:
         """The texts of the schema.  Raises `ConfigError`, `Unfit`."""
         try:
-            self.root = moved(self.root)
+            self.root = rebased(self.root)
             return self.value(self.root, "#")
         except TooDeep:
             raise ConfigError(
@@ -259,7 +259,7 @@ class Reader(Base):
     def _differ(self, parts: Sequence[Any], path: str) -> bool:
         """Whether schemas are constants, no two of which are the same."""
         constant = [constants_of(self.target(part, path)) for part in parts]
-        keys = [key for values in constant for key in {*map(same, values or ())}]
+        keys = [key for values in constant for key in {*map(canonical, values or ())}]
         return None not in constant and len({*keys}) == len(keys)
 
     def _record(self, schema: Any, path: str) -> Schema | None:
@@ -325,7 +325,7 @@ class Reader(Base):
         a, b = self.target(a, path), self.target(b, path)
         mine, other = constants_of(a), constants_of(b)
         if mine is not None and other is not None:
-            return not {*map(same, mine)} & {*map(same, other)}
+            return not {*map(canonical, mine)} & {*map(canonical, other)}
         kinds, others = kinds_of(a), kinds_of(b)
         if kinds is not None and others is not None and not kinds & others:
             return True

@@ -18,12 +18,12 @@ from .keywords import (
     Schema,
     as_list,
     bounds_of,
+    canonical,
     constants_of,
     counts_of,
     is_a,
     items_of,
     kind_of,
-    same,
 )
 from .numbers import numbers
 from .parts import (
@@ -117,8 +117,8 @@ def constants(reader: Base, schema: Schema, path: str) -> Part:
     wanted = as_list(schema.get("type", "any"))
     values = [v for v in constants_of(schema) or [] if any(is_a(v, kind) for kind in wanted)]
     if "enum" in schema and "const" in schema:
-        allowed = {*map(same, schema["enum"])}
-        values = [v for v in values if same(v) in allowed]
+        allowed = {*map(canonical, schema["enum"])}
+        values = [v for v in values if canonical(v) in allowed]
     reader.budget.spend(len(values))
     rest = {k: v for k, v in schema.items() if k not in ("enum", "const", "type")}
     for kind in dict.fromkeys(map(kind_of, values)):
@@ -242,7 +242,7 @@ def _unique(reader: Base, items: Any, least: int, most: int | None, path: str) -
                 "constants: name them in an enum, or drop it (for a list in place of a set)"
             )
         values = [v for v in found if _fits(fits, v)]
-        values = [*{same(value): value for value in values}.values()]
+        values = [*{canonical(value): value for value in values}.values()]
     if reader.testing and len(values) > MOST_UNIQUE:
         reader.refuse("uniqueItems", path)
     parts = tuple((constant(reader, value), False) for value in values)
