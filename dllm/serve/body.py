@@ -34,7 +34,7 @@ class Must:
     what its type asks for."""
 
     text: str
-    will_do: Callable[[Any], bool] = lambda _: True
+    accepts: Callable[[Any], bool] = lambda _: True
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
         return core_schema.no_info_wrap_validator_function(self._check, handler(source))
@@ -44,7 +44,7 @@ class Must:
 
     def _check(self, value: Any, inner: Callable[[Any], Any]) -> Any:
         with suppress(ValidationError):
-            if self.will_do(read := inner(value)):
+            if self.accepts(read := inner(value)):
                 return read
         raise PydanticCustomError(UNFIT, "must be {text}", {"text": self.text})
 
