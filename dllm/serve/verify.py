@@ -22,7 +22,7 @@ from starlette.responses import Response
 from ..core.canvas import IntArray
 from ..core.errors import ConfigError, PromptError, one_line
 from ..drafting.base import Draft
-from ..drafting.device import RemoteDrafts
+from ..drafting.device import PATH, RemoteDrafts
 from ..drafting.vocabulary import fingerprint
 from ..request.prompts import check_ids
 from ..runtime.events import Event
@@ -33,7 +33,6 @@ from .http import Path, as_json
 from .problems import Problem
 from .reading import Reader
 
-PATH = "/v1/verify"
 KINDS: dict[str, Callable[[Any], DeviceBody | EndBody]] = {
     "open": DeviceBody.read, "step": DraftBody.read, "close": EndBody.read
 }  # fmt: skip
