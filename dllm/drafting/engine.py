@@ -19,7 +19,7 @@ from ..request.requests import positions_for
 from .base import EMPTY, Budget, Draft, Drafter
 from .recipe import DraftedRecipe
 from .result import SpeculativeResult
-from .rows import DraftedRow, Forward
+from .rows import DraftedRow, SharedForward
 from .verifiers.packed import open_verifier
 
 MOST_TOKENS = 4096  # of a forward: prompts of long texts that join together are read in several
@@ -154,12 +154,12 @@ class SpeculativeEngine(Work[DraftedRow, Step]):
         seconds = clock() - began
         self._seconds += time.perf_counter() - passed
         fed = [row.cost for row in rows]
-        forward = Forward(seconds, sum(fed), len(rows))
+        forward = SharedForward(seconds, sum(fed), len(rows))
         return lambda: ((*own, forward) for own in zip(scored, fed, strict=True))
 
     def _settle(self, row: DraftedRow, answer: Any) -> Step:
         step = row.settle(*answer)
-        forward: Forward = answer[-1]
+        forward: SharedForward = answer[-1]
         forward.settled += 1
         forward.emitted += len(step.decision.committed)
         return step

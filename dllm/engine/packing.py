@@ -92,7 +92,7 @@ class Packing:
         """The forward.  ``waste``, ``slots``: see `grouped`; ``further``: `Packed.further`."""
         kept = [_join(parts) for parts in (self.ids, self.positions, self.scored)]
         own = [_join(self.slots)] if self.slots else []
-        segments = _alone(self.pieces) if not waste else None
+        segments = _segment_each(self.pieces) if not waste else None
         runs = _runs(self.pieces, waste, slots) if segments is None else []
         sliding = _runs(self.sliding)
         layout = [array for run in (*runs, *sliding) for array in run.arrays]
@@ -347,7 +347,7 @@ def _count(piece: Piece) -> int:
     return keys.stop - keys.start if isinstance(keys, slice) else len(keys)
 
 
-def _alone(pieces: Sequence[Piece]) -> list[Segment] | None:
+def _segment_each(pieces: Sequence[Piece]) -> list[Segment] | None:
     """A segment per piece, where none has anything hidden or could share a call with the one before
     it, as those of rows of different lengths."""
     before = None
