@@ -77,10 +77,10 @@ class SpeculativeEngine(Work[DraftedRow, Step]):
     def takes_room(self, row: DraftedRow) -> bool:
         return not row.recipe.outside
 
-    def admit(self, canvas: Canvas, recipe: DraftedRecipe, held: bool = False) -> DraftedRow | None:
+    def admit(self, canvas: Canvas, recipe: DraftedRecipe) -> DraftedRow | None:
         with self._lock:
             self.must_fit(recipe, len(canvas.tokens))
-            row = DraftedRow(canvas, recipe, canvas.fork(), held=held)
+            row = DraftedRow(canvas, recipe, canvas.fork())
             return row if self._join(row) else None
 
     def prefix_cache_tokens(self, tokens: int | None) -> None:
