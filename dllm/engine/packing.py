@@ -189,13 +189,9 @@ def pack(
 
 
 def fed(canvas: Canvas, tokens: IntArray, layout: Layout, uniform: int) -> IntArray:
-    """The ids that a row feeds: its tokens, and at undecided positions the mask id, what its
-    sampler holds there, or with ``uniform`` noise a random id, drawn anew in every step."""
-    ids = tokens[layout.where]
-    if uniform and (blank := ids < 0).any():
-        ids = ids.copy()
-        ids[blank] = canvas.random_ids(layout.positions[blank], uniform)
-    return ids
+    """The ids that a row feeds: its ``tokens``, at undecided positions the mask id or what its
+    sampler holds there; with ``uniform`` noise `Canvas.fed_ids`."""
+    return canvas.fed_ids(layout.positions, uniform) if uniform else tokens[layout.where]
 
 
 def _same(
