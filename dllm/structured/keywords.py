@@ -101,7 +101,7 @@ def without(schema: Schema, key: str) -> dict[str, Any]:
     return {k: v for k, v in schema.items() if k != key and k in CHECKED}
 
 
-def apart(schema: Any, path: str) -> Any:
+def isolated(schema: Any, path: str) -> Any:
     """A schema whose unevaluated properties are among its additional ones: not those of others."""
     if not isinstance(schema, Mapping) or OPEN not in schema:
         return schema

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..core.errors import ConfigError, short
-from .keywords import CHECKED, CONDITION, Nothing, Schema, apart, as_list, canonical, items_of
+from .keywords import CHECKED, CONDITION, Nothing, Schema, as_list, canonical, isolated, items_of
 
 MOST_PAIRS = 256  # of alternatives that two schemas have
 OBJECT = {"properties", "patternProperties", "additionalProperties"}
@@ -14,7 +14,7 @@ ARRAY = {"items", "prefixItems", "additionalItems"}
 
 def merged(a: Any, b: Any, path: str) -> Any:
     """One schema of the values that satisfy both; what ``a`` leaves unevaluated is that of both."""
-    b = apart(b, path)
+    b = isolated(b, path)
     if a is True or b is True:
         return b if a is True else a
     if a is False or b is False:

@@ -57,7 +57,7 @@ class Base:
     """
 
     value: Callable[[Any, str], Part]  # these three are the reader's
-    followed: Callable[[Sequence[Any], Schema, str], Part]
+    all_of: Callable[[Sequence[Any], Schema, str], Part]
     target: Callable[[Any, str], Schema]
 
     def __init__(
@@ -102,7 +102,7 @@ class Base:
         """Any string."""
         return self.leaf("text", lambda: Row((QUOTE, CHARACTERS, QUOTE)))
 
-    def met(self, a: ByteAutomaton, b: ByteAutomaton, without: bool = False) -> ByteAutomaton:
+    def combined(self, a: ByteAutomaton, b: ByteAutomaton, without: bool = False) -> ByteAutomaton:
         """What both accept, or the first alone.  Raises `Empty`."""
         return combined(a, b, self.budget, without)
 
@@ -175,7 +175,7 @@ def string(reader: Base, schema: Schema, path: str) -> Part:
             return first
         result = automaton_of(first, reader.budget)
         for other in others:
-            result = reader.met(result, automaton_of(other, reader.budget))
+            result = reader.combined(result, automaton_of(other, reader.budget))
         return result
 
     if reader.spells and not isinstance(made := spelt(), ByteAutomaton):
@@ -195,7 +195,7 @@ def number(reader: Base, schema: Schema, path: str, whole: bool = False) -> Part
 
     if reader.testing and whole:  # with zeros behind a point
         integer, found = leaf(1, False), leaf(step, False)
-        return Leaf(reader.met(integer.automaton, found.automaton))
+        return Leaf(reader.combined(integer.automaton, found.automaton))
     # Behind a point, whole numbers of many digits would be rounded.
     return leaf(step, whole or (step == int(step or 0) and not reader.testing))
 
