@@ -130,8 +130,8 @@ class SpeculativeEngine(Work[DraftedRow, Step]):
     def _propose(
         self, drafter: Drafter, work: Sequence[tuple[DraftedRow, Budget]]
     ) -> list[Draft | None]:
-        """Drafts for all texts, in one call where the drafter gains by that.  If it fails they are
-        asked for one by one, so that only those of the culprits are None."""
+        """Drafts for all texts, in one call where the drafter gains by that.  If it fails, there is
+        a call for each text: None for those whose own call fails, too."""
 
         def propose(part: Sequence[tuple[DraftedRow, Budget]]) -> list[Draft]:
             drafts = drafter.propose_all(

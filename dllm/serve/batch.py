@@ -1,7 +1,7 @@
 """Files of requests: OpenAI's batch format, or plain prompts, answered by the continuous engine.
 
 The results are appended as they come, a line each.  A run that was killed goes on where it stopped:
-what has a result is not asked again; one of another request is noticed by its digest.
+a request that has a result is not asked again.  Its digest tells it from a changed request.
 """
 
 import asyncio

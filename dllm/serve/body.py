@@ -30,8 +30,8 @@ Refusals = dict[str, tuple[str, tuple[Any, ...]]]  # field: the reason, harmless
 
 @dataclass(frozen=True, eq=False)
 class Must:
-    """Annotation of a field: what its value must be, in one sentence, and whether one is beside
-    what its type asks for."""
+    """Annotation of a field: a sentence that says what its value must be, and a test of the value
+    beyond its type."""
 
     text: str
     accepts: Callable[[Any], bool] = lambda _: True

@@ -69,7 +69,7 @@ class FairQueue:
         return (client in self._working) + sum(not future.cancelled() for future, _ in waiting)
 
     def _next(self) -> None:
-        """What the client waits for whose turn it is; who is at work already has none."""
+        """Do the first job of the next client in the queue of whom no job is at work."""
         with self._lock:
             client = next((one for one in self._waiting if one not in self._working), None)
             if client is None:

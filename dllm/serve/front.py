@@ -116,7 +116,7 @@ class Front:
         return problem_of(error)
 
     def close(self) -> None:
-        """What still runs is told that it ends."""
+        """Cancel the answers that are still written."""
         for answer in list(self.answers):
             answer.cancel()
 

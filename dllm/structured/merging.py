@@ -52,8 +52,8 @@ def merged(a: Any, b: Any, path: str) -> Any:
 
 
 def _merged_members(a: Schema, b: Schema, path: str) -> dict[str, Any]:
-    """Keywords about the members of an object.  A property that one of them does not declare is
-    one of its additional ones, or of those of its patterns."""
+    """Keywords about the members of an object.  A property that only one schema declares is an
+    additional property of the other, or follows a pattern of it."""
     properties: dict[str, Any] = {}
     named = [each.get("patternProperties", {}) for each in (a, b)]
     declared = [each.get("properties", {}) for each in (a, b)]
