@@ -257,7 +257,7 @@ def drive(
     draft, the first final text and the end.  ``steps`` gets the seconds of steps by their rows."""
     from dllm.cache import compose
     from dllm.engine import Engine
-    from dllm.request.requests import answering, recipe_for
+    from dllm.request.requests import recipe_for, requests_for
     from dllm.runtime.events import final_end
     from dllm.runtime.scheduler import Scheduler
 
@@ -272,7 +272,7 @@ def drive(
         length = one["max_tokens"]
         how = {"max_new_tokens": length, "min_new_tokens": length, "block_length": BLOCK}
         recipe = recipe_for(model, one["sampler"], None, how)
-        made += answering(model, recipe, [one["prompt"]])
+        made += requests_for(model, recipe, [one["prompt"]])
     arrived = dict(zip(made, arrivals, strict=True))
     times: dict[Any, dict[str, float]] = {request: {} for request in made}
     coming, clock = list(reversed(made)), 0.0

@@ -12,7 +12,7 @@ from .models import DiffusionModel
 from .models.loader import remembered
 from .request.prompts import ManyPrompts, OnePrompt, is_batch
 from .request.request import Request
-from .request.requests import answering, engine_for, filling, recipe_for
+from .request.requests import engine_for, infill_request, recipe_for, requests_for
 from .runtime.events import Event
 from .runtime.result import Result
 from .runtime.scheduler import Scheduler
@@ -101,7 +101,7 @@ def generate(
         prompts = list(prompt) if batch else [prompt]
         loaded = remembered(model)
         recipe = recipe_for(loaded, sampler, config, arguments)
-        requests = answering(loaded, recipe, prompts, chat, repetitions, n, trace)
+        requests = requests_for(loaded, recipe, prompts, chat, repetitions, n, trace)
         if take is not None and len(requests) > 1:
             raise ConfigError("a streamer follows one answer: pass prompts one by one")
         results = _scheduler(loaded, cache, requests).completed(take)
@@ -150,7 +150,7 @@ def infill(
     sampler, cache, config, trace = map(given.pop, DEFAULTS)
     loaded = remembered(model)
     recipe = recipe_for(loaded, sampler, config, given, holes=True)
-    request = filling(loaded, recipe, text, prompt, trace)
+    request = infill_request(loaded, recipe, text, prompt, trace)
     return cast(Result, _scheduler(loaded, cache, [request]).completed()[0])
 
 
@@ -162,7 +162,7 @@ def _answering(
     sampler, cache, config, trace = map(given.pop, DEFAULTS)
     chat, loaded = given.pop("chat", None), remembered(model)
     recipe = recipe_for(loaded, sampler, config, given)
-    requests = answering(loaded, recipe, prompts, chat, repetitions, trace=trace)
+    requests = requests_for(loaded, recipe, prompts, chat, repetitions, trace=trace)
     return _scheduler(loaded, cache, requests)
 
 
@@ -176,7 +176,7 @@ def _arriving(
 
     def requests() -> Iterator[Request]:
         for index, prompt in enumerate(prompts):
-            (request,) = answering(loaded, recipe, [prompt], chat, trace=trace, seen=seen)
+            (request,) = requests_for(loaded, recipe, [prompt], chat, trace=trace, seen=seen)
             request.index = index
             yield request
 

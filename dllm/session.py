@@ -81,7 +81,7 @@ class Session:
     ) -> None:
         self.model, config = load(model), SessionConfig(**how)
         self.max_waiting, self.observe = config.max_waiting, observe
-        engine, self._make = _opened(self.model, config)
+        engine, self._make = _engine_for(self.model, config)
         engine.prefix_cache_tokens(config.prefix_cache_tokens)
         self._scheduler = Scheduler(engine)
         self._handles: dict[Request, Handle] = {}
@@ -216,17 +216,17 @@ class Session:
     def _idle(self) -> bool:
         return self._state == "open" and not self._inbox and not self._scheduler.busy
 
-    def _turn(self) -> bool:
+    def _advance(self) -> bool:
         """A step; False when the session is over."""
         try:
-            if self._listen():
+            if self._read_inbox():
                 began = time.perf_counter()
                 progress = self._scheduler.advance()
                 for request, event in events(progress):
                     self._handles[request]._put(event)
                 for request, _ in progress:
                     if request.done:
-                        self._let_go(request)
+                        self._close_handle(request)
                 self._report(progress, time.perf_counter() - began)
                 return True
         except BaseException as error:  # not one request's: nobody may wait for ever
@@ -234,7 +234,7 @@ class Session:
         self._end()
         return False
 
-    def _listen(self) -> bool:
+    def _read_inbox(self) -> bool:
         """Take what other threads want, and let go who is late; False when the session is over."""
         with self._wake:
             changed = bool(self._inbox)
@@ -245,14 +245,14 @@ class Session:
                     self._scheduler.add(handle._request)
                 elif not handle.done:
                     self._scheduler.cancel(handle._request)
-                    self._let_go(handle._request)
+                    self._close_handle(handle._request)
             if self._state == "closed" or not (self._scheduler.busy or changed):
                 return False
         for request in self._scheduler.expire():
-            self._let_go(request)
+            self._close_handle(request)
         return True
 
-    def _let_go(self, request: Request) -> None:
+    def _close_handle(self, request: Request) -> None:
         handle = self._handles.pop(request, None)
         if handle is not None:
             request.row = request.canvas = None
@@ -305,11 +305,11 @@ def _drive(of: weakref.ref[Session], wake: threading.Condition) -> None:
             if idle:
                 session = None
                 wake.wait(IDLE_SECONDS)
-        if not idle and (session is None or not session._turn()):
+        if not idle and (session is None or not session._advance()):
             return
 
 
-def _opened(model: DiffusionModel, config: SessionConfig) -> tuple[Work[Any, Any], Make]:
+def _engine_for(model: DiffusionModel, config: SessionConfig) -> tuple[Work[Any, Any], Make]:
     """The engine of a session, and what makes its requests.  A model without a mask token
     verifies, and so does one that can, where a drafter is named."""
     verifies = model.facts.mask_token_id is None or config.drafter is not None
@@ -338,11 +338,11 @@ def _masked(model: DiffusionModel, config: SessionConfig, most: int) -> tuple[Wo
         engine.check(recipe)
     make = partial(one_request, model, sampler, length)
     if config.cuda_graphs:
-        _meet_shapes(engine, make, config.max_batch_size)
+        _capture_graphs(engine, make, config.max_batch_size)
     return engine, make
 
 
-def _meet_shapes(engine: Engine, make: Make, most: int) -> None:
+def _capture_graphs(engine: Engine, make: Make, most: int) -> None:
     """Decode 1 to ``most`` rows, a block of each: these steps are captured before any request."""
     facts = engine.model.facts
     block = facts.block_length or BLOCK

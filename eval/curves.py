@@ -1,8 +1,8 @@
-"""Which settings make up the curve of a sampler: one knob each, from slow and safe to fast.
+"""Which settings make up the curve of a sampler: one parameter each, from slow and safe to fast.
 
 A sampler is swept over the first of its arguments that `BY_FIELD` knows, and a part that only says
 where to commit or what to think of the predictions, over the threshold it is combined with: so new
-ones and those of third parties appear.  `KNOBS` has those for which that is not right.
+ones and those of third parties appear.  `SWEPT` has those for which that is not right.
 """
 
 import re
@@ -25,7 +25,7 @@ ALONE = re.compile(r"\((\w+=)?\{\}\)")
 
 
 @dataclass(frozen=True)
-class Knob:
+class SweptParameter:
     """A spec with one place ``{}`` and the values to put there; shares become numbers of steps."""
 
     spec: str
@@ -37,23 +37,23 @@ class Knob:
         return [self.spec.format(max(1, round(share * canvas))) for share in SHARES]
 
 
-KNOBS: dict[str, Knob] = {
-    "random": Knob("random+llada(steps={})", SHARES),
-    "margin": Knob("margin+llada(steps={})", SHARES),
-    "neg_entropy": Knob("neg_entropy+llada(steps={})", SHARES),
-    "fixed": Knob("fixed(n={})", (1, 2, 4, 8)),
-    "factor": Knob("factor(factor={})", (0.1, 0.25, 0.5, 1.0, 1.5, 2.0)),
-    "dparallel": Knob("dparallel(tau={})", (0.01, 0.05, 0.1, 0.25, 0.5, 1.0)),
-    "eotp": Knob("threshold(tau={})+eotp", TAUS),
-    "localleap": Knob("localleap(tau_r={})", (0.9, 0.8, 0.75, 0.6, 0.5, 0.3)),
-    "r2": Knob("r2(spatial_threshold={})", (0.9, 0.8, 0.7, 0.6, 0.5)),
-    "prophet": Knob(
+SWEPT: dict[str, SweptParameter] = {
+    "random": SweptParameter("random+llada(steps={})", SHARES),
+    "margin": SweptParameter("margin+llada(steps={})", SHARES),
+    "neg_entropy": SweptParameter("neg_entropy+llada(steps={})", SHARES),
+    "fixed": SweptParameter("fixed(n={})", (1, 2, 4, 8)),
+    "factor": SweptParameter("factor(factor={})", (0.1, 0.25, 0.5, 1.0, 1.5, 2.0)),
+    "dparallel": SweptParameter("dparallel(tau={})", (0.01, 0.05, 0.1, 0.25, 0.5, 1.0)),
+    "eotp": SweptParameter("threshold(tau={})+eotp", TAUS),
+    "localleap": SweptParameter("localleap(tau_r={})", (0.9, 0.8, 0.75, 0.6, 0.5, 0.3)),
+    "r2": SweptParameter("r2(spatial_threshold={})", (0.9, 0.8, 0.7, 0.6, 0.5)),
+    "prophet": SweptParameter(
         "prophet({})",
         ("early=15.0,mid=10.0,late=5.0", "early=7.5,mid=5.0,late=2.5",
          "early=3.75,mid=2.5,late=1.25", "early=1.5,mid=1.0,late=0.5"),
     ),
-    "freedave": Knob("freedave(threshold(tau={}))", TAUS),
-    "lopa": Knob("lopa(threshold(tau={}))", TAUS),
+    "freedave": SweptParameter("freedave(threshold(tau={}))", TAUS),
+    "lopa": SweptParameter("lopa(threshold(tau={}))", TAUS),
 }  # fmt: skip
 BY_FIELD: dict[str, Sequence[Any]] = {
     "tau": TAUS, "threshold": TAUS, "gamma": (0.001, 0.01, 0.05, 0.1, 0.5, 1.0), "steps": SHARES,
@@ -73,18 +73,18 @@ def curve(name: str, canvas: int) -> list[str]:
     """Specs of a sampler's curve on a canvas of that many positions; those that cannot be composed
     are left out, and a sampler always has its defaults."""
     part = SAMPLERS[name]
-    knob = KNOBS.get(name) or _derived(info(part, part.role))
-    return [spec for spec in knob.specs(canvas) if composes(spec)] or [name]
+    swept = SWEPT.get(name) or _derived(info(part, part.role))
+    return [spec for spec in swept.specs(canvas) if composes(spec)] or [name]
 
 
-def _derived(part: Info) -> Knob:
-    """The knob of a sampler that `KNOBS` does not know."""
+def _derived(part: Info) -> SweptParameter:
+    """The swept parameter of a sampler that `SWEPT` does not know."""
     for argument, values in BY_FIELD.items():
         if argument in part.defaults:
-            return Knob(f"{part.name}({argument}={{}})", values)
+            return SweptParameter(f"{part.name}({argument}={{}})", values)
     if part.role == "selector":
-        return Knob(part.name, ("",))
-    return Knob(f"{part.name}+threshold(tau={{}})", TAUS)
+        return SweptParameter(part.name, ("",))
+    return SweptParameter(f"{part.name}+threshold(tau={{}})", TAUS)
 
 
 def composes(spec: str, options: dict[str, Any] | None = None) -> bool:

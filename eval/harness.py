@@ -26,7 +26,7 @@ from ..api import as_completed
 from ..cache import compose as compose_cache
 from ..core.config import FILTERS, FORMATS, GenerationConfig
 from ..core.errors import ConfigError, UnknownNameError
-from ..likelihood.scoring import Score, ScoreRequest, Scoring, longest, score_requests, whole
+from ..likelihood.scoring import Score, ScoreRequest, Scoring, longest, score_requests, total_score
 from ..models import load
 from ..request.prompts import chat_openings, encode_chat, encode_text
 from ..request.requests import occurrences
@@ -230,7 +230,7 @@ class DLLM(TemplateLM):  # type: ignore[misc]
             parts[i].append(score)
         answers = []
         for instance, scores in zip(requests, parts, strict=True):
-            answers.append(self._keep(whole(scores), instance.task_name, instance.doc_id)[0])
+            answers.append(self._keep(total_score(scores), instance.task_name, instance.doc_id)[0])
             self.cache_hook.add_partial("loglikelihood_rolling", instance.args, answers[-1])
         return answers
 

@@ -10,7 +10,7 @@ from ..api import as_completed, generate
 from ..core.errors import ConfigError
 from ..models import DiffusionModel
 from .metrics import wilson
-from .problems import Problems, check_fits, draw, stamp
+from .problems import AnyTask, check_fits, draw, stamp
 
 FORMAT = 2
 
@@ -109,7 +109,7 @@ class RefusedError(ConfigError):
 
 
 def measure(
-    model: DiffusionModel, problems: Problems, cell: Cell, identity: str,
+    model: DiffusionModel, problems: AnyTask, cell: Cell, identity: str,
     answered: Callable[[int], None] = lambda _: None,
 ) -> Record:  # fmt: skip
     """Decode the examples and check the answers.  ``identity`` is the model's fingerprint;

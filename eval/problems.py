@@ -63,7 +63,7 @@ class FileTask:
         return question.answer.strip() == text.strip()
 
 
-Problems = Task | FileTask
+AnyTask = Task | FileTask
 
 
 def read_file(path: Path) -> FileTask:
@@ -87,7 +87,7 @@ def _question(task: str, where: str, result: Any) -> Question:
     return Question(task, prompt, str(result["answer"]), match)
 
 
-def problems(name: str) -> Problems:
+def find_task(name: str) -> AnyTask:
     """The task of that name, or in that file.  Raises `UnknownNameError` or `ConfigError`."""
     if name in TASKS:
         return TASKS[name]
@@ -96,7 +96,7 @@ def problems(name: str) -> Problems:
     raise UnknownNameError("task", name, TASKS)
 
 
-def draw(task: Problems, n: int, seed: int = 0) -> list[Any]:
+def draw(task: AnyTask, n: int, seed: int = 0) -> list[Any]:
     """``n`` examples of a task, no two of them alike.
 
     A generated task repeats itself where there are few instances: what was drawn before is passed
@@ -121,7 +121,7 @@ def draw(task: Problems, n: int, seed: int = 0) -> list[Any]:
     )
 
 
-def stamp(task: Problems) -> str:
+def stamp(task: AnyTask) -> str:
     """What identifies the content of a task beyond its name: a file's questions may change."""
     return f"#{task.digest}" if isinstance(task, FileTask) else ""
 

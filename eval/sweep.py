@@ -11,14 +11,14 @@ from typing import Any
 from ..cache import available as caches
 from ..cache import compose as compose_cache
 from ..core.errors import ConfigError, UnknownNameError
-from ..core.json_lines import naming, whole_lines
+from ..core.json_lines import name_in_errors, whole_lines
 from ..engine import check_pair
 from ..models import DiffusionModel
 from ..samplers import compose as compose_sampler
 from .curves import samplers_with_curves, settings
 from .machine import machine
 from .measure import Cell, Record, RefusedError, Setting, fingerprint, measure
-from .problems import problems, stamp
+from .problems import find_task, stamp
 from .tasks import TASKS
 
 FIELDS = {field.name for field in fields(Record)}
@@ -166,7 +166,7 @@ class Journal:
         entry = asdict(record) | about
         entry["right"] = [int(x) for x in entry["right"]]
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with naming(self.path), self.path.open("a", encoding="utf-8") as file:
+        with name_in_errors(self.path), self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry, ensure_ascii=False) + "\n")
             file.flush()
             os.fsync(file.fileno())
@@ -190,7 +190,7 @@ def run(
     identity = fingerprint(model)
     dtype, device = str(model.dtype).removeprefix("torch."), str(model.device)
     about = {"machine": machine(), "dtype": dtype, "device": device}
-    loaded = {task: problems(task) for task in dict.fromkeys(cell.task for cell in cells)}
+    loaded = {task: find_task(task) for task in dict.fromkeys(cell.task for cell in cells)}
     result = []
     for done, cell in enumerate(cells):
         questions = loaded[cell.task]

@@ -146,7 +146,7 @@ class Packed:
 
 
 def known_by(weight: torch.Tensor) -> tuple[int, int, torch.dtype]:
-    """What tells that a weight is another one, or was changed in place."""
+    """What differs for another weight, and for this one after a change in place."""
     version = 0 if weight.is_inference() else weight._version
     return weight.data_ptr(), version, weight.dtype
 

@@ -12,7 +12,7 @@ from ..core.canvas import BoolArray, Canvas, Edit, FloatArray, IntArray
 from .base import NO_SCORES, NOTHING, Part, Prediction, Selection, View, forced
 
 INITIAL = 64  # positions of an answer whose length is found, to begin with
-WAYS = ("length", "explorer", "reviser")  # courses that stand inside one another in this order
+NESTED = ("length", "explorer", "reviser")  # courses that stand inside one another in this order
 
 
 @dataclass(frozen=True)
@@ -206,8 +206,8 @@ class Turn:
         self._force = True  # whether something has to be chosen
         self._courses = courses
         # Those that say where a step goes, the next one last, and those that only choose.
-        self._ways = [one for one in reversed(courses) if type(one).role in WAYS]
-        self._choosers = [one for one in courses if type(one).role not in WAYS]
+        self._nested = [one for one in reversed(courses) if type(one).role in NESTED]
+        self._choosers = [one for one in courses if type(one).role not in NESTED]
 
     # -- what is there --------------------------------------------------------------------------
 
@@ -227,8 +227,8 @@ class Turn:
 
     def go_on(self) -> None:
         """The step as the courses inside the present one make it, else as the selectors do."""
-        if self._ways and not self.canvas.finished:
-            self._ways.pop().decide(self)
+        if self._nested and not self.canvas.finished:
+            self._nested.pop().decide(self)
         self.end()
 
     def keep(self, branch: int) -> None:

@@ -280,7 +280,7 @@ def test_out_of_memory_says_what_to_do(
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(tiny.backbone), "forward", fail)
+        patch.setitem(tiny.backbone.__dict__, "forward", fail)
         with pytest.raises(OutOfMemoryError, match="max_batch_tokens="):
             dllm.generate(tiny, PROMPT, max_new_tokens=8)
     assert dllm.generate(tiny, PROMPT, max_new_tokens=8).tokens

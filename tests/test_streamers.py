@@ -120,7 +120,7 @@ def test_a_reader_hears_the_end_when_a_forward_fails(
 
     pieces = TextIteratorStreamer(tiny.tokenizer, timeout=1)
     with monkeypatch.context() as patch, pytest.raises(OutOfMemoryError):
-        patch.setattr(type(tiny.backbone), "forward", fail)
+        patch.setitem(tiny.backbone.__dict__, "forward", fail)
         dllm.generate(tiny, PROMPT, max_new_tokens=8, streamer=pieces)
     assert list(pieces) == [""]
 

@@ -110,7 +110,7 @@ def batch(
 
 def _run(options: Batched, lines: Any, count: int, results: Results) -> int:
     """Answer ``lines``; how many of them failed."""
-    from ..serve.batch import answer_all, error_of, failed, patient
+    from ..serve.batch import answer_all, batch_settings, error_of, failed
 
     answered, failures, lines_now = 0, 0, Ticker()
     columns = ("{task.description}", BarColumn(), "{task.completed}/{task.total}",
@@ -142,7 +142,7 @@ def _run(options: Batched, lines: Any, count: int, results: Results) -> int:
             return failures
         from ..serve.service import Service
 
-        service = Service(options.load(), patient(options.settings()))
+        service = Service(options.load(), batch_settings(options.settings()))
         try:
             asyncio.run(answer_all(service, lines, done))
         except KeyboardInterrupt:

@@ -47,21 +47,21 @@ def bench(*, options: Bench) -> None:
     with waiting("loading dllm"):
         from ..eval import report
         from ..eval.plot import can_plot, check_plots, multiples, pareto
-        from ..eval.problems import problems
+        from ..eval.problems import find_task
         from ..eval.sweep import Journal, distinct, run
 
     sweeps = _sweeps(options)
     cells = distinct(cell for sweep in sweeps for cell in sweep.cells())
     refused = {label: why for sweep in sweeps for label, why in sweep.refused().items()}
     for task in dict.fromkeys(cell.task for cell in cells):
-        problems(task)  # a mistake in one is reported at once
+        find_task(task)  # a mistake in one is reported at once
     if options.plot:
         check_plots()
     journal = Journal(options.output / "results.jsonl")
     options.output.mkdir(parents=True, exist_ok=True)
     check_output(journal.path)
     model = options.load()
-    with Teller() as teller:
+    with SweepProgress() as teller:
         records = run(model, cells, journal, teller.cell, refused, teller.answered)
     if not records:
         raise ConfigError(next(iter(refused.values()), "there is nothing to measure"))
@@ -107,7 +107,7 @@ def _sweeps(options: Bench) -> list[Sweep]:
     ]
 
 
-class Teller:
+class SweepProgress:
     """One line per cell; on a terminal also how far the present one is."""
 
     def __init__(self) -> None:
@@ -133,7 +133,7 @@ class Teller:
         if self._status is not None:
             self._status.update(f"{self._where}: {count} of {cell.examples} answered")
 
-    def __enter__(self) -> Teller:
+    def __enter__(self) -> SweepProgress:
         if self._status is not None:
             self._status.start()
         return self

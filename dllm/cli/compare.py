@@ -58,7 +58,7 @@ def compare(prompt: Prompt = None, *, options: Comparison) -> None:
 
 
 def show(results: list[Result], model: DiffusionModel) -> None:
-    """A table on stdout, texts beside or below; those that equal the first one are marked."""
+    """A table on stdout, texts beside or below; texts that equal the first one are marked."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("Sampler", overflow="fold")
     for name in ("Cache", "Forwards", "Positions", "Tokens/forward", "Seconds"):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import ConfigError, DllmError
-from ..core.json_lines import hold
+from ..core.json_lines import lock
 from .options import option, takes
 from .output import note
 
@@ -71,7 +71,7 @@ def resumable(folder: Path) -> Iterator[None]:
     opened = None if sys.platform == "win32" else os.open(folder, os.O_RDONLY)
     try:
         if is_first() and opened is not None:
-            hold(opened, folder)
+            lock(opened, folder)
         yield
     except KeyboardInterrupt:
         note(f"stopped; to go on: {shlex.join(['dllm', *sys.argv[1:]])}")

@@ -202,15 +202,15 @@ class Canvas:
         """Uniform noise in (0, 1) for ``positions``, keyed by row, purpose, step and position."""
         return self.noise(self.row * PURPOSES + purpose, self.step, positions)
 
-    def random_ids(self, positions: IntArray, size: int) -> IntArray:
-        """(n,) uniform ids below ``size``: what undecided ``positions`` hold in uniform noise."""
-        drawn = self.noise(FED + self.row, self.step, positions).astype(np.float64)
-        return (drawn * size).astype(np.int64)
-
     def fed_ids(self, positions: IntArray, size: int) -> IntArray:
-        """(n,) ids that ``positions`` are fed as in this step where the noise is uniform."""
+        """(n,) ids that ``positions`` are fed as in this step where the noise is uniform: what is
+        written or held there, else a random id below ``size``, drawn anew in every step."""
         ids = self.tokens[positions]
-        return np.where(ids < 0, self.random_ids(positions, size), ids)
+        blank = ids < 0
+        if blank.any():
+            drawn = self.noise(FED + self.row, self.step, positions[blank]).astype(np.float64)
+            ids[blank] = (drawn * size).astype(np.int64)
+        return ids
 
     def block_at(self, position: int, size: int) -> tuple[int, int]:
         """The block of ``size`` positions, counted from `origin`, that holds ``position``."""

@@ -35,7 +35,7 @@ def about(says: str, *of: str, **more: Any) -> About:
 
 
 def listed(value: Any) -> Any:
-    """Arrays as lists, those of one number as that."""
+    """An array as a list, one without dimensions as its number; other values as they are."""
     return value.tolist() if hasattr(value, "tolist") else value
 
 

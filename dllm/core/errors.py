@@ -24,7 +24,7 @@ class UnknownNameError(DllmError, ValueError):
     def __init__(
         self, kind: str, name: object, known: Iterable[str], instead: str | None = None
     ) -> None:
-        """``instead``: what stands for it here, where that is known."""
+        """``instead``: what to write in its place, where that is known."""
         # Whoever sends a name of megabytes gets no megabytes back, and no search through them.
         self.kind, self.name, self.known = kind, str(name)[:LONGEST_NAME], sorted(known)
         self.instead = instead

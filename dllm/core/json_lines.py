@@ -40,7 +40,7 @@ def check_same(where: str, there: Mapping[str, Any], wanted: Mapping[str, Any]) 
             )
 
 
-def noted(path: Path) -> Any:
+def read_state(path: Path) -> Any:
     """The JSON object of a file that an interrupted run left; {} where it is not there or not
     whole."""
     try:
@@ -61,7 +61,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
+def name_in_errors(path: Path) -> Iterator[None]:
     """Whatever writing to ``path`` raises names it: a full disk names nothing."""
     try:
         yield
@@ -70,7 +70,7 @@ def naming(path: Path) -> Iterator[None]:
         raise
 
 
-def hold(opened: Any, path: Path) -> None:
+def lock(opened: Any, path: Path) -> None:
     """Keep other runs from ``path`` until what is ``opened`` of it (a file, or a descriptor) is
     closed.  Raises `ConfigError` where one is at work."""
     try:

@@ -6,7 +6,7 @@ from typing import Any, overload
 
 from ..core.errors import ConfigError, check_switch
 from ..request.prompts import ManyPrompts, OnePrompt, is_batch
-from ..request.requests import answering
+from ..request.requests import requests_for
 from ..runtime.events import Event
 from ..runtime.scheduler import Scheduler
 from ..runtime.streamers import Streamer, feeding
@@ -102,5 +102,5 @@ def _scheduler(
     drafting = {name: options.pop(name) for name in DRAFTING if name in options}
     part = fit(make_drafter(drafter, **drafting), model, vocabulary)
     recipe = recipe_for(model, part, None, options, **own)
-    requests = answering(model, recipe, list(prompt) if is_batch(prompt) else [prompt], chat)
+    requests = requests_for(model, recipe, list(prompt) if is_batch(prompt) else [prompt], chat)
     return Scheduler.of(engine_for(model, requests, exact), requests)

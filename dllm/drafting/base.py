@@ -301,7 +301,7 @@ class Drafter(DraftPart):
 class AcceptRule(DraftPart):
     """Which drafted tokens are kept.  ``accepts`` are the distributions for which it is
     lossless; a ``lossy`` rule is so for none, and says so wherever its results are shown.
-    ``beyond``: tokens that it emits beyond those of a draft that it accepts whole."""
+    ``beyond``: tokens that it emits behind a draft whose tokens are all accepted."""
 
     accepts: ClassVar[frozenset[Distribution]] = frozenset(Distribution)
     trees: ClassVar[bool] = False

@@ -1,7 +1,7 @@
 """A device that drafts for a verifier behind HTTP (after SLED, arXiv 2506.09397).
 
 The drafter is at hand, and ``dllm serve VERIFIER`` scores what it proposes, together with the
-drafts of other devices.  There the drafts of a text come from `Outside`.
+drafts of other devices.  There the drafts of a text come from `RemoteDrafts`.
 """
 
 import os
@@ -115,7 +115,7 @@ class _Verifier(httpx.Client):
 
 
 @dataclass(eq=False)
-class Outside(Drafter):
+class RemoteDrafts(Drafter):
     """The drafts of one text, one by one.  The text waits until the next one is offered."""
 
     outside = True
@@ -127,11 +127,11 @@ class Outside(Drafter):
         self.offered = draft
 
     def open(self, request: DraftRequest) -> Drafting:
-        return _Waiting(self)
+        return _RemoteDrafting(self)
 
 
-class _Waiting(Drafting):
-    def __init__(self, part: Outside) -> None:
+class _RemoteDrafting(Drafting):
+    def __init__(self, part: RemoteDrafts) -> None:
         self.part = part
 
     @property

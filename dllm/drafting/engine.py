@@ -19,7 +19,7 @@ from ..request.requests import positions_for
 from .base import EMPTY, Budget, Draft, Drafter
 from .recipe import DraftedRecipe
 from .result import SpeculativeResult
-from .rows import DraftedRow, Forward
+from .rows import DraftedRow, SharedForward
 from .verifiers.packed import open_verifier
 
 MOST_TOKENS = 4096  # of a forward: prompts of long texts that join together are read in several
@@ -77,10 +77,10 @@ class SpeculativeEngine(Work[DraftedRow, Step]):
     def takes_room(self, row: DraftedRow) -> bool:
         return not row.recipe.outside
 
-    def admit(self, canvas: Canvas, recipe: DraftedRecipe, held: bool = False) -> DraftedRow | None:
+    def admit(self, canvas: Canvas, recipe: DraftedRecipe) -> DraftedRow | None:
         with self._lock:
             self.must_fit(recipe, len(canvas.tokens))
-            row = DraftedRow(canvas, recipe, canvas.fork(), held=held)
+            row = DraftedRow(canvas, recipe, canvas.fork())
             return row if self._join(row) else None
 
     def prefix_cache_tokens(self, tokens: int | None) -> None:
@@ -130,8 +130,8 @@ class SpeculativeEngine(Work[DraftedRow, Step]):
     def _propose(
         self, drafter: Drafter, work: Sequence[tuple[DraftedRow, Budget]]
     ) -> list[Draft | None]:
-        """Drafts for all texts, in one call where the drafter gains by that.  If it fails they are
-        asked for one by one, so that only those of the culprits are None."""
+        """Drafts for all texts, in one call where the drafter gains by that.  If it fails, there is
+        a call for each text: None for those whose own call fails, too."""
 
         def propose(part: Sequence[tuple[DraftedRow, Budget]]) -> list[Draft]:
             drafts = drafter.propose_all(
@@ -154,12 +154,12 @@ class SpeculativeEngine(Work[DraftedRow, Step]):
         seconds = clock() - began
         self._seconds += time.perf_counter() - passed
         fed = [row.cost for row in rows]
-        forward = Forward(seconds, sum(fed), len(rows))
+        forward = SharedForward(seconds, sum(fed), len(rows))
         return lambda: ((*own, forward) for own in zip(scored, fed, strict=True))
 
     def _settle(self, row: DraftedRow, answer: Any) -> Step:
         step = row.settle(*answer)
-        forward: Forward = answer[-1]
+        forward: SharedForward = answer[-1]
         forward.settled += 1
         forward.emitted += len(step.decision.committed)
         return step

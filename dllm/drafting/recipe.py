@@ -11,7 +11,7 @@ from ..core.errors import ConfigError, UnknownNameError, short
 from ..engine.recipe import Recipe
 from ..models import DiffusionModel
 from ..request.request import Request
-from ..request.requests import answering, format_for, given_of
+from ..request.requests import format_for, given_of, requests_for
 from ..request.stopping import stop_strings
 from ..structured.judged import Judged
 from . import register_all
@@ -133,7 +133,7 @@ def one_request(
     settings = {"rule": own["rule"], "controller": controller}
     settings |= {name: given.pop(name) for name in SETTINGS if name in given}
     recipe = recipe_for(model, drafter, config, given, **settings)
-    return answering(model, recipe, [prompt], chat, [repetition])[0]
+    return requests_for(model, recipe, [prompt], chat, [repetition])[0]
 
 
 def _config(

@@ -15,7 +15,7 @@ from .verifiers.base import Scored, Text, Verifier
 
 
 @dataclass(slots=True)
-class Forward:
+class SharedForward:
     """One forward of the verifier: its ``seconds``, the tokens ``fed`` for all its texts, and how
     many of the ``texts`` got how many tokens so far."""
 
@@ -122,7 +122,7 @@ class DraftedRow(Row):
             self.recipe.rule.check(draft.distribution, not draft.is_chain)
         self.draft = draft if len(draft) else EMPTY
 
-    def settle(self, scored: Scored, fed: int, forward: Forward) -> Step:
+    def settle(self, scored: Scored, fed: int, forward: SharedForward) -> Step:
         """Commit of the draft what the rule accepts, and one token more; ``fed`` tokens of the
         ``forward`` were the text's."""
         began = self.verifier.clock()

@@ -69,8 +69,6 @@ class Extents:
         self._free[low:high] = [(base, end)]
 
     def grow(self, size: int) -> None:
-        if size <= self.size:
-            return
         old, self.size = self.size, size
         if self._free and self._free[-1][1] == old:
             self._free[-1] = (self._free[-1][0], size)

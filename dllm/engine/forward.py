@@ -61,7 +61,7 @@ class Group:
 
 
 @dataclass(slots=True)
-class Flight:
+class PendingAnswers:
     """A forward that was launched.  `wait` once, for the numbers that every job asked for, or why
     it has none; the host may do other things before."""
 
@@ -131,15 +131,15 @@ class Forward:
             scored = full_logits(self.hidden(jobs), self.head)
         return list(torch.split(scored, [len(job.targets) for job in jobs]))
 
-    def launch(self, jobs: list[Job]) -> Flight:
+    def launch(self, jobs: list[Job]) -> PendingAnswers:
         """Let the device compute one forward, and the numbers that every job asks for."""
         self.count += 1
         began = time.perf_counter()
         try:
             with torch.inference_mode():
                 groups = self._groups(jobs)
-                numbers, answer = self._share(jobs, groups, self.hidden(jobs, groups))
-                return Flight(self, ToHost(numbers), answer)
+                numbers, answer = self._columns(jobs, groups, self.hidden(jobs, groups))
+                return PendingAnswers(self, ToHost(numbers), answer)
         finally:
             self.seconds += time.perf_counter() - began
 
@@ -206,17 +206,17 @@ class Forward:
     def _groups(self, jobs: list[Job]) -> list[Group]:
         options = jobs[0].options
         if not [job for job in jobs if job.options is not options]:
-            return [Group([], jobs, options, self._rise(jobs, options))]
+            return [Group([], jobs, options, self._uploads(jobs, options))]
         sets: dict[RowOptions, list[int]] = {}
         for i, job in enumerate(jobs):
             sets.setdefault(job.options, []).append(i)
         result = []
         for options, members in sets.items():
             mine = [jobs[i] for i in members]
-            result.append(Group(members, mine, options, self._rise(mine, options)))
+            result.append(Group(members, mine, options, self._uploads(mine, options)))
         return result
 
-    def _rise(self, jobs: list[Job], options: RowOptions) -> dict[str, Any]:
+    def _uploads(self, jobs: list[Job], options: RowOptions) -> dict[str, Any]:
         """What the statistics of jobs with equal options need on the device, row by row."""
         up: dict[str, Any] = {}
         if options.keyed:
@@ -235,7 +235,7 @@ class Forward:
             )
         return up
 
-    def _share(
+    def _columns(
         self, jobs: list[Job], groups: list[Group], hidden: torch.Tensor
     ) -> tuple[list[torch.Tensor], Answer]:
         """Statistics of every group, and what makes each job's part of them, once on the host."""

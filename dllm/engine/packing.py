@@ -92,7 +92,7 @@ class Packing:
         """The forward.  ``waste``, ``slots``: see `grouped`; ``further``: `Packed.further`."""
         kept = [_join(parts) for parts in (self.ids, self.positions, self.scored)]
         own = [_join(self.slots)] if self.slots else []
-        segments = _alone(self.pieces) if not waste else None
+        segments = _segment_each(self.pieces) if not waste else None
         runs = _runs(self.pieces, waste, slots) if segments is None else []
         sliding = _runs(self.sliding)
         layout = [array for run in (*runs, *sliding) for array in run.arrays]
@@ -189,13 +189,9 @@ def pack(
 
 
 def fed(canvas: Canvas, tokens: IntArray, layout: Layout, uniform: int) -> IntArray:
-    """The ids that a row feeds: its tokens, and at undecided positions the mask id, what its
-    sampler holds there, or with ``uniform`` noise a random id, drawn anew in every step."""
-    ids = tokens[layout.where]
-    if uniform and (blank := ids < 0).any():
-        ids = ids.copy()
-        ids[blank] = canvas.random_ids(layout.positions[blank], uniform)
-    return ids
+    """The ids that a row feeds: its ``tokens``, at undecided positions the mask id or what its
+    sampler holds there; with ``uniform`` noise `Canvas.fed_ids`."""
+    return canvas.fed_ids(layout.positions, uniform) if uniform else tokens[layout.where]
 
 
 def _same(
@@ -347,7 +343,7 @@ def _count(piece: Piece) -> int:
     return keys.stop - keys.start if isinstance(keys, slice) else len(keys)
 
 
-def _alone(pieces: Sequence[Piece]) -> list[Segment] | None:
+def _segment_each(pieces: Sequence[Piece]) -> list[Segment] | None:
     """A segment per piece, where none has anything hidden or could share a call with the one before
     it, as those of rows of different lengths."""
     before = None

@@ -24,7 +24,7 @@ def jobs_of(row: Row, cache: Cache) -> list[Job]:
     """What the row feeds next: itself, or its branches.  Moves its window; asked once per step."""
     canvas, sampler = row.canvas, row.recipe.sampler
     before = row.same_as_before
-    if before is not None and _again(row, before[0]):
+    if before is not None and _repeats(row, before[0]):
         return before
     for _ in range(MOST_IDLE_STEPS):
         if sampler.prepare(canvas):
@@ -79,7 +79,7 @@ def opening_of(row: Row, cache: Cache) -> list[Job]:
     return [Job(row, canvas, plan, np.array([low]), opening=low)]
 
 
-def _again(row: Row, job: Job) -> bool:
+def _repeats(row: Row, job: Job) -> bool:
     """Let the job of the last step stand for the next one, if its plan still holds."""
     canvas, sampler = row.canvas, row.recipe.sampler
     if row.open:  # found when the last step was settled
@@ -106,7 +106,7 @@ def _goes_on(job: Job) -> bool:
     return True
 
 
-def stands(row: Row, job: Job, decision: Decision) -> bool:
+def may_repeat(row: Row, job: Job, decision: Decision) -> bool:
     """Whether the next step may feed what this one has."""
     if not job.plan.until or not row.recipe.sampler.plain or decision.edits or job.masks.size:
         return False
@@ -208,7 +208,7 @@ def settle(
         canvas.step = step + 1
         canvas.block_step += 1
     row.drop_plan()
-    if len(jobs) == 1 and job.opening is None and stands(row, job, decision):
+    if len(jobs) == 1 and job.opening is None and may_repeat(row, job, decision):
         row.same_as_before = jobs
         row.open = sampler.stays and not sampler.resting and _goes_on(job)
     if decision.edits:

@@ -28,9 +28,9 @@ class Row:
 
     ``held``: it stays when it is finished, until `Work.drop`.  ``number``: rows are counted as they
     join.  ``seconds``: time of the steps between its admission and its end.  ``restarts``: how many
-    times it gave its memory back and began again.  ``alone``: it shares its forwards with no other
-    row, because one that it shared failed.  ``inexact``: in some step the completion of its
-    structure was not certainly the likeliest one.
+    times it gave its memory back and began again.  ``alone``: its forwards are its own, because a
+    shared one failed.  ``inexact``: in some step the completion of its structure was not certainly
+    the likeliest one.
     """
 
     canvas: Canvas

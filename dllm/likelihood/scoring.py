@@ -144,7 +144,7 @@ def score_requests(
     if how.greedy:
         for run, is_greedy in zip(every, _greedy(model, [*chain(*pieces)], how), strict=True):
             run.greedy = is_greedy
-    return [whole([run.score() for run in runs]) for runs in running]
+    return [total_score([run.score() for run in runs]) for runs in running]
 
 
 def _exact(model: DiffusionModel, how: Scoring) -> bool:
@@ -182,7 +182,7 @@ def _pieces(model: DiffusionModel, request: ScoreRequest, how: Scoring) -> list[
     ]
 
 
-def whole(parts: Sequence[Score]) -> Score:
+def total_score(parts: Sequence[Score]) -> Score:
     """The score of a text from those of its parts, whose estimates are independent."""
     told = {part.greedy for part in parts} or {None}
     return Score(
@@ -260,14 +260,14 @@ def _decide(running: list[list[_Running]]) -> None:
     for runs in running:
         groups.setdefault(runs[0].request.group, []).append(runs)
     for rivals in groups.values():
-        scores = [whole([run.score() for run in runs]) for runs in rivals]
+        scores = [total_score([run.score() for run in runs]) for runs in rivals]
         lengths = [runs[0].request.length for runs in rivals]
-        if len(rivals) > 1 and _clear(scores, [1] * len(scores)) and _clear(scores, lengths):
+        if len(rivals) > 1 and _leads(scores, [1] * len(scores)) and _leads(scores, lengths):
             for run in chain(*rivals):
                 run.decided = True
 
 
-def _clear(scores: list[Score], by: list[int]) -> bool:
+def _leads(scores: list[Score], by: list[int]) -> bool:
     means = np.array([score.logprob for score in scores]) / by
     errors = np.array([score.stderr for score in scores]) / by
     best = int(np.argmax(means))

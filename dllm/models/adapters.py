@@ -48,9 +48,9 @@ def attach(hf: Any, family: Family, adapter: str | os.PathLike[str], merge: bool
         for key in sorted(report.unexpected_keys):
             raise ValueError(f"{key} has no place in it")
         if merge:
-            _take_off(hf, merge=True)
+            _remove(hf, merge=True)
     except Exception as error:  # peft and what it stands on raise many types
-        _take_off(hf)
+        _remove(hf)
         raise CheckpointError(
             f"the adapter in {folder} is not for this network ({one_line(error)}); check "
             "base_model_name_or_path in its adapter_config.json"
@@ -105,7 +105,7 @@ def _read(folder: Path) -> dict[str, torch.Tensor]:
     return weights
 
 
-def _take_off(hf: Any, *, merge: bool = False) -> None:
+def _remove(hf: Any, *, merge: bool = False) -> None:
     """Put the layers below the adapter back, with ``merge`` after adding it to their weights."""
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils.other import AuxiliaryTrainingWrapper

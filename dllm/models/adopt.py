@@ -21,7 +21,7 @@ from .mlp import replace_feed_forward
 from .model import DiffusionModel
 from .norms import shorten_norms
 from .quantisation import quantise
-from .reading import unsaid
+from .reading import ambiguous_family
 from .rotary import rotate_in_cache
 from .tokenizer import TokenizerSource, complete_tokenizer, resolve_tokenizer
 
@@ -119,7 +119,7 @@ def _family_of(hf: PreTrainedModel, raw: Mapping[str, Any], given: Mapping[str, 
         return get_family("autoregressive")
     if isinstance(hf, LlamaForCausalLM):
         return get_family("llada")
-    raise unsaid(type(hf).__name__)
+    raise ambiguous_family(type(hf).__name__)
 
 
 def _restore_frequencies(hf: PreTrainedModel) -> None:

@@ -89,9 +89,9 @@ class Family:
     regex may capture one layer number as ``(\\d+)``.  ``releases`` is keyed by vocabulary size.
     ``uniform``: the noise is uniform.  ``self_conditioning``: each step is given the embeddings
     that the last one expected.  ``prefix_predicts``: the causal pass over what stands before a
-    block predicts its first token.  ``sampler``: its own; ``sampler_fields``: those of its fields
-    that a ``generation_config.json`` may state.  ``image_field`` of config.json: the id that
-    stands for an image, which is not read.
+    block predicts its first token.  ``sampler``: its own; ``sampler_fields``: fields of it that
+    a ``generation_config.json`` may state.  ``image_field`` of config.json: the id that stands for
+    an image, which is not read.
     ``k_first``: its own code filters by top-k before top-p.
     ``any_blocks``: a block length that is given, or known of a published checkpoint, makes the
     attention causal between blocks.  ``verified`` says what the implementation was held against.

@@ -137,7 +137,7 @@ def check_headers(folder: Path, family: Family, config: PreTrainedConfig, offici
     numbers = [int(match[1]) for key in headers if (match := LAYER.search(key))]
     present = 1 + max(numbers) if numbers else len(headers)
     if isinstance(layers, int) and layers > present:
-        raise lacking(folder, f"config.json asks for {layers} layers, the files hold {present}")
+        raise incomplete(folder, f"config.json asks for {layers} layers, the files hold {present}")
     network = blueprint(family, config, folder.name)
     packed = getattr(config, "quantization_config", None) is not None
     tensors = network.state_dict()
@@ -146,7 +146,7 @@ def check_headers(folder: Path, family: Family, config: PreTrainedConfig, offici
         if wanted is None:
             continue
         if header.shape != tuple(wanted.shape):
-            raise misshapen(key, folder, header.shape, wanted.shape)
+            raise wrong_shape(key, folder, header.shape, wanted.shape)
         if wanted.is_floating_point() and "F" not in header.dtype:
             raise CheckpointError(
                 f"{key} in {folder} holds {short(header.dtype)}, no floating-point numbers, and "
@@ -156,10 +156,10 @@ def check_headers(folder: Path, family: Family, config: PreTrainedConfig, offici
     shared = prod(network.get_input_embeddings().weight.shape)  # one matrix for both ends
     asked = sum(parameter.numel() for parameter in network.parameters())
     if asked - shared > held * (PACKED if packed else 1):
-        raise lacking(folder, f"config.json asks for {asked:,} numbers, the files hold {held:,}")
+        raise incomplete(folder, f"config.json asks for {asked:,} numbers, the files hold {held:,}")
 
 
-def lacking(folder: Path, what: str) -> CheckpointError:
+def incomplete(folder: Path, what: str) -> CheckpointError:
     """The error for files that do not hold the whole network."""
     return CheckpointError(
         f"weights are missing from {folder}: {what}; complete the download, or check that "
@@ -167,7 +167,7 @@ def lacking(folder: Path, what: str) -> CheckpointError:
     )
 
 
-def misshapen(key: str, folder: Path, found: Iterable[int], wanted: Iterable[int]) -> Exception:
+def wrong_shape(key: str, folder: Path, found: Iterable[int], wanted: Iterable[int]) -> Exception:
     """The error for a weight of another shape than the network's."""
     return CheckpointError(
         f"{key} in {folder} has shape {tuple(found)}, config.json asks for {tuple(wanted)}; check "

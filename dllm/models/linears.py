@@ -43,12 +43,12 @@ def pack_linears(hf: PreTrainedModel) -> None:
         first, second = Packed(copy, "gate_up_proj"), Packed(copy, "down_proj")
         module.forward = partial(experts.forward, module, first, second)
     if layers:
-        hf.register_forward_pre_hook(_look, with_kwargs=True)
+        hf.register_forward_pre_hook(_check_copies, with_kwargs=True)
 
 
-def _look(hf: nn.Module, _: Any, given: dict[str, Any]) -> None:
-    """Adapters are merged behind PyTorch's back: whoever calls the network gets its weights as they
-    are.  Who decodes step by step has looked when that began."""
+def _check_copies(hf: nn.Module, _: Any, given: dict[str, Any]) -> None:
+    """Before a whole forward, forget copies of weights that have changed since: merging an adapter
+    does so where PyTorch does not notice.  Decoding with a cache has checked when it began."""
     stepping = given.get(CACHE) is not None
     if not (stepping or torch.is_grad_enabled() or torch.compiler.is_compiling()):
         check_packed(hf)

@@ -17,7 +17,7 @@ ROUTERS = (
     "glm4_moe.modeling_glm4_moe.Glm4MoeTopkRouter",
 )
 SILU = ("SiLU", "SiLUActivation")
-ALIKE = {
+REPLACEMENTS = {
     "torch.nn.modules.activation.SiLU": silu,
     "transformers.activations.SiLUActivation": silu,
     "transformers.activations.GELUActivation": gelu,
@@ -31,7 +31,7 @@ def replace_feed_forward(hf: PreTrainedModel) -> None:
     replace_forwards(hf, classes("MLP"), _forward)
     for module in hf.modules():
         kind = type(module)
-        alike = ALIKE.get(f"{kind.__module__}.{kind.__qualname__}")
+        alike = REPLACEMENTS.get(f"{kind.__module__}.{kind.__qualname__}")
         if alike is not None and "forward" not in module.__dict__:
             module.forward = alike
     replace_forwards(hf, [f"transformers.models.{name}" for name in ROUTERS], _router)
@@ -47,7 +47,7 @@ def _forward(module: Any, x: torch.Tensor) -> torch.Tensor:
     return result
 
 
-class Steady(TorchFunctionMode):
+class RowIndependent(TorchFunctionMode):
     """Products and sigmoids of routers by functions that treat all rows alike."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -59,5 +59,5 @@ class Steady(TorchFunctionMode):
 def _router(module: Any, x: torch.Tensor) -> Any:
     if x.device.type != "cpu" or torch.compiler.is_compiling():
         return type(module).forward(module, x)
-    with Steady():
+    with RowIndependent():
         return type(module).forward(module, x)

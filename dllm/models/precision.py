@@ -25,7 +25,7 @@ def native_bfloat16() -> bool:
 
 
 def auto_dtype(name: str, stored: str, parameters: int) -> str | torch.dtype:
-    """The dtype of a checkpoint on a CPU: what it is ``stored`` in, or another, which is logged."""
+    """The dtype to compute in on a CPU: the ``stored`` one, or another, with a warning."""
     if parameters < SMALL or stored not in ("float32", "bfloat16", "float16"):
         return stored
     if native_bfloat16():

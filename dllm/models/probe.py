@@ -64,7 +64,7 @@ def probe(folder: Path, loader: str = "AutoTokenizer", seconds: int = SECONDS) -
 
 
 def main() -> None:
-    """What the process does.  It prints what it does next, behind that what is wrong with it."""
+    """What the process does: it prints the name of each trial as it begins, then what is wrong."""
     folder, loader, seconds = sys.argv[1:]
     kind: Any = getattr(transformers, loader)
     limit(int(seconds), MEMORY)

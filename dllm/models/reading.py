@@ -41,7 +41,7 @@ def family_of(
     mask_id = given.get("mask_token_id", config.get("mask_token_id"))
     masked = mask_id is not None or config.get("is_causal") is False
     if masked and not result.diffusion:
-        raise unsaid(config["architectures"][0])
+        raise ambiguous_family(config["architectures"][0])
     return result
 
 
@@ -49,7 +49,7 @@ ORDERS = {"block_causal": ", in blocks", "decided_first": ", decided tokens firs
           "causal_prefix": ", behind a causal prefix"}  # fmt: skip
 
 
-def unsaid(kind: str) -> ConfigError:
+def ambiguous_family(kind: str) -> ConfigError:
     """The error for plain weights of a class of transformers that follow no known family."""
     names = {
         f"family={family.name!r} ({'shifted by one' if family.logit_shift else 'in place'}"

@@ -15,12 +15,12 @@ from transformers import PreTrainedConfig, Qwen2ForCausalLM, Qwen3ForCausalLM
 from .family import ConfigDict, Family, Published, demand, require
 from .native import native
 
-TOLD = ("qk_norm", "attention_bias")  # fields that tell the two networks apart
+DISTINGUISHING = ("qk_norm", "attention_bias")  # fields that tell the two networks apart
 
 
 def qwen3_config(config: ConfigDict) -> PreTrainedConfig:
     """The Qwen3 config of an official ``config.json``."""
-    sizes = require(config, (*TOLD, "hidden_size", "num_attention_heads"), "WeDLM")
+    sizes = require(config, (*DISTINGUISHING, "hidden_size", "num_attention_heads"), "WeDLM")
     demand(config, {"qk_norm": True}, "WeDLM")
     size = config.get("head_dim") or sizes["hidden_size"] // sizes["num_attention_heads"]
     return native({**config, "head_dim": size}, Qwen3ForCausalLM, "WeDLM")
@@ -28,7 +28,7 @@ def qwen3_config(config: ConfigDict) -> PreTrainedConfig:
 
 def qwen2_config(config: ConfigDict) -> PreTrainedConfig:
     """The Qwen2 config of an official ``config.json``."""
-    require(config, TOLD, "WeDLM on Qwen2.5")
+    require(config, DISTINGUISHING, "WeDLM on Qwen2.5")
     demand(config, {"qk_norm": False, "attention_bias": True}, "WeDLM on Qwen2.5")
     return native(config, Qwen2ForCausalLM, "WeDLM on Qwen2.5")
 

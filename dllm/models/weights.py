@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from ..core.errors import CheckpointError, ConfigError, UnknownNameError, one_line
 from .family import Family
 from .fields import FACTS
-from .headers import check_headers, lacking, misshapen
+from .headers import check_headers, incomplete, wrong_shape
 from .quiet import logging
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -112,7 +112,7 @@ def _check(folder: Path, family: Family, report: dict[str, Any], official: bool)
         if not any(re.search(pattern, key) for pattern in family.ignored_keys)
     ]  # fmt: skip
     if report["missing_keys"]:
-        raise lacking(folder, listing(report["missing_keys"]))
+        raise incomplete(folder, listing(report["missing_keys"]))
     if surplus:
         raise CheckpointError(
             f"weights in {folder} have no place in a {family.name} network: "
@@ -120,7 +120,7 @@ def _check(folder: Path, family: Family, report: dict[str, Any], official: bool)
         )
     if report["mismatched_keys"]:
         key, result, wanted = min(report["mismatched_keys"])
-        raise misshapen(listing([key]), folder, result, wanted)
+        raise wrong_shape(listing([key]), folder, result, wanted)
     if report["error_msgs"]:
         raise CheckpointError(f"{folder} could not be loaded: {report['error_msgs'][0]:.300}")
 

@@ -158,7 +158,7 @@ def _unbounded(model: DiffusionModel, config: GenerationConfig, sampler: Sampler
 # -- answers to prompts ---------------------------------------------------------------------------
 
 
-def answering(
+def requests_for(
     model: DiffusionModel, recipe: Recipe, prompts: Sequence[Any], chat: bool | None = None,
     repetitions: Sequence[int] | None = None, n: int = 1, trace: bool = False,
     seen: Counter[Hashable] | None = None,
@@ -279,7 +279,7 @@ def _fixed_ids(model: DiffusionModel, wanted: int | str) -> IntArray:
 # -- texts with holes -----------------------------------------------------------------------------
 
 
-def filling(
+def infill_request(
     model: DiffusionModel, recipe: MaskedRecipe, text: Any, prompt: Any = None,
     trace: bool = False, repetition: int = 0,
 ) -> Request:  # fmt: skip
@@ -343,11 +343,11 @@ def one_request(
     repetition = given.pop("repetition", 0)
     if text is not None:
         recipe = recipe_for(model, sampler, config, given, holes=True)
-        return filling(model, recipe, text, prompt, trace, repetition)
+        return infill_request(model, recipe, text, prompt, trace, repetition)
     if length is not None and config is None and not given.keys() & FORMATS:
         given = {"length": length, **given}
     recipe = recipe_for(model, sampler, config, given)
-    return answering(model, recipe, [prompt], chat, [repetition], trace=trace)[0]
+    return requests_for(model, recipe, [prompt], chat, [repetition], trace=trace)[0]
 
 
 # -- what all of them share -----------------------------------------------------------------------

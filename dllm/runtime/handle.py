@@ -77,19 +77,19 @@ class Handle:
     def __iter__(self) -> Iterator[Event]:
         while True:
             with self._changed:
-                self._changed.wait_for(self._any)
+                self._changed.wait_for(self._readable)
             if (event := self._pop()) is None:
                 return
             yield event
 
     async def __aiter__(self) -> AsyncIterator[Event]:
         while True:
-            await self._news(self._any)
+            await self._wait_until(self._readable)
             if (event := self._pop()) is None:
                 return
             yield event
 
-    def _any(self) -> bool:
+    def _readable(self) -> bool:
         return bool(self._events) or self._closed
 
     def _pop(self) -> Event | None:
@@ -105,10 +105,10 @@ class Handle:
         return self._answer().__await__()
 
     async def _answer(self) -> Result:
-        await self._news(lambda: self._closed)
+        await self._wait_until(lambda: self._closed)
         return self._outcome()
 
-    async def _news(self, ready: Callable[[], bool]) -> None:
+    async def _wait_until(self, ready: Callable[[], bool]) -> None:
         """Wait, without holding up the event loop, until ``ready``."""
         loop, woken = asyncio.get_running_loop(), asyncio.Event()
 

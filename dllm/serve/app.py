@@ -19,7 +19,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from .. import __version__
-from .http import Path, as_json, client_of, named, origins, refusal
+from .http import Path, as_json, client_of, origins, refusal, with_id
 from .openapi import document
 from .page import page
 from .problems import CLOSED, Problem
@@ -94,7 +94,7 @@ class Guarded:
             line = " ".join(problem.message.split())[:200]
             said = line.partition(", not ")[0]  # what was sent may be private
             ACCESS.info("%s %s %d: %s", request.method, path, problem.status, said)
-        await named(request, response)(scope, receive, send)
+        await with_id(request, response)(scope, receive, send)
 
 
 class Operation:
@@ -158,4 +158,4 @@ async def _http_problem(request: Request, error: Exception) -> Response:
     text = f"{request.method} {path[:80]}: {about or error.detail}"
     response = refusal(Problem(error.status_code, text))
     response.headers.update(error.headers or {})
-    return named(request, response)
+    return with_id(request, response)

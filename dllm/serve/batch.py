@@ -1,7 +1,7 @@
 """Files of requests: OpenAI's batch format, or plain prompts, answered by the continuous engine.
 
 The results are appended as they come, a line each.  A run that was killed goes on where it stopped:
-what has a result is not asked again; one of another request is noticed by its digest.
+a request that has a result is not asked again.  Its digest tells it from a changed request.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from typing import IO, Any
 
 from ..core.config import MOST
 from ..core.errors import ConfigError, DllmError, PromptError, QueueFullError
-from ..core.json_lines import check_same, hold, naming
+from ..core.json_lines import check_same, lock, name_in_errors
 from .body import is_unicode
 from .http import Client, dumps
 from .problems import Problem
@@ -139,7 +139,7 @@ class Results(AbstractContextManager["Results"]):
         except OSError as error:
             raise ConfigError(f"cannot write the results to {file}: {error.strerror}") from error
         try:
-            hold(self._stream, self.file)
+            lock(self._stream, self.file)
             self._read()
         except BaseException:
             self._stream.close()
@@ -178,7 +178,7 @@ class Results(AbstractContextManager["Results"]):
         """Write a result."""
         record = {"custom_id": line.id, "request_digest": line.digest, "settings": self.settings}
         record |= entry
-        with naming(self.file):
+        with name_in_errors(self.file):
             self._stream.write(dumps(record) + b"\n")
             self._stream.flush()
         self.done[line.id] = line.digest
@@ -191,7 +191,7 @@ class Results(AbstractContextManager["Results"]):
         self._synced = time.monotonic()
 
     def __exit__(self, *_: object) -> None:
-        with naming(self.file):
+        with name_in_errors(self.file):
             self.sync()
             self._stream.close()
 
@@ -238,7 +238,7 @@ async def admitted(service: Service, ask: GenerateRequest) -> Started:
             await asyncio.sleep(AGAIN)
 
 
-def patient(settings: Settings) -> Settings:
+def batch_settings(settings: Settings) -> Settings:
     """These settings for a service that nobody waits at: its sessions take whatever comes."""
     return settings.but(deadline=float(10**7), max_waiting=MOST, page=False)
 

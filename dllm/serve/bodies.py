@@ -160,13 +160,13 @@ class Message(Echoed):
         if self.tool_calls:
             result["tool_calls"] = [
                 {"type": "function", "function": {
-                    "name": call.function.name, "arguments": parsed(call.function.arguments)
+                    "name": call.function.name, "arguments": json_or_text(call.function.arguments)
                 }} for call in self.tool_calls
             ]  # fmt: skip
         return result
 
 
-def parsed(text: str) -> Any:
+def json_or_text(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

@@ -30,11 +30,11 @@ Refusals = dict[str, tuple[str, tuple[Any, ...]]]  # field: the reason, harmless
 
 @dataclass(frozen=True, eq=False)
 class Must:
-    """Annotation of a field: what its value must be, in one sentence, and whether one is beside
-    what its type asks for."""
+    """Annotation of a field: a sentence that says what its value must be, and a test of the value
+    beyond its type."""
 
     text: str
-    will_do: Callable[[Any], bool] = lambda _: True
+    accepts: Callable[[Any], bool] = lambda _: True
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
         return core_schema.no_info_wrap_validator_function(self._check, handler(source))
@@ -44,7 +44,7 @@ class Must:
 
     def _check(self, value: Any, inner: Callable[[Any], Any]) -> Any:
         with suppress(ValidationError):
-            if self.will_do(read := inner(value)):
+            if self.accepts(read := inner(value)):
                 return read
         raise PydanticCustomError(UNFIT, "must be {text}", {"text": self.text})
 

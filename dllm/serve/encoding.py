@@ -33,7 +33,7 @@ SHARE = 4  # of them of one client
 LOOK = 0.05  # seconds between two looks whether what runs has ended
 
 
-class Line:
+class FairQueue:
     """Work that may take long, in threads of its own: clients take turns, one at a time each."""
 
     def __init__(self, name: str) -> None:
@@ -69,7 +69,7 @@ class Line:
         return (client in self._working) + sum(not future.cancelled() for future, _ in waiting)
 
     def _next(self) -> None:
-        """What the client waits for whose turn it is; who is at work already has none."""
+        """Do the first job of the next client in the queue of whom no job is at work."""
         with self._lock:
             client = next((one for one in self._waiting if one not in self._working), None)
             if client is None:
@@ -110,7 +110,7 @@ class Encoder:
         self.give_up = give_up
         self.model, self.limit = model, limit or model.facts.context_length
         self._short = ThreadPoolExecutor(1, "dllm-encode")
-        self._long = Line("dllm-encode-long")
+        self._long = FairQueue("dllm-encode-long")
         self._own = threading.local()
         self._closed = False
 
@@ -157,7 +157,7 @@ class Encoder:
         except BaseException:
             left.set()
             if not future.cancel():
-                future.add_done_callback(lambda done: _undone(done, undo))
+                future.add_done_callback(lambda done: _undo_result(done, undo))
             raise
 
     def close(self) -> None:
@@ -187,7 +187,7 @@ def check(texts: Sequence[Any], limit: int) -> int:
     return sum(sizes)
 
 
-def _undone(future: Future[T], undo: Callable[[T], None]) -> None:
+def _undo_result(future: Future[T], undo: Callable[[T], None]) -> None:
     if not future.cancelled() and future.exception() is None:
         undo(future.result())
 

@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .http import OPEN, Streaming, client_of, event, named, read_body, refusal, unless_gone
+from .http import PUBLIC, Streaming, client_of, event, read_body, refusal, unless_gone, with_id
 from .problems import Problem, problem_of, stopping
 from .settings import Settings
 
@@ -99,7 +99,7 @@ class Front:
         except ClientDisconnect:
             return
         except Exception as error:
-            answer = named(request, refusal(self.failed(error)))
+            answer = with_id(request, refusal(self.failed(error)))
         await answer(scope, receive, send)
 
     def failed(self, error: BaseException) -> Problem:
@@ -116,7 +116,7 @@ class Front:
         return problem_of(error)
 
     def close(self) -> None:
-        """What still runs is told that it ends."""
+        """Cancel the answers that are still written."""
         for answer in list(self.answers):
             answer.cancel()
 
@@ -140,7 +140,7 @@ class Front:
 
     async def _begun(self, scope: Mapping[str, Any], body: bytes) -> tuple[Any, Any]:
         """How an answer begins, and its rest, of the first replica that lives long enough."""
-        patience = LOOK if scope["path"] in OPEN else self.settings.deadline
+        patience = LOOK if scope["path"] in PUBLIC else self.settings.deadline
         async with asyncio.timeout(patience):
             for left in reversed(range(TRIES)):
                 answer = self.replicas.remote(scope, body)

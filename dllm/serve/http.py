@@ -24,7 +24,7 @@ log = logging.getLogger("dllm.serve")
 
 T = TypeVar("T")
 Failure = Callable[[Problem], bytes]
-OPEN = ("/", "/health", "/ready", "/ping", "/version", "/metrics", "/favicon.ico")  # need no key
+PUBLIC = ("/", "/health", "/ready", "/ping", "/version", "/metrics", "/favicon.ico")  # need no key
 BODY_PATIENCE = 30.0  # seconds in which a body must have arrived
 ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 LOOPBACK = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
@@ -129,7 +129,7 @@ def client_of(request: Request, keys: str | None) -> Client:
     ``request.url`` is made from the Host header as well, which the client writes.  A header has
     bytes, which Starlette shows as characters."""
     host = request.client.host if request.client else ""
-    if keys is None or request.scope["path"] in OPEN:
+    if keys is None or request.scope["path"] in PUBLIC:
         return Client("", host)
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
     own = given if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
@@ -163,7 +163,7 @@ def refusal(problem: Problem) -> Response:
     return response
 
 
-def named(request: Request, response: Response) -> Response:
+def with_id(request: Request, response: Response) -> Response:
     """``response`` with the id that the client gave to the request, or one of ours."""
     name = request.headers.get("x-request-id", "")[:128].strip()
     name = name or f"req_{secrets.token_hex(12)}"

@@ -6,7 +6,7 @@ from typing import Any
 from pydantic.json_schema import models_json_schema
 
 from .. import __version__
-from .http import OPEN, Path
+from .http import PUBLIC, Path
 from .wire import listed
 
 REF = "#/components/schemas/"
@@ -53,7 +53,7 @@ def document(paths: Sequence[Path], title: str, keyed: bool) -> dict[str, Any]:
         if one.body is not None:
             content = {"application/json": {"schema": {"$ref": REF + one.body.__name__}}}
             operation["requestBody"] = {"required": True, "content": content}
-        if keyed and one.path not in OPEN:
+        if keyed and one.path not in PUBLIC:
             operation["security"] = [{"key": []}]
         operations.setdefault(place, {})[one.verb.lower()] = operation
     return {

@@ -98,11 +98,11 @@ class Worker:
         loading: Mapping[str, Any] | None = None, defaults: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         from ..models import load
-        from .batch import patient
+        from .batch import batch_settings
         from .service import Service
 
         given = settings if isinstance(settings, Settings) else Settings(**dict(settings or {}))
-        self.service = Service(load(model, **dict(loading or {})), patient(given))
+        self.service = Service(load(model, **dict(loading or {})), batch_settings(given))
         self.defaults = dict(defaults or {})
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 
 from ..core.child import Child
-from .encoding import Line, check
+from .encoding import FairQueue, check
 from .http import outcome, read_body, unless_gone
 from .problems import Problem
 
@@ -25,7 +25,7 @@ class Reader:
 
     def __init__(self, most: int, limit: int) -> None:
         self.most, self.limit = most, limit
-        self._line, self._child = Line("dllm-read"), Child()
+        self._line, self._child = FairQueue("dllm-read"), Child()
 
     async def read(self, request: Request, read: Callable[[Any], T]) -> T:
         """What ``read``, which has a name in a module, makes of the JSON; `Problem` where it is too

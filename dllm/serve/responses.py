@@ -122,7 +122,7 @@ REPEATED = ("instructions", "max_output_tokens", "max_tool_calls", "metadata",
 NAMES = {"message": "msg", "reasoning": "rs"}  # what ids of items begin with
 
 
-def said(items: list[Item]) -> list[dict[str, Any]]:
+def messages_of(items: list[Item]) -> list[dict[str, Any]]:
     """The items of ``/v1/responses`` as chat templates know them: thoughts, text and calls of an
     answer are one message.  Of thoughts that have no content, the summary is taken."""
     messages: list[dict[str, Any]] = []
@@ -147,7 +147,7 @@ def said(items: list[Item]) -> list[dict[str, Any]]:
                 thought = text["content"] or "\n".join(part.text for part in item.summary or ())
                 last["reasoning_content"] = last.get("reasoning_content", "") + thought
             else:
-                function = {"name": item.name, "arguments": bodies.parsed(item.arguments)}
+                function = {"name": item.name, "arguments": bodies.json_or_text(item.arguments)}
                 call = {"type": "function", "function": function}
                 last.setdefault("tool_calls", []).append(call)
     return messages
@@ -176,7 +176,7 @@ def read_response(data: Any) -> GenerateRequest:
         )  # fmt: skip
     wanted = body.top_logprobs if body.top_logprobs or LIKELY in body.include else None
     ask = chat_request(
-        body, before + said(body.input), body.max_output_tokens, tools, body.max_tool_calls,
+        body, before + messages_of(body.input), body.max_output_tokens, tools, body.max_tool_calls,
         logprobs=wanted, truncate="auto" if body.truncation == "auto" else 0,
     )  # fmt: skip
     shown = {name: body.value(name) for name in REPEATED}

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..core.errors import UnknownNameError
 from ..core.text import held_back
-from ..structured.keywords import moved
+from ..structured.keywords import rebased
 
 THINK, THOUGHT = "<think>", "</think>"
 INSTANCE = "response.format"  # which no tool is called
@@ -291,7 +291,7 @@ class Syntax:
         if instance is not None:
             parts[INSTANCE] = instance
             call = {"anyOf": [{"$ref": f"#/$defs/{INSTANCE}"}, call]}
-        defs = {name: moved(part, ("$defs", name)) for name, part in parts.items()}
+        defs = {name: rebased(part, ("$defs", name)) for name, part in parts.items()}
         return {"$defs": defs} | call
 
 

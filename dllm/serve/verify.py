@@ -22,7 +22,7 @@ from starlette.responses import Response
 from ..core.canvas import IntArray
 from ..core.errors import ConfigError, PromptError, one_line
 from ..drafting.base import Draft
-from ..drafting.device import Outside
+from ..drafting.device import PATH, RemoteDrafts
 from ..drafting.vocabulary import fingerprint
 from ..request.prompts import check_ids
 from ..runtime.events import Event
@@ -33,7 +33,6 @@ from .http import Path, as_json
 from .problems import Problem
 from .reading import Reader
 
-PATH = "/v1/verify"
 KINDS: dict[str, Callable[[Any], DeviceBody | EndBody]] = {
     "open": DeviceBody.read, "step": DraftBody.read, "close": EndBody.read
 }  # fmt: skip
@@ -50,7 +49,7 @@ class DeviceText:
 
     owner: str
     handle: Handle
-    drafts: Outside
+    drafts: RemoteDrafts
     length: int
     limit: int
     events: AsyncIterator[Event]
@@ -95,7 +94,7 @@ class VerifyRoutes:
                 "trained on the verifier's tokenizer", code=OTHER_VOCABULARY,
             )  # fmt: skip
         prompt = check_ids(self.session.model, body.prompt)
-        drafts, sid, facts = Outside(), uuid.uuid4().hex, self.session.model.facts
+        drafts, sid, facts = RemoteDrafts(), uuid.uuid4().hex, self.session.model.facts
         length = {} if body.max_new_tokens is None else {"max_new_tokens": body.max_new_tokens}
         handle = self.session.submit(
             prompt, repetition=body.repetition, drafter=drafts, controller="full", **length,

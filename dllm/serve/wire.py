@@ -51,33 +51,33 @@ def _keys(value: dict[str, Any]) -> dict[int, Any]:
 
 
 @dataclass(frozen=True)
-class Sent:
+class Rule:
     """What a value is in a body, whether one will do, and what the library gets of it."""
 
     kind: str
-    will_do: Callable[[Any], bool]
+    accepts: Callable[[Any], bool]
     read: Callable[[Any], Any] = lambda value: value
 
 
-SPEC = Sent(f"a name such as 'threshold(tau=0.8)', of at most {LONGEST_SPEC} characters and "
+SPEC = Rule(f"a name such as 'threshold(tau=0.8)', of at most {LONGEST_SPEC} characters and "
             "without files", is_spec)  # fmt: skip
-SENT = {
+RULES = {
     "length": SPEC,
-    "seed": Sent("a whole number from -1 (draw one)", lambda v: type(v) is int and v >= -1,
+    "seed": Rule("a whole number from -1 (draw one)", lambda v: type(v) is int and v >= -1,
                  lambda v: None if v == -1 else v),
-    "cfg_scale": Sent(f"a number from 0 to {MOST_GUIDANCE}",
+    "cfg_scale": Rule(f"a number from 0 to {MOST_GUIDANCE}",
                       lambda v: type(v) in (int, float) and 0 <= v <= MOST_GUIDANCE),
-    "top_k": Sent("a whole number from -1", lambda v: type(v) is int and v >= -1,
+    "top_k": Rule("a whole number from -1", lambda v: type(v) is int and v >= -1,
                   lambda v: max(0, v)),  # vLLM's clients say -1 for none
-    "stop_strings": Sent(f"a string or at most {MOST_STOPS} strings of 1 to {LONGEST_STOP} "
+    "stop_strings": Rule(f"a string or at most {MOST_STOPS} strings of 1 to {LONGEST_STOP} "
                          "characters", _is_stop),
-    "constraints": Sent(f"an object of at most {MOST_ITEMS} texts by their offset, "
+    "constraints": Rule(f"an object of at most {MOST_ITEMS} texts by their offset, "
                         '{"0": "The answer"}', _by_number(str, int), _keys),
-    "logit_bias": Sent(f"an object of at most {MOST_ITEMS} numbers from -100 to 100 by token id, "
+    "logit_bias": Rule(f"an object of at most {MOST_ITEMS} numbers from -100 to 100 by token id, "
                        '{"17": -2.5}', _by_number(int, float, most=100), _keys),
-    "initial_text": Sent("a string, in which [[8]] stands for 8 open tokens, or token ids with -1",
+    "initial_text": Rule("a string, in which [[8]] stands for 8 open tokens, or token ids with -1",
                       _is_draft),
-    "remask": Sent(f"a list of at most {MOST_HOLES} positions and [first, past the last] pairs",
+    "remask": Rule(f"a list of at most {MOST_HOLES} positions and [first, past the last] pairs",
                    lambda v: isinstance(v, list) and len(v) <= MOST_HOLES),
 }  # fmt: skip
 
@@ -86,8 +86,8 @@ def parameters(sent: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, A
     """What was ``sent`` by its ``names`` there, as the library's arguments; or a `Problem`."""
     given: dict[str, Any] = {}
     for called, value in sent.items():
-        rule = SENT.get(names[called])
-        if rule is not None and not rule.will_do(value):
+        rule = RULES.get(names[called])
+        if rule is not None and not rule.accepts(value):
             text = f"{called} must be {rule.kind}, not {shortened(value)}"
             raise Problem(400, text, called, "invalid_value")
         if (read := value if rule is None else rule.read(value)) is not None:
@@ -104,7 +104,7 @@ def listed(takes: Collection[str]) -> dict[str, Any]:
     """Properties of a JSON schema, for the page of the API."""
     fields, typed = GenerationConfig.fields(), GenerationConfig.model_json_schema()["properties"]
     return {
-        called: {"description": SENT[name].kind} if name in SENT
+        called: {"description": RULES[name].kind} if name in RULES
         else typed[name] | {"description": about_of(fields[name]).says}
         for called, name in wire_names(tuple(takes)).items()
     }  # fmt: skip

@@ -16,7 +16,7 @@ FORMS = {
 
 
 @cache
-def in_words() -> tuple[re.Pattern[str], dict[str, str]]:
+def library_names() -> tuple[re.Pattern[str], dict[str, str]]:
     """The names of the library that a body has others for."""
     told = wire_names(tuple(GenerationConfig.fields()))
     names = {name: there for there, name in told.items() if name != there}
@@ -26,7 +26,7 @@ def in_words() -> tuple[re.Pattern[str], dict[str, str]]:
 
 def in_http(text: str) -> str:
     """An error of the library in the words of a body."""
-    found, names = in_words()
+    found, names = library_names()
     return found.sub(lambda match: names[match[1]], text)
 
 

@@ -8,12 +8,10 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from ..core.canvas import BoolArray, IntArray
 from ..kernels.statistics.classes import TokenClasses
 from .byte_automaton import ranges
 from .compiling import Tables
-
-IntArray = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
 
 
 class Arcs:

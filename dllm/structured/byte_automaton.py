@@ -4,14 +4,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
+
+from ..core.canvas import IntArray
 
 DEPTH = 3  # of what contains itself, and of values of any kind
 MOST_STEPS = 1_500_000  # nodes, edges and pairs of states that one structure may take
 MOST_STATES = 40_000  # of an automaton over bytes, before it is minimal
 
 Edge = tuple[int, int, int]  # the first and the last byte, and the state they lead to
-IntArray = npt.NDArray[np.int64]
 
 
 class Unfit(ValueError):

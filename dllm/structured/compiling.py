@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ..core.canvas import BoolArray, IntArray
 from ..core.child import limit
 from ..core.errors import ConfigError, one_line
 from .byte_automaton import (
@@ -37,8 +38,6 @@ from .plain import plain
 from .reading import Reader
 from .source import Source, encoded, named
 
-IntArray = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
 HashArray = npt.NDArray[np.uint64]
 
 MOST_STATES = 30_000  # of an automaton over tokens
@@ -341,7 +340,7 @@ def refused(why: str, source: Source) -> Refused:
 _TREES: dict[str, tuple[Sequence[bytes | None], list[Level]]] = {}  # by the keys of vocabularies
 
 
-def learn(key: str, pieces: Sequence[bytes | None], seconds: float) -> None:
+def keep_vocabulary(key: str, pieces: Sequence[bytes | None], seconds: float) -> None:
     """Keep a vocabulary."""
     limit(seconds, MEMORY)
     _TREES[key] = pieces, prefix_tree(pieces)

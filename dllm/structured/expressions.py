@@ -19,7 +19,6 @@ from ..core.errors import ConfigError, one_line, short
 from .byte_automaton import EVERYTHING, Budget, Empty, combined
 from .parts import (
     EMPTY,
-    SURROGATES,
     TOP,
     Bytes,
     Either,
@@ -38,6 +37,7 @@ from .parts import (
 
 Items = list[tuple[Any, re.RegexFlag]]  # of a parsed expression, and the flags of each
 PARSER: Any = importlib.import_module("re._parser")  # it has no public name
+SURROGATES = (0xD800, 0xDFFF)
 TEXT: Ranges = inverse((SURROGATES,))
 STRING = both(TEXT, inverse(((0, 0x1F), (0x22, 0x22), (0x5C, 0x5C))))  # of JSON, as it is written
 ESCAPES = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r",

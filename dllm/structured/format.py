@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..core.canvas import PATH, Canvas
+from ..core.canvas import PATH, BoolArray, Canvas, IntArray
 from ..kernels.statistics.classes import TokenClasses
-from .automaton import Automaton, BoolArray, IntArray
+from .automaton import Automaton
 from .joint import MOST_ARCS, Chain, Float64Array, Lattice, Pruned
 from .literals import Literals
 

@@ -21,8 +21,9 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from ..core.canvas import BoolArray, IntArray
 from ..kernels.statistics.classes import exponentials
-from .automaton import Arcs, Automaton, BoolArray, IntArray
+from .automaton import Arcs, Automaton
 
 Float64Array = npt.NDArray[np.float64]
 LEAST = 1e-300  # no state counts for less, beside the others of its position

@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..core.canvas import PATH, Canvas
+from ..core.canvas import PATH, Canvas, IntArray
 from ..core.errors import ConfigError
-from .automaton import IntArray
 from .joint import Float64Array
 from .vocabulary import Vocabulary
 
@@ -179,7 +178,7 @@ class Offer(NamedTuple):
     logprob: list[float]
 
     def of(self, token: int) -> tuple[float, float]:
-        """The score and the log-probability of a token; of others a lower one than of all these."""
+        """Score and log-probability of a token; those of a token not listed are below all."""
         if token in self.ids:
             at = self.ids.index(token)
             return self.score[at], self.logprob[at]

@@ -52,17 +52,17 @@ class TooDeep(Nothing):
 Keys = tuple[str, ...]
 
 
-def moved(schema: Any, keys: Keys = ()) -> Any:
+def rebased(schema: Any, keys: Keys = ()) -> Any:
     """A schema as it stands under ``keys`` of another: what its references name, by a path, an
     anchor or an ``$id``, which parts lose, they name by its path from the root of the other."""
     places: dict[str, Keys | None] = {"": keys}
-    _moved(schema, keys, "", places)  # which finds them
-    return _moved(schema, keys, "", places)
+    _rebased(schema, keys, "", places)  # which finds them
+    return _rebased(schema, keys, "", places)
 
 
-def _moved(schema: Any, keys: Keys, uri: str, places: dict[str, Keys | None]) -> Any:
+def _rebased(schema: Any, keys: Keys, uri: str, places: dict[str, Keys | None]) -> Any:
     if isinstance(schema, list):
-        return [_moved(each, (*keys, str(i)), uri, places) for i, each in enumerate(schema)]
+        return [_rebased(each, (*keys, str(i)), uri, places) for i, each in enumerate(schema)]
     if not isinstance(schema, Mapping):
         return schema
     own, target = schema.get("$id", schema.get("id")), schema.get("$ref")
@@ -77,7 +77,7 @@ def _moved(schema: Any, keys: Keys, uri: str, places: dict[str, Keys | None]) ->
             places[whole] = None  # it stands for several
     data = () if keys and keys[-1] in NAMED else DATA
     schema = {
-        k: v if k in data else _moved(v, (*keys, k), uri, places)
+        k: v if k in data else _rebased(v, (*keys, k), uri, places)
         for k, v in schema.items() if not (k == "$id" and keys and isinstance(v, str))
     }  # fmt: skip
     if isinstance(target, str):
@@ -101,7 +101,7 @@ def without(schema: Schema, key: str) -> dict[str, Any]:
     return {k: v for k, v in schema.items() if k != key and k in CHECKED}
 
 
-def apart(schema: Any, path: str) -> Any:
+def isolated(schema: Any, path: str) -> Any:
     """A schema whose unevaluated properties are among its additional ones: not those of others."""
     if not isinstance(schema, Mapping) or OPEN not in schema:
         return schema
@@ -144,7 +144,7 @@ def items_of(schema: Schema) -> tuple[list[Any], Any]:
     return (rest, schema.get("additionalItems", True)) if isinstance(rest, list) else (first, rest)
 
 
-def same(value: Any) -> str:
+def canonical(value: Any) -> str:
     """Equal for equal JSON values: 1.0 is 1."""
 
     def number(x: str) -> float:

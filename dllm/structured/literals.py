@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .automaton import Automaton, IntArray
+from ..core.canvas import IntArray
+from .automaton import Automaton
 
 MOST = 256  # tokens that may stand somewhere, of a place that is looked at
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..core.errors import ConfigError, short
-from .keywords import CHECKED, CONDITION, Nothing, Schema, apart, as_list, items_of, same
+from .keywords import CHECKED, CONDITION, Nothing, Schema, as_list, canonical, isolated, items_of
 
 MOST_PAIRS = 256  # of alternatives that two schemas have
 OBJECT = {"properties", "patternProperties", "additionalProperties"}
@@ -14,7 +14,7 @@ ARRAY = {"items", "prefixItems", "additionalItems"}
 
 def merged(a: Any, b: Any, path: str) -> Any:
     """One schema of the values that satisfy both; what ``a`` leaves unevaluated is that of both."""
-    b = apart(b, path)
+    b = isolated(b, path)
     if a is True or b is True:
         return b if a is True else a
     if a is False or b is False:
@@ -52,8 +52,8 @@ def merged(a: Any, b: Any, path: str) -> Any:
 
 
 def _merged_members(a: Schema, b: Schema, path: str) -> dict[str, Any]:
-    """Keywords about the members of an object.  A property that one of them does not declare is
-    one of its additional ones, or of those of its patterns."""
+    """Keywords about the members of an object.  A property that only one schema declares is an
+    additional property of the other, or follows a pattern of it."""
     properties: dict[str, Any] = {}
     named = [each.get("patternProperties", {}) for each in (a, b)]
     declared = [each.get("properties", {}) for each in (a, b)]
@@ -118,8 +118,8 @@ def _strictest(pick: Callable[..., Any]) -> Callable[[Any, Any, str], Any]:
 MERGE: dict[str, Callable[[Any, Any, str], Any]] = {
     "type": _merged_types,
     "required": lambda u, v, path: list(dict.fromkeys((*u, *v))),
-    "enum": lambda u, v, path: [x for x in u if same(x) in {*map(same, v)}],
-    "const": lambda u, v, path: u if same(u) == same(v) else _none(path),
+    "enum": lambda u, v, path: [x for x in u if canonical(x) in {*map(canonical, v)}],
+    "const": lambda u, v, path: u if canonical(u) == canonical(v) else _none(path),
     "pattern": lambda u, v, path: (*as_list(u), *as_list(v)),
     "not": lambda u, v, path: {"anyOf": [u, v]},
     "propertyNames": lambda u, v, path: conjoined([u, v]),

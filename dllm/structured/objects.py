@@ -43,7 +43,7 @@ def record(reader: Base, schema: Schema, path: str) -> Part:
             if keys is not True and not _key(reader, keys, path).accepts(quoted(name)):
                 raise Nothing(path)
             where = f"{path}/properties/{name}"
-            value = reader.followed([*also, part], {}, where) if also else reader.value(part, where)
+            value = reader.all_of([*also, part], {}, where) if also else reader.value(part, where)
         except Nothing:
             if name in needed:
                 raise
@@ -100,7 +100,7 @@ def _of_kind(reader: Base, others: Either, kind: int) -> Part:
         assert isinstance(way, Row)
         with suppress(Empty):
             name = automaton_of(way.parts[0], reader.budget)
-            ways.append(Row((Leaf(reader.met(name, sums)), *way.parts[1:])))
+            ways.append(Row((Leaf(reader.combined(name, sums)), *way.parts[1:])))
     return Either(tuple(ways))
 
 
@@ -137,7 +137,7 @@ def _others(
     if declared:
         names = Either(tuple(Bytes(quoted(name)) for name in declared))
         try:
-            allowed = reader.met(allowed, automaton_of(names, reader.budget), without=True)
+            allowed = reader.combined(allowed, automaton_of(names, reader.budget), without=True)
         except Empty:
             return None
     if reader.testing and len(named) > 1:
@@ -145,14 +145,14 @@ def _others(
     groups: list[tuple[ByteAutomaton, Any]] = []
     for pattern, schema in named.items():
         with suppress(Empty):
-            mine = reader.met(allowed, _pattern(reader, pattern, path))
+            mine = reader.combined(allowed, _pattern(reader, pattern, path))
             for other in named:
                 if other != pattern:  # keys of one pattern alone are written
-                    mine = reader.met(mine, _pattern(reader, other, path, True), without=True)
+                    mine = reader.combined(mine, _pattern(reader, other, path, True), without=True)
             groups.append((mine, schema))
     with suppress(Empty):
         for pattern in named:
-            allowed = reader.met(allowed, _pattern(reader, pattern, path, True), without=True)
+            allowed = reader.combined(allowed, _pattern(reader, pattern, path, True), without=True)
         groups.append((allowed, more))
     ways: list[Part] = []
     for automaton, schema in groups:

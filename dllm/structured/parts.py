@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from .byte_automaton import Budget, ByteAutomaton, Edge, determined
 
 TOP = 0x10FFFF
-SURROGATES = (0xD800, 0xDFFF)
 
 Ranges = tuple[tuple[int, int], ...]  # of code points, ascending and apart
 
@@ -40,7 +39,7 @@ class Bytes(Part):
 
 @dataclass(frozen=True, eq=False)
 class Letters(Part):
-    """One character, in UTF-8."""
+    """One character, in UTF-8; no surrogate, which has none."""
 
     ranges: Ranges
 
@@ -218,18 +217,12 @@ class Net:
 
 
 def utf8(low: int, high: int) -> Iterator[tuple[tuple[int, int], ...]]:
-    """The code points of a range as rows of ranges of bytes."""
+    """The code points of a range without surrogates as rows of ranges of bytes."""
     for edge in (0x7F, 0x7FF, 0xFFFF):
         if low <= edge < high:
             yield from utf8(low, edge)
             yield from utf8(edge + 1, high)
             return
-    if low <= SURROGATES[1] and high >= SURROGATES[0]:
-        if low < SURROGATES[0]:
-            yield from utf8(low, SURROGATES[0] - 1)
-        if high > SURROGATES[1]:
-            yield from utf8(SURROGATES[1] + 1, high)
-        return
     if high <= 0x7F:
         yield ((low, high),)
         return

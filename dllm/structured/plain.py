@@ -12,7 +12,7 @@ from .expressions import pattern_part, regex_part
 from .formats import FORMATS
 from .grammar import Grammar, Node
 from .keywords import DATA, NAMED
-from .parts import SURROGATES, Bytes, Either, Letters, Part, Repeat, Row, both, inverse
+from .parts import Bytes, Either, Letters, Part, Repeat, Row
 from .source import Source
 
 EMPTY = '""'
@@ -41,8 +41,7 @@ def plain_regex(part: Part) -> str:
     if isinstance(part, Bytes):
         return "".join(rf"\x{{{ord(c):x}}}" for c in part.data.decode())
     if isinstance(part, Letters):
-        ranges = both(part.ranges, inverse([SURROGATES]))
-        return "[" + "".join(rf"\x{{{a:x}}}-\x{{{b:x}}}" for a, b in ranges) + "]"
+        return "[" + "".join(rf"\x{{{a:x}}}-\x{{{b:x}}}" for a, b in part.ranges) + "]"
     if isinstance(part, Row):
         return "".join(map(plain_regex, part.parts))
     if isinstance(part, Either):

@@ -35,11 +35,11 @@ from .keywords import (
     Nothing,
     Schema,
     TooDeep,
-    apart,
+    canonical,
     constants_of,
+    isolated,
     kinds_of,
-    moved,
-    same,
+    rebased,
     types_of,
     without,
 )
@@ -66,7 +66,7 @@ class Reader(Base):
     def read(self) -> Part:
         """The texts of the schema.  Raises `ConfigError`, `Unfit`."""
         try:
-            self.root = moved(self.root)
+            self.root = rebased(self.root)
             return self.value(self.root, "#")
         except TooDeep:
             raise ConfigError(
@@ -117,7 +117,7 @@ class Reader(Base):
             if not isinstance(schema.get(key, []), list):
                 raise ConfigError(f"{path} of the schema has {key!r} that is no list")
         if self.testing:
-            schema = apart(schema, path)
+            schema = isolated(schema, path)
         for key, combine in self.COMBINING.items():
             if key in schema:
                 return combine(self, schema, path)
@@ -191,7 +191,8 @@ class Reader(Base):
             self._back[name] = name in todo[1:]
         return self._back[name]
 
-    def followed(self, parts: Sequence[Any], rest: Schema, path: str) -> Part:
+    def all_of(self, parts: Sequence[Any], rest: Schema, path: str) -> Part:
+        """What satisfies ``rest`` and all of ``parts``, whose references are followed."""
         opened = len(self.open)
         try:
             todo, schema, done = list(parts), dict(rest), set[str]()
@@ -199,7 +200,7 @@ class Reader(Base):
                 self.budget.spend()
                 part = todo.pop(0)
                 if isinstance(part, Mapping) and {"$ref", "allOf"} & part.keys():
-                    part = apart(part, path)
+                    part = isolated(part, path)
                 if isinstance(part, tuple):  # all of what it names is there
                     done.update(part)
                 elif isinstance(part, Mapping) and "$ref" in part:
@@ -233,7 +234,7 @@ class Reader(Base):
         key = "anyOf" if "anyOf" in schema else "oneOf"
         rest, parts = without(schema, key), list(schema[key])
         others = [list[Any]() for _ in parts]  # that may hold with each
-        if key == "oneOf" and not self._differ(parts, path):
+        if key == "oneOf" and not self._all_different(parts, path):
             shared = {key: rest[key] for key in ("type", "required") if key in rest}
             targets = [part if part is False else self.target(part, path) for part in parts]
             known: list[Any] = [merged(shared, each, path) for each in targets]
@@ -242,7 +243,7 @@ class Reader(Base):
                 for j, other in enumerate(parts[:i]):
                     self.budget.spend(20)
                     both = records if records[i] and records[j] else known
-                    if not self._apart(both[i], both[j], path):
+                    if not self._disjoint(both[i], both[j], path):
                         others[i].append(other)
                         others[j].append(part)
             for i, record in enumerate(records):
@@ -251,15 +252,15 @@ class Reader(Base):
 
         def one(i: int) -> Part:
             where = f"{path}/{key}/{i}"
-            part = self.followed([parts[i]], rest, where) if rest else self.value(parts[i], where)
-            return self.left(part, others[i], path)
+            part = self.all_of([parts[i]], rest, where) if rest else self.value(parts[i], where)
+            return self.minus(part, others[i], path)
 
         return self.either([partial(one, i) for i in range(len(parts))], path)
 
-    def _differ(self, parts: Sequence[Any], path: str) -> bool:
+    def _all_different(self, parts: Sequence[Any], path: str) -> bool:
         """Whether schemas are constants, no two of which are the same."""
         constant = [constants_of(self.target(part, path)) for part in parts]
-        keys = [key for values in constant for key in {*map(same, values or ())}]
+        keys = [key for values in constant for key in {*map(canonical, values or ())}]
         return None not in constant and len({*keys}) == len(keys)
 
     def _record(self, schema: Any, path: str) -> Schema | None:
@@ -273,9 +274,9 @@ class Reader(Base):
         return record
 
     def _not(self, schema: Schema, path: str) -> Part:
-        return self.left(self.value(without(schema, "not") or True, path), [schema["not"]], path)
+        return self.minus(self.value(without(schema, "not") or True, path), [schema["not"]], path)
 
-    def left(self, part: Part, schemas: Sequence[Any], path: str) -> Part:
+    def minus(self, part: Part, schemas: Sequence[Any], path: str) -> Part:
         """What of a part satisfies none of the ``schemas``."""
         for schema in schemas:
             if self.loose and not self.testing:
@@ -291,10 +292,10 @@ class Reader(Base):
                 if self.repeats and self.tester.unsure:
                     self.refuse("values of names that it does not declare", path)
                 with contextlib.suppress(Empty):
-                    self.met(found, self.tester.nested().automaton, without=True)
+                    self.combined(found, self.tester.nested().automaton, without=True)
                     self.refuse("what is nested deeply", path)
             try:
-                part = Leaf(self.met(found, held, without=True))
+                part = Leaf(self.combined(found, held, without=True))
             except Empty:
                 if self.tester.dropped is not None:
                     self.refuse(f"the format {self.tester.dropped!r}", path)
@@ -308,6 +309,7 @@ class Reader(Base):
         return reader
 
     def target(self, schema: Any, path: str) -> Schema:
+        """The keywords of a schema, with those of what it refers to; empty for True and False."""
         for _ in range(8):
             if isinstance(schema, Mapping) and "$ref" in schema:
                 schema = self.resolve(schema["$ref"], path)
@@ -318,14 +320,14 @@ class Reader(Base):
                     schema = merged(schema, self.target(part, path), path)
         return schema if isinstance(schema, Mapping) else {}
 
-    def _apart(self, a: Any, b: Any, path: str) -> bool:
+    def _disjoint(self, a: Any, b: Any, path: str) -> bool:
         """Whether no value satisfies both, as far as types, constants, names and bounds tell."""
         if a is False or b is False:
             return True
         a, b = self.target(a, path), self.target(b, path)
         mine, other = constants_of(a), constants_of(b)
         if mine is not None and other is not None:
-            return not {*map(same, mine)} & {*map(same, other)}
+            return not {*map(canonical, mine)} & {*map(canonical, other)}
         kinds, others = kinds_of(a), kinds_of(b)
         if kinds is not None and others is not None and not kinds & others:
             return True
@@ -336,7 +338,7 @@ class Reader(Base):
                 if one.get("additionalProperties") is False and needed - {*names}:
                     return not one.get("patternProperties")
             both = required[0] & required[1] & {*mine_} & {*theirs}
-            return any(self._apart(mine_[name], theirs[name], path) for name in both)
+            return any(self._disjoint(mine_[name], theirs[name], path) for name in both)
         return False
 
     def _dependencies(self, schema: Schema, path: str) -> Part:
@@ -368,15 +370,15 @@ class Reader(Base):
         if then is True and other is True:
             return self.value(rest or True, path)
         return self.either([
-            partial(self.followed, [schema["if"], then], rest, path),
-            lambda: self.left(self.followed([other], rest, path), [schema["if"]], path),
+            partial(self.all_of, [schema["if"], then], rest, path),
+            lambda: self.minus(self.all_of([other], rest, path), [schema["if"]], path),
         ], path)  # fmt: skip
 
     COMBINING: ClassVar[dict[str, Callable[[Reader, Schema, str], Part]]] = {
-        "$ref": lambda self, schema, path: self.followed(
+        "$ref": lambda self, schema, path: self.all_of(
             [without(schema, OPEN)], {k: schema[k] for k in schema if k == OPEN}, path),
         "if": _if,
-        "allOf": lambda self, schema, path: self.followed(
+        "allOf": lambda self, schema, path: self.all_of(
             schema["allOf"], without(schema, "allOf"), path),
         "not": _not, "anyOf": _any_of, "oneOf": _any_of, "dependencies": _dependencies,
         "dependentRequired": _dependencies, "dependentSchemas": _dependencies,

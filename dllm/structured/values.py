@@ -18,12 +18,12 @@ from .keywords import (
     Schema,
     as_list,
     bounds_of,
+    canonical,
     constants_of,
     counts_of,
     is_a,
     items_of,
     kind_of,
-    same,
 )
 from .numbers import numbers
 from .parts import (
@@ -57,7 +57,7 @@ class Base:
     """
 
     value: Callable[[Any, str], Part]  # these three are the reader's
-    followed: Callable[[Sequence[Any], Schema, str], Part]
+    all_of: Callable[[Sequence[Any], Schema, str], Part]
     target: Callable[[Any, str], Schema]
 
     def __init__(
@@ -102,7 +102,7 @@ class Base:
         """Any string."""
         return self.leaf("text", lambda: Row((QUOTE, CHARACTERS, QUOTE)))
 
-    def met(self, a: ByteAutomaton, b: ByteAutomaton, without: bool = False) -> ByteAutomaton:
+    def combined(self, a: ByteAutomaton, b: ByteAutomaton, without: bool = False) -> ByteAutomaton:
         """What both accept, or the first alone.  Raises `Empty`."""
         return combined(a, b, self.budget, without)
 
@@ -117,8 +117,8 @@ def constants(reader: Base, schema: Schema, path: str) -> Part:
     wanted = as_list(schema.get("type", "any"))
     values = [v for v in constants_of(schema) or [] if any(is_a(v, kind) for kind in wanted)]
     if "enum" in schema and "const" in schema:
-        allowed = {*map(same, schema["enum"])}
-        values = [v for v in values if same(v) in allowed]
+        allowed = {*map(canonical, schema["enum"])}
+        values = [v for v in values if canonical(v) in allowed]
     reader.budget.spend(len(values))
     rest = {k: v for k, v in schema.items() if k not in ("enum", "const", "type")}
     for kind in dict.fromkeys(map(kind_of, values)):
@@ -175,7 +175,7 @@ def string(reader: Base, schema: Schema, path: str) -> Part:
             return first
         result = automaton_of(first, reader.budget)
         for other in others:
-            result = reader.met(result, automaton_of(other, reader.budget))
+            result = reader.combined(result, automaton_of(other, reader.budget))
         return result
 
     if reader.spells and not isinstance(made := spelt(), ByteAutomaton):
@@ -195,7 +195,7 @@ def number(reader: Base, schema: Schema, path: str, whole: bool = False) -> Part
 
     if reader.testing and whole:  # with zeros behind a point
         integer, found = leaf(1, False), leaf(step, False)
-        return Leaf(reader.met(integer.automaton, found.automaton))
+        return Leaf(reader.combined(integer.automaton, found.automaton))
     # Behind a point, whole numbers of many digits would be rounded.
     return leaf(step, whole or (step == int(step or 0) and not reader.testing))
 
@@ -242,7 +242,7 @@ def _unique(reader: Base, items: Any, least: int, most: int | None, path: str) -
                 "constants: name them in an enum, or drop it (for a list in place of a set)"
             )
         values = [v for v in found if _fits(fits, v)]
-        values = [*{same(value): value for value in values}.values()]
+        values = [*{canonical(value): value for value in values}.values()]
     if reader.testing and len(values) > MOST_UNIQUE:
         reader.refuse("uniqueItems", path)
     parts = tuple((constant(reader, value), False) for value in values)

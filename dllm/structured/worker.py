@@ -13,7 +13,7 @@ from functools import partial
 
 from ..core.child import Child
 from ..core.errors import ConfigError, short
-from .compiling import MEMORY, Refused, Tables, compiled, learn
+from .compiling import MEMORY, Refused, Tables, compiled, keep_vocabulary
 from .source import Source, named
 from .vocabulary import Vocabulary
 
@@ -46,7 +46,7 @@ class Worker:
         ask = partial(child.call, compiled, text, vocabulary.key, self.seconds)
         try:
             while (answer := ask()) is None:
-                child.call(learn, vocabulary.key, vocabulary.pieces, LEARN_SECONDS)
+                child.call(keep_vocabulary, vocabulary.key, vocabulary.pieces, LEARN_SECONDS)
         except Exception as error:
             raise ConfigError(
                 f"{named(source)} was given up: the process that compiles it ended, or took more "

@@ -26,7 +26,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArgu
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from ..core.errors import ConfigError, DllmError, NumericError, UnknownNameError, one_line
-from ..core.json_lines import noted, whole_lines, write_whole
+from ..core.json_lines import read_state, whole_lines, write_whole
 from ..models.precision import native_bfloat16
 from .processes import is_first, shared, world
 
@@ -268,7 +268,7 @@ def last_checkpoint(folder: Path) -> Path | None:
     """The last one that is whole: a run may have been killed while it saved."""
     whole = [
         path for path in folder.glob("checkpoint-*")
-        if path.name.removeprefix("checkpoint-").isdecimal() and noted(path / STATE)
+        if path.name.removeprefix("checkpoint-").isdecimal() and read_state(path / STATE)
         and all((path / file).is_file() for file in (WEIGHTS, *OPTIMIZER))
     ]  # fmt: skip
     return max(whole, key=lambda path: int(path.name.removeprefix("checkpoint-")), default=None)
@@ -292,7 +292,7 @@ def same_recipe(folder: Path, recipe: Any, base: str = "", **free: Any) -> None:
     about = {"base": base} if base else {}
     fields = recipe if isinstance(recipe, dict) else asdict(recipe)
     file, settings = folder / RECIPE, json.loads(json.dumps(about | fields))
-    begun = noted(file) and about | noted(file)
+    begun = read_state(file) and about | read_state(file)
     changed = ", ".join(sorted(k for k in begun | settings if k not in free
                                and begun.get(k) != settings.get(k)))  # fmt: skip
     if begun and changed:

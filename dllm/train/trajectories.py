@@ -18,7 +18,7 @@ import torch
 
 from ..api import generate
 from ..core.errors import ConfigError
-from ..core.json_lines import naming, write_whole
+from ..core.json_lines import name_in_errors, write_whole
 from ..drafting.api import speculate
 from ..eval.tasks import TASKS
 from ..models import DiffusionModel
@@ -153,7 +153,7 @@ def write_pieces(
     while done < len(prompts):
         here = slice(done, min(done + PIECE, len(prompts)))
         lines = [json.dumps(entry) + "\n" for entry in decode(here)]
-        with naming(file), file.open("a", encoding="utf-8") as out:
+        with name_in_errors(file), file.open("a", encoding="utf-8") as out:
             out.writelines(lines)
         done = here.stop
         note()

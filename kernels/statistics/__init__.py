@@ -88,7 +88,7 @@ def token_statistics(
     int64: ids whose log-probability is wanted; an id beyond the vocabulary has -inf.  ``needs``:
     which of margin, gap, entropy, max_logprob to compute (default: all; other names are ignored);
     token and logprob always are.  ``classes``: also say what is known of each of these classes of
-    tokens; those that filters drop count 1,000 nats less there.  ``backend``: "triton" (a GPU;
+    tokens; tokens that filters drop count 1,000 nats less there.  ``backend``: "triton" (a GPU;
     fused with the head, logits are never in memory), "torch" (any device, a tile of logits at a
     time), "naive" (the float64 oracle); "auto" takes "triton" on a GPU that has it, else "torch".
 

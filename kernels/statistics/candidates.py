@@ -11,9 +11,9 @@ from typing import Self
 import torch
 
 from ..noise import row_gumbel_at
+from .filters import LOWEST
 from .result import Options, TokenStatistics
 
-LOWEST = torch.finfo(torch.float32).min
 MOST = 1024  # candidates that are looked at
 _FLIP = 0x7FFFFFFF
 _NOTHING = (0x7F800000 ^ _FLIP) - 2**31 << 32  # below the key of any logit, -inf included

@@ -13,10 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from .filters import FAR
-
-IntArray = npt.NDArray[np.int64]
-LOWEST = torch.finfo(torch.float32).min
+from ...core.canvas import IntArray
+from .filters import FAR, LOWEST
 
 
 @dataclass(frozen=True, slots=True)

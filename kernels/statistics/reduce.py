@@ -12,10 +12,9 @@ import torch
 from ..cpu import library
 from ..noise import row_gumbel
 from .classes import reduce_classes
-from .filters import FAR, dropped
+from .filters import FAR, LOWEST, dropped
 from .result import Options, TokenStatistics
 
-LOWEST = torch.finfo(torch.float32).min
 # Differences to the largest logit end here: no 0 * inf for banned tokens, and exp stays a normal
 # number (1.6e-38, nothing beside the 1 of the largest), where subnormal ones are many times slower.
 FLOOR = -87.0

@@ -21,9 +21,9 @@ from ..cpu.products import Weight
 from ..linear import ROWS, onednn, packed_of
 from ..linear import product as product_with
 from ..quantised import QuantisedLinear
-from .filters import dropped
+from .filters import LOWEST, dropped
 from .heads import Head, Shaped, full_logits, plain_linear, vocabulary
-from .reduce import LOWEST, Partial, compiled, finish, merge, reduce, stack
+from .reduce import Partial, compiled, finish, merge, reduce, stack
 from .result import Inputs, Options, TokenStatistics
 
 TILE_BYTES = 16 << 20  # logits held at once on a CPU, counted as float32

@@ -5,7 +5,7 @@ import pytest
 import dllm
 from dllm.cli.bundled import EXAMPLE, unknown_words
 from dllm.cli.infill import infill
-from dllm.eval.problems import problems
+from dllm.eval.problems import find_task
 
 from ..thin import some
 from .conftest import Run
@@ -18,7 +18,7 @@ def not_warned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("task", ["fact", "sum", "story1", "story2", "copy", "insert", "sudoku"])
 def test_the_words_of_its_tasks_are_known(nano: dllm.DiffusionModel, task: str) -> None:
-    prompts = [example.prompt for example in problems(task).examples(40)]
+    prompts = [example.prompt for example in find_task(task).examples(40)]
     assert unknown_words(nano, prompts) == []
 
 

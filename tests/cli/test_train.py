@@ -19,7 +19,7 @@ import dllm
 from dllm.cli.dflash import resumable
 from dllm.cli.train import Conversion
 from dllm.core.errors import ConfigError
-from dllm.core.json_lines import hold
+from dllm.core.json_lines import lock
 
 from ..thin import some
 from .conftest import Run
@@ -170,7 +170,7 @@ def test_a_system_that_opens_no_folders_and_has_no_locks(
     monkeypatch.setitem(sys.modules, "fcntl", None)
     with resumable(tmp_path / "run"):
         assert (tmp_path / "run").is_dir()
-    hold(None, tmp_path)
+    lock(None, tmp_path)
 
 
 def test_prompts_that_are_all_held_out_are_refused(cli: Run, tmp_path: Path) -> None:

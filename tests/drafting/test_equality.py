@@ -16,7 +16,7 @@ from dllm.drafting.recipe import recipe_for
 from dllm.drafting.verifiers.packed import PackedVerifier, open_verifier
 from dllm.kernels.noise import bits
 from dllm.models.forwards import CACHE
-from dllm.request.requests import answering
+from dllm.request.requests import requests_for
 from dllm.runtime.scheduler import Scheduler
 
 from ..thin import some
@@ -192,7 +192,7 @@ def test_after_a_round_the_cache_is_that_of_a_fresh_prefill(
 def begun(model: dllm.DiffusionModel, drafter: Drafter, prompt: list[int], **how: Any) -> Any:
     """A text in an engine of its own, before its first round, and the engine."""
     recipe = recipe_for(model, drafter, None, {"max_new_tokens": NEW}, **how)
-    requests = answering(model, recipe, [prompt])
+    requests = requests_for(model, recipe, [prompt])
     scheduler = Scheduler.of(engine_for(model, requests), requests)
     scheduler._admit()
     (run,) = scheduler.running

@@ -11,7 +11,7 @@ import pytest
 import dllm
 from dllm import cache as caches
 from dllm.engine import Engine, forward, work
-from dllm.request.requests import answering, recipe_for
+from dllm.request.requests import recipe_for, requests_for
 from dllm.runtime.scheduler import Scheduler
 
 from ..thin import some
@@ -24,7 +24,7 @@ def scheduled(
     most: int | None = None, **how: Any,
 ) -> Scheduler:  # fmt: skip
     recipe = recipe_for(model, sampler, None, {"max_new_tokens": 16, **how})
-    requests = answering(model, recipe, prompts, None)
+    requests = requests_for(model, recipe, prompts, None)
     engine = Engine(model, caches.compose(cache), max_batch_size=most)
     return Scheduler.of(engine, requests)
 
@@ -94,7 +94,7 @@ def test_a_forward_that_fails_under_way_runs_again(tiny: dllm.DiffusionModel) ->
     plain = followed(scheduled(tiny, "threshold", "dual"))
     scheduler = scheduled(tiny, "threshold", "dual")
     scheduler.engine.overlaps = True
-    wait, calls = forward.Flight.wait, list[int]()
+    wait, calls = forward.PendingAnswers.wait, list[int]()
 
     def failing(flight: Any) -> Any:
         calls.append(1)
@@ -102,7 +102,7 @@ def test_a_forward_that_fails_under_way_runs_again(tiny: dllm.DiffusionModel) ->
             raise RuntimeError("the device says no")
         return wait(flight)
 
-    with patch.object(forward.Flight, "wait", failing):
+    with patch.object(forward.PendingAnswers, "wait", failing):
         assert followed(scheduler)[:2] == plain[:2]
 
 
@@ -130,7 +130,7 @@ class Device:
 
     def run(self, scheduler: Scheduler) -> tuple[float, float, float]:
         """Seconds in all, of the host, of the device."""
-        device, launch, wait = self, self.engine.forward.launch, forward.Flight.wait
+        device, launch, wait = self, self.engine.forward.launch, forward.PendingAnswers.wait
         ready: dict[int, float] = {}
 
         def launched(jobs: Any) -> Any:
@@ -148,7 +148,7 @@ class Device:
         own = self.engine.forward
         backbone, statistics = self.spare(own._backbone), self.spare(forward.token_statistics)
         with patch.object(own, "launch", launched), \
-             patch.object(forward.Flight, "wait", waiting), \
+             patch.object(forward.PendingAnswers, "wait", waiting), \
              patch.object(own, "_backbone", backbone), \
              patch.object(forward, "token_statistics", statistics):  # fmt: skip
             began = self.now()

@@ -33,7 +33,7 @@ SAMPLERS = (
 def nothing_is_kept() -> Iterator[None]:
     """Plans and layouts of the last step are forgotten."""
     forgets: Any = property(lambda self: None, lambda self, value: None)
-    with patch.object(turn, "stands", lambda *_: False), \
+    with patch.object(turn, "may_repeat", lambda *_: False), \
          patch.object(Forward, "_last", forgets, create=True):  # fmt: skip
         yield
 
@@ -120,7 +120,7 @@ def test_what_is_kept_changes_nothing(tiny: dllm.DiffusionModel, cache: str, see
 @pytest.mark.slow
 def test_a_plan_that_is_kept_too_long_is_found(tiny: dllm.DiffusionModel) -> None:
     """The test above sees a row whose plan is kept although its window has moved on."""
-    with patch.object(turn, "_again", lambda row, job: True):
+    with patch.object(turn, "_repeats", lambda row, job: True):
         try:
             found = turmoil(tiny, "dual", 0)[0]
         except Exception:  # rows that decide nothing, slots of a text that is gone

@@ -11,7 +11,7 @@ import pytest
 import dllm
 from dllm.eval.measure import Cell, Record, Setting, measure
 from dllm.eval.metrics import wilson
-from dllm.eval.problems import draw, problems
+from dllm.eval.problems import draw, find_task
 from dllm.eval.report import percent
 from dllm.eval.sweep import Journal, run
 
@@ -49,8 +49,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 def test_tokens_end_with_the_first_stop_and_leave_out_the_prompt(nano: dllm.DiffusionModel) -> None:
     """Counted once more from the whole canvases: some answers end, some fill their canvas."""
-    result = measure(nano, problems("sort"), cell("llada(steps=8)", 8), "nano")
-    prompts = [example.prompt for example in problems("sort").examples(8)]
+    result = measure(nano, find_task("sort"), cell("llada(steps=8)", 8), "nano")
+    prompts = [example.prompt for example in find_task("sort").examples(8)]
     outs = dllm.generate(nano, prompts, sampler="llada(steps=8)", **CANVAS)
     expected = []
     for out in outs:
@@ -66,7 +66,7 @@ def test_the_warm_up_is_not_counted_and_figures_are_kept_apart(
     tiny: dllm.DiffusionModel, calls: list[list[str]]
 ) -> None:
     counts: list[int] = []
-    result = measure(tiny, problems("sort"), cell(rows=3), "tiny", counts.append)
+    result = measure(tiny, find_task("sort"), cell(rows=3), "tiny", counts.append)
     assert [len(prompts) for prompts in calls] == [1, 8] and counts == [*range(1, 9)]
     assert result.seconds == 1.0 and result.peak_memory == 2
     assert [result.mean(name) for name in ("tokens", "nfe", "computed", "seconds")] == [
@@ -81,7 +81,7 @@ def test_all_methods_see_the_same_prompts(
     seen = []
     for sampler, seed in (("threshold", 0), ("eb", 0), ("eb", 1)):
         calls.clear()
-        measure(tiny, problems("sort"), cell(sampler, seed=seed), "tiny")
+        measure(tiny, find_task("sort"), cell(sampler, seed=seed), "tiny")
         seen.append(calls[1:])
     assert seen[0] == seen[1] != seen[2]
 
@@ -106,15 +106,15 @@ def test_shares_have_wilson_intervals() -> None:
 
 
 def test_a_task_says_how_many_prompts_it_has() -> None:
-    fact = problems("fact")
+    fact = find_task("fact")
     assert len({example.prompt for example in draw(fact, 113)}) == 113
     with pytest.raises(dllm.ConfigError, match="only 113 different prompts, not 20000: ask"):
         draw(fact, 20_000)
     with pytest.raises(dllm.ConfigError, match="at most 100000 examples, not 99999999: ask"):
-        draw(problems("sort"), 99_999_999)
+        draw(find_task("sort"), 99_999_999)
 
 
 def test_what_does_not_fit_the_context_is_refused() -> None:
     large = Cell("sort", Setting("t", "threshold", "none", {"max_new_tokens": 2040}), 2)
     with pytest.raises(dllm.ConfigError, match="choose another task"):
-        measure(dllm.load("nano"), problems("sort"), large, "nano")
+        measure(dllm.load("nano"), find_task("sort"), large, "nano")

@@ -11,7 +11,7 @@ import dllm
 from dllm.cli.app import Terminated
 from dllm.eval import report
 from dllm.eval.curves import (
-    KNOBS,
+    SWEPT,
     WITHOUT,
     curve,
     method_of,
@@ -20,7 +20,7 @@ from dllm.eval.curves import (
     spread,
 )
 from dllm.eval.measure import Cell, Record, Setting, fingerprint
-from dllm.eval.problems import problems, read_file
+from dllm.eval.problems import find_task, read_file
 from dllm.eval.sweep import PRESETS, Journal, Sweep, distinct, preset, run
 from dllm.samplers import Window, available, compose, register
 from tests.cli.conftest import Run
@@ -54,7 +54,7 @@ def test_every_combination_is_measured_once(records: list[Record]) -> None:
 
 def test_figures_are_those_of_generate(tiny: dllm.DiffusionModel, records: list[Record]) -> None:
     record = next(r for r in records if (r.task, r.cache) == ("sort", "none"))
-    examples = problems("sort").examples(4)
+    examples = find_task("sort").examples(4)
     outs = dllm.generate(tiny, [e.prompt for e in examples], sampler=record.sampler, **dict(CANVAS))
     assert list(record.tokens) == [len(out.tokens) for out in outs]
     assert list(record.nfe) == [out.nfe for out in outs]
@@ -118,7 +118,7 @@ def test_every_sampler_has_a_curve() -> None:
     """None is forgotten: a registered part has a curve or a reason to have none."""
     names = {info.name for info in available() if info.role != "length"}
     assert set(samplers_with_curves()) | set(WITHOUT) == names
-    assert not set(samplers_with_curves()) & set(WITHOUT) and set(KNOBS) <= names
+    assert not set(samplers_with_curves()) & set(WITHOUT) and set(SWEPT) <= names
     for name in samplers_with_curves():
         specs = curve(name, 32)
         assert len(specs) == len(set(specs)) > 1, name

@@ -107,8 +107,7 @@ class Replay:
         """What the open canvas is fed as next."""
         low = len(self.prompt) + self.steps[canvas.step]["canvas"] * self.size
         at = np.arange(low, low + self.size)
-        tokens = canvas.tokens[at]
-        return np.where(tokens < 0, canvas.random_ids(at, self.facts.vocab_size), tokens).tolist()
+        return canvas.fed_ids(at, self.facts.vocab_size).tolist()
 
 
 def replay(

@@ -18,7 +18,15 @@ from dllm.core.errors import DeadlineError, PromptError, QueueFullError
 from dllm.core.text import hole_forms
 from dllm.serve import chats, reading
 from dllm.serve.bodies import ScoreBody
-from dllm.serve.encoding import CHARACTERS_PER_TOKEN, LONG, SHARE, THREADS, Encoder, Line, check
+from dllm.serve.encoding import (
+    CHARACTERS_PER_TOKEN,
+    LONG,
+    SHARE,
+    THREADS,
+    Encoder,
+    FairQueue,
+    check,
+)
 from dllm.serve.problems import Problem
 from dllm.serve.requests import read_chat, read_text
 from dllm.serve.responses import read_response
@@ -184,7 +192,7 @@ def test_holes_that_never_end_take_linear_time(sign: str) -> None:
 def test_clients_take_turns_where_work_takes_long() -> None:
     """One who asks for much waits for itself, and is told why; others are at most behind what runs
     already."""
-    line, go_on, order = Line("test"), threading.Event(), list[str]()
+    line, go_on, order = FairQueue("test"), threading.Event(), list[str]()
 
     def work(name: str) -> Callable[[], str]:
         def run() -> str:

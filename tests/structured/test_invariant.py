@@ -11,7 +11,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 import dllm
-from dllm.request.requests import answering, engine_for, recipe_for
+from dllm.request.requests import engine_for, recipe_for, requests_for
 from dllm.structured.vocabulary import vocabulary_of
 
 REGEX = r"(\w+, )*\w+\.|#[0-9a-f]{6}|[^a-z]{4}(end)?"
@@ -25,7 +25,7 @@ def steps(model: dllm.DiffusionModel, regex: str, **how: Any) -> tuple[list[str]
     recipe = recipe_for(model, sampler, None, {"regex": regex, **how})
     form, seen = recipe.format, dict.fromkeys(("steps", "taken back", "trials"), 0)
     assert form is not None
-    requests = answering(model, recipe, [PROMPT, [7, 8]])
+    requests = requests_for(model, recipe, [PROMPT, [7, 8]])
     canvases = [request.make() for request in requests]
     engine = engine_for(model, dllm.cache.compose(cache), requests)
     for done in engine.run(canvases, recipe):

@@ -70,7 +70,7 @@ class Shape(BaseModel):
 
 
 class Block(BaseModel):
-    """What it fills in and what it reads."""
+    """The block of masks that it fills in, and the verifier's layers that it reads."""
 
     model_config = STRICT
 

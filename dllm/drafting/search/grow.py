@@ -12,9 +12,9 @@ from ..base import ROOT, Budget, Draft
 
 
 class Node(NamedTuple):
-    """A token of a tree: its place in it (`ROOT` for what stands before all), that of its parent,
-    its depth (-1), the logarithm of its chance behind its parent and of that of its whole path, and
-    what its drafter wants to know of it."""
+    """A token of a tree: its ``index`` (`ROOT` for the root), the index of its ``parent``, its
+    ``depth`` (-1 for the root), the log-probabilities ``chance``, given its parent, and ``score``,
+    of its path; ``mark``: what its drafter wants to know of it."""
 
     token: int
     index: int  # type: ignore[assignment]  # a tuple has a method of this name

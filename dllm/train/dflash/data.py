@@ -19,7 +19,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from ...core.json_lines import noted
+from ...core.json_lines import read_state
 from ..batches import AnswerBatches, answer_ids, examples, padded
 
 
@@ -53,7 +53,7 @@ def stamp(path: Path, verifier: Any) -> str:
 def kept_states(path: Path, layers: Sequence[int], verifier: Any = None) -> Path | None:
     """The file of hidden states beside the answers of ``path``, if it is complete, has ``layers``
     and is of these answers and the network ``verifier``, if one is named."""
-    states, label = path.with_suffix(".states"), noted(path.with_suffix(".states.json"))
+    states, label = path.with_suffix(".states"), read_state(path.with_suffix(".states.json"))
     if not layers or not {*layers} <= {*label.get("layers", ())}:
         return None
     return states if verifier is None or label.get("of") == stamp(path, verifier) else None
@@ -104,7 +104,7 @@ class HiddenStates:
         return torch.from_numpy(here).view(torch.bfloat16).flatten(1)
 
     def _open(self, file: Path) -> tuple[Any, list[int]]:
-        kept = noted(file.with_suffix(".states.json"))["layers"]
+        kept = read_state(file.with_suffix(".states.json"))["layers"]
         flat, width = np.memmap(file, np.int16, "r"), (len(kept) + 1) * self.size
         rows = flat[: len(flat) // width * width].reshape(-1, len(kept) + 1, self.size)
         return rows, [*map(kept.index, self.layers), len(kept)]

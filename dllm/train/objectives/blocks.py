@@ -1,4 +1,4 @@
-"""An autoregressive model becomes a block-diffusion model: it learns from the one that it was.
+"""An autoregressive model becomes a block-diffusion model; its frozen copy is the teacher.
 
 OPDLM (arXiv 2606.06712): the student, the same weights with attention that is causal between
 blocks, writes a text by denoising.  Some tokens of each block are masked again; what the student
