@@ -232,9 +232,6 @@ class BlockDrafting(base.Drafting):
         self.prefix = prefix
         return True
 
-    def propose(self, prefix: IntArray, budget: base.Budget) -> base.Draft:
-        return self.part.propose_all([(self, prefix, budget)])[0]
-
     @torch.inference_mode()
     def pick(self, hidden: torch.Tensor, logits: torch.Tensor, budget: base.Budget) -> base.Draft:
         """A draft from the hidden states (block - 1, H) and logits (block - 1, v) of a block."""

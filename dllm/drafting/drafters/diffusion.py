@@ -215,9 +215,6 @@ class DiffusionDrafting(base.Drafting):
         self.row = row
         self.banned = (facts.mask_token_id, *part.banned)
 
-    def propose(self, prefix: IntArray, budget: base.Budget) -> base.Draft:
-        return self.part.propose_all([(self, prefix, budget)])[0]
-
     def pick(self, marginals: Marginals, prefix: IntArray, budget: base.Budget) -> base.Draft:
         """What the search makes of ``marginals``."""
         length = budget.chain_length(marginals.confidence)
