@@ -162,9 +162,11 @@ def _variant(own: Mapping[str, Any], kind: str, width: int, block: int) -> Varia
         slides = "sliding_attention" in (own.get("layer_types") or ())
         given["causal"] = bool(causal)
         given["causal_windows"] = slides if causal is None else bool(causal)
-        given.setdefault("input_embedding_scale", 1.0)
+        named = str(own.get("architectures"))
+        if "DFlash2" in named:  # DFlash embeds as the verifier does
+            given.setdefault("input_embedding_scale", 1.0)
         # DSpark's anchor drafts, as its authors train it
-        dspark = "DSpark" in str(own.get("architectures")) or own.get("projector_type") == "dspark"
+        dspark = "DSpark" in named or own.get("projector_type") == "dspark"
         given.setdefault("sample_from_anchor", dspark and not own.get("dspark_bonus_anchor"))
     elif kind == "speculators":
         second = own.get("speculators_model_type") == "dflash2"

@@ -106,6 +106,7 @@ SLIDING = {"layer_types": ["sliding_attention", "full_attention"], "sliding_wind
     ("more", "says", "windows"),
     [
         ({}, (False, False, False), None),
+        ({"architectures": ["DFlash2DraftModel"]}, (False, False, False), None),
         ({"architectures": ["DSparkDraftModel"]}, (True, False, False), None),
         ({"architectures": ["Qwen3DSparkModel"]}, (True, False, False), None),
         ({"dflash_config": {"projector_type": "dspark"}, "dspark_bonus_anchor": True},
@@ -130,6 +131,8 @@ def test_config_says_which_rows_draft_and_what_they_see(
     assert format_of(raw) == "z-lab"
     config, variant = read_config(raw, "z-lab", "x")
     assert (variant.sample_from_anchor, variant.causal, variant.causal_windows) == says
+    second = raw["architectures"] == ["DFlash2DraftModel"]  # the others embed as the verifier does
+    assert variant.input_embedding_scale == (1.0 if second else None)
     sliding = "sliding_attention" in (config.layer_types or [])
     assert (config.sliding_window if sliding else None) == windows
 
