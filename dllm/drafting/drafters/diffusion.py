@@ -120,10 +120,8 @@ class DiffusionDrafter(base.Drafter):
         return self._search(0.0).trees
 
     def _search(self, temperature: float) -> Search:
-        if self.search is not None:
-            result: Search = self.search
-            return result
-        return SEARCHES["coupled" if temperature > 0 else "cps"]()
+        result: Search = self.search or SEARCHES["coupled" if temperature > 0 else "cps"]()
+        return result
 
     def open(self, request: base.DraftRequest) -> base.Drafting:
         return DiffusionDrafting(self, request)
