@@ -10,6 +10,7 @@ from transformers import MuseGlimmerAssistantConfig
 from transformers.models.muse_glimmer_assistant import modeling_muse_glimmer_assistant as theirs
 
 from ...core.errors import CheckpointError, one_line, short
+from ...models.native import rotation
 
 STRICT = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 # sizes beyond it are damage: no drafter has such axes
@@ -67,9 +68,7 @@ class Shape(BaseModel):
     sliding_window: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     use_swa: bool | None = None
     swa_window_size: Size | None = None
-    rope_parameters: dict[str, Any] | None = None
     rope_theta: float = 10000.0
-    rope_scaling: dict[str, Any] | None = None
 
 
 class Block(BaseModel):
@@ -135,17 +134,14 @@ def _read(raw: Mapping[str, Any], kind: str) -> tuple[MuseGlimmerAssistantConfig
         kinds = ["sliding_attention"] * len(kinds)
     if len(kinds) != shape.num_hidden_layers:
         raise ValueError(f"layer_types has {len(kinds)} of {shape.num_hidden_layers} layers")
-    rope = shape.rope_parameters or {
-        "rope_type": "default", "rope_theta": shape.rope_theta, **(shape.rope_scaling or {}),
-    }  # fmt: skip
+    rope = rotation({**layers, "rope_theta": shape.rope_theta}, kind)
     window = shape.swa_window_size or shape.sliding_window or 2048
     given = shape.model_dump(
         exclude_none=True,
-        exclude={"layer_types", "sliding_window", "use_swa", "swa_window_size", "rope_parameters",
-                 "rope_theta", "rope_scaling"},
-    )  # fmt: skip
+        exclude={"layer_types", "sliding_window", "use_swa", "swa_window_size", "rope_theta"},
+    )
     config = MuseGlimmerAssistantConfig(
-        **given, **block.model_dump(), rope_parameters=dict(rope), layer_types=[*kinds],
+        **given, **block.model_dump(), rope_parameters=rope, layer_types=[*kinds],
         # in z-lab's a row is part of its own window
         sliding_window=window - 1 if kind == "z-lab" else window,
         bos_token_id=None, eos_token_id=None, pad_token_id=None,

@@ -137,6 +137,20 @@ def test_config_says_which_rows_draft_and_what_they_see(
     assert (config.sliding_window if sliding else None) == windows
 
 
+@pytest.mark.parametrize("name", ["rope_type", "type"])
+def test_a_scaled_rotation_is_read_under_both_names(name: str) -> None:
+    scaled = {"factor": 4.0, "original_max_position_embeddings": 1024}
+    raw = {
+        "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "block_size": 4, "mask_token_id": MASK, "target_layer_ids": [0],
+        "rope_theta": 5000.0, "rope_scaling": {name: "yarn", **scaled},
+        "max_position_embeddings": 4096,
+    }  # fmt: skip
+    config, _ = read_config(raw, "z-lab", "x")
+    expected = {"rope_type": "yarn", "rope_theta": 5000.0, **scaled}
+    assert expected.items() <= dict(config.rope_parameters or {}).items()
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_rows_of_a_causal_block_do_not_see_the_rows_behind_them(
     verifier: dllm.DiffusionModel, causal: bool
