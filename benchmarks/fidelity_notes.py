@@ -170,9 +170,9 @@ DRAFTING: dict[str, str] = {
     "cacheback": "No second, frozen table of a corpus (`learn` fills one). Checked against the "
     "drafter in pie-project/pie: one token leads two there, 256 leaders with 4 followers each, and "
     "its tree ends where they do.",
-    "dflash": "Texts and forwards equal those of transformers' own loop (tested); the formats of "
-    "z-lab and of speculators are read, too. Parts of DFlash 2 are held to recordings, and were "
-    "checked against vLLM's: it walks one path, here the best prefixes are drafted.",
+    "dflash": "Texts and forwards equal those of transformers' loop (tested). Parts of DFlash 2 "
+    "and DSpark are held to recordings (SpecForge's own loop reads DSpark's rows one too far); "
+    "official code walks one path, here the best prefixes are drafted.",
     "prompt_lookup": "The published rule; its confidence is this library's.",
     "suffix": "One history of the text and one of the last outputs; depth and choice follow the "
     "paper. Answers are shared at their end, officially at once: drafts would depend on what "

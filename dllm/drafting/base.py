@@ -246,7 +246,9 @@ class DraftRequest:
 
 
 class Drafting:
-    """A drafter at work on one sequence."""
+    """A drafter at work on one sequence; ``part`` is the drafter."""
+
+    part: Any
 
     @property
     def waits(self) -> bool:
@@ -254,8 +256,10 @@ class Drafting:
         return False
 
     def propose(self, prefix: IntArray, budget: Budget) -> Draft:
-        """Tokens that may follow ``prefix`` (n,); an empty draft is always legal."""
-        raise NotImplementedError
+        """Tokens that may follow ``prefix`` (n,); an empty draft is always legal.  By default those
+        of the drafter, which drafts for several sequences at once."""
+        draft: Draft = self.part.propose_all([(self, prefix, budget)])[0]
+        return draft
 
     def observe(self, feedback: Feedback) -> None:
         """What became of the last proposal."""

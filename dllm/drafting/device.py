@@ -67,7 +67,7 @@ def write_with(
                 yield reply["tokens"]
         finally:
             drafting.follow(tokens)
-            drafting.close()
+            drafting.drafting.close()
             if reason is None:
                 verifier.ask("close", {"sid": known["sid"]})
 
@@ -95,9 +95,6 @@ class TextFollower:
         path = walk(self.draft, lambda _: next(known, -1)).path
         self.drafting.observe(Feedback(self.draft, path, emitted))
         self.tokens, self.draft = tokens.copy(), EMPTY
-
-    def close(self) -> None:
-        self.drafting.close()
 
 
 class _Verifier(httpx.Client):

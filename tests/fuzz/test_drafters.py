@@ -31,7 +31,8 @@ FIELDS = (
     "conv_group_size", "selector_top_k", "sample_from_anchor", "hidden_act", "rms_norm_eps",
     "is_causal", "output_multiplier", "final_logit_softcapping", "head_dim", "model_type",
     "architectures", "num_hidden_layers", "hidden_size", "max_position_embeddings",
-    "pure_draft_prefix_len", "shift_label", "input_embedding_scale",
+    "pure_draft_prefix_len", "shift_label", "input_embedding_scale", "causal", "use_swa",
+    "swa_window_size", "projector_type", "dspark_bonus_anchor",
 )  # fmt: skip
 INSIDE = ("dflash_config", "transformer_layer_config", "rope_parameters")
 

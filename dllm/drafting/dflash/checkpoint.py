@@ -69,10 +69,7 @@ class BlockCheckpoint:
 
 def is_block_drafter(name: object) -> bool:
     """Whether ``name`` is a folder or hub id with a block drafter.  Never raises."""
-    if not isinstance(name, str | Path):
-        return False
-    raw = _config_file(str(name))
-    return raw is not None and format_of(raw) is not None
+    return isinstance(name, str | Path) and format_of(_config_file(str(name)) or {}) is not None
 
 
 def load_checkpoint(name: str | Path) -> BlockCheckpoint:
@@ -116,7 +113,10 @@ def load_checkpoint(name: str | Path) -> BlockCheckpoint:
     head = tensors.get("lm_head.weight") if ids is not None else None
     if head is not None and (ids is None or head.shape != (len(ids), config.hidden_size)):
         raise CheckpointError(f"lm_head of {name} has no row for each of the ids it drafts")
-    part = {prefix: _part(tensors, prefix) for prefix in HEADS}
+    part = {
+        prefix: {name: tensors[prefix + name] for name in names if prefix + name in tensors}
+        for prefix, names in HEADS.items()
+    }
     return BlockCheckpoint(
         name, config, network, ids, head, part["markov_head."], part["candidate_selector."],
         variant, part["confidence_head."],
@@ -157,10 +157,6 @@ def _plain_name(key: str) -> str:
 
 def _native_name(key: str) -> str:
     return next((new + key[len(old) :] for old, new in RENAMED.items() if key.startswith(old)), key)
-
-
-def _part(tensors: Mapping[str, torch.Tensor], prefix: str) -> Tensors:
-    return {name: tensors[prefix + name] for name in HEADS[prefix] if prefix + name in tensors}
 
 
 def expected_weights(

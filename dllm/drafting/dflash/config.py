@@ -10,6 +10,7 @@ from transformers import MuseGlimmerAssistantConfig
 from transformers.models.muse_glimmer_assistant import modeling_muse_glimmer_assistant as theirs
 
 from ...core.errors import CheckpointError, one_line, short
+from ...models.native import rotation
 
 STRICT = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 # sizes beyond it are damage: no drafter has such axes
@@ -25,8 +26,8 @@ class Variant:
     ``conv_kernel_size`` rows (0: none) of the convolutions around every sublayer and the channels
     ``conv_group_size`` that share a kernel (DFlash 2); ``selector_top_k`` candidates of its
     selector; ``sample_from_anchor``: the anchor's row drafts as well, every row the token after its
-    own; ``causal_windows``: rows of sliding layers do not see the rows behind them;
-    ``anchored_windows``: a window reaches back from the anchor, not from the row;
+    own; ``causal``: rows do not see the rows behind them; ``causal_windows``: nor do rows of
+    sliding layers; ``anchored_windows``: a window reaches back from the anchor, not from the row;
     ``output_multiplier``, ``final_logit_softcapping`` and ``input_embedding_scale`` (None: as the
     verifier embeds) change logits and embeddings.
     """
@@ -35,6 +36,7 @@ class Variant:
     conv_group_size: Size = 16
     selector_top_k: Size = 16
     sample_from_anchor: bool = False
+    causal: bool = False
     causal_windows: bool = False
     anchored_windows: bool = False
     output_multiplier: Number = 1.0
@@ -64,9 +66,9 @@ class Shape(BaseModel):
     hidden_act: Literal["silu", "gelu"] = "silu"
     layer_types: list[Literal["full_attention", "sliding_attention"]] | None = None
     sliding_window: Annotated[int, Field(ge=0, lt=2**31)] | None = None
-    rope_parameters: dict[str, Any] | None = None
+    use_swa: bool | None = None
+    swa_window_size: Size | None = None
     rope_theta: float = 10000.0
-    rope_scaling: dict[str, Any] | None = None
 
 
 class Block(BaseModel):
@@ -86,9 +88,8 @@ def format_of(raw: Mapping[str, Any]) -> str | None:
     if raw.get("speculators_model_type") in ("dflash", "dspark", "dflash2"):
         return "speculators"
     names = raw.get("architectures")
-    named = isinstance(names, list) and any(
-        name in ("DFlashDraftModel", "DFlash2DraftModel", "DSparkDraftModel") for name in names
-    )
+    known = ("DFlashDraftModel", "DFlash2DraftModel", "DSparkDraftModel", "Qwen3DSparkModel")
+    named = isinstance(names, list) and any(name in known for name in names)
     return "z-lab" if named or isinstance(raw.get("dflash_config"), dict) else None
 
 
@@ -129,18 +130,18 @@ def _read(raw: Mapping[str, Any], kind: str) -> tuple[MuseGlimmerAssistantConfig
             "heads of keys"
         )
     kinds = shape.layer_types or ["full_attention"] * shape.num_hidden_layers
+    if shape.use_swa and "sliding_attention" not in kinds:
+        kinds = ["sliding_attention"] * len(kinds)
     if len(kinds) != shape.num_hidden_layers:
         raise ValueError(f"layer_types has {len(kinds)} of {shape.num_hidden_layers} layers")
-    rope = shape.rope_parameters or {
-        "rope_type": "default", "rope_theta": shape.rope_theta, **(shape.rope_scaling or {}),
-    }  # fmt: skip
-    window = shape.sliding_window or 2048
+    rope = rotation({**layers, "rope_theta": shape.rope_theta}, kind)
+    window = shape.swa_window_size or shape.sliding_window or 2048
     given = shape.model_dump(
         exclude_none=True,
-        exclude={"layer_types", "sliding_window", "rope_parameters", "rope_theta", "rope_scaling"},
+        exclude={"layer_types", "sliding_window", "use_swa", "swa_window_size", "rope_theta"},
     )
     config = MuseGlimmerAssistantConfig(
-        **given, **block.model_dump(), rope_parameters=dict(rope), layer_types=[*kinds],
+        **given, **block.model_dump(), rope_parameters=rope, layer_types=[*kinds],
         # in z-lab's a row is part of its own window
         sliding_window=window - 1 if kind == "z-lab" else window,
         bos_token_id=None, eos_token_id=None, pad_token_id=None,
@@ -151,9 +152,18 @@ def _read(raw: Mapping[str, Any], kind: str) -> tuple[MuseGlimmerAssistantConfig
 def _variant(own: Mapping[str, Any], kind: str, width: int, block: int) -> Variant:
     given = {f.name: own[f.name] for f in fields(Variant) if own.get(f.name) is not None}
     if kind == "z-lab":
-        # sliding layers are causal there unless the config says otherwise
-        given["causal_windows"] = own.get("is_causal") is not False
-        given.setdefault("input_embedding_scale", 1.0)
+        # layers that `layer_types` calls sliding are causal there unless the config says otherwise
+        names = ("is_causal", "causal", "causal_head")
+        causal = next((own[name] for name in names if own.get(name) is not None), None)
+        slides = "sliding_attention" in (own.get("layer_types") or ())
+        given["causal"] = bool(causal)
+        given["causal_windows"] = slides if causal is None else bool(causal)
+        named = str(own.get("architectures"))
+        if "DFlash2" in named:  # DFlash embeds as the verifier does
+            given.setdefault("input_embedding_scale", 1.0)
+        # DSpark's anchor drafts, as its authors train it
+        dspark = "DSpark" in named or own.get("projector_type") == "dspark"
+        given.setdefault("sample_from_anchor", dspark and not own.get("dspark_bonus_anchor"))
     elif kind == "speculators":
         second = own.get("speculators_model_type") == "dflash2"
         given["causal_windows"] = not own.get("sliding_window_non_causal", second)

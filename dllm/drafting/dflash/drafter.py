@@ -232,9 +232,6 @@ class BlockDrafting(base.Drafting):
         self.prefix = prefix
         return True
 
-    def propose(self, prefix: IntArray, budget: base.Budget) -> base.Draft:
-        return self.part.propose_all([(self, prefix, budget)])[0]
-
     @torch.inference_mode()
     def pick(self, hidden: torch.Tensor, logits: torch.Tensor, budget: base.Budget) -> base.Draft:
         """A draft from the hidden states (block - 1, H) and logits (block - 1, v) of a block."""
@@ -258,18 +255,16 @@ class BlockDrafting(base.Drafting):
     def _marginals(self, logits: torch.Tensor, first: int) -> Marginals:
         """Distributions (w, V), or (w, v) with their ids where the vocabulary is trimmed."""
         request, ids = self.request, self.bound.draft_ids
-        whole = ids is None or self.search.distribution is not base.Distribution.POINT
-        if ids is not None and whole:
+        if ids is not None and self.search.distribution is base.Distribution.POINT:
+            log_q = (logits.float() / (request.temperature or 1.0)).log_softmax(-1)
+            return Marginals(log_q, first, request.stop_ids, ids.expand(len(log_q), -1))
+        if ids is not None:
             shape = (len(logits), request.vocab_size)
             logits = logits.new_full(shape, -torch.inf).index_copy(1, ids, logits)
-        if whole:
-            return Marginals.from_logits(
-                logits, first, vocab_size=request.vocab_size, banned=(self.bound.mask_id,),
-                temperature=request.temperature, stop_ids=request.stop_ids,
-            )  # fmt: skip
-        assert ids is not None
-        log_q = (logits.float() / (request.temperature or 1.0)).log_softmax(-1)
-        return Marginals(log_q, first, request.stop_ids, ids.expand(len(log_q), -1))
+        return Marginals.from_logits(
+            logits, first, vocab_size=request.vocab_size, banned=(self.bound.mask_id,),
+            temperature=request.temperature, stop_ids=request.stop_ids,
+        )  # fmt: skip
 
     def _walked(
         self, head: WalkHead, hidden: torch.Tensor, logits: torch.Tensor, budget: base.Budget

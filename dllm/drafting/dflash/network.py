@@ -182,20 +182,22 @@ class BlockNetwork:
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, text: TextKeys, i: int,
         window: int | None,
     ) -> torch.Tensor:  # fmt: skip
-        """(heads, block, D): every row of the block sees the text and the whole block, in sliding
-        layers what their window says."""
+        """(heads, block, D): every row of the block sees the text and the whole block, in causal
+        layers the rows up to it, in sliding layers what their window says."""
         keys = torch.cat([text.keys[i, :, : text.length], k], 1)
         values = torch.cat([text.values[i, :, : text.length], v], 1)
         mask, variant = None, self.variant
-        if window is not None and (keys.shape[1] > window + 1 or variant.causal_windows):
+        causal = variant.causal if window is None else variant.causal_windows
+        if causal or (window is not None and keys.shape[1] > window + 1):
             at = torch.arange(keys.shape[1], device=self.device)
             rows = at[text.length :, None]
             start = rows[:1].expand_as(rows) if variant.anchored_windows else rows
-            mask = start - at <= window
-            if variant.causal_windows:
+            reach = keys.shape[1] if window is None else window
+            mask = start - at <= reach
+            if causal:
                 mask = mask & (at <= rows)
             elif not variant.anchored_windows:
-                mask = mask & (at - rows <= window)
+                mask = mask & (at - rows <= reach)
         return F.scaled_dot_product_attention(
             q[None], keys[None], values[None], attn_mask=mask, enable_gqa=True
         )[0]

@@ -120,10 +120,8 @@ class DiffusionDrafter(base.Drafter):
         return self._search(0.0).trees
 
     def _search(self, temperature: float) -> Search:
-        if self.search is not None:
-            result: Search = self.search
-            return result
-        return SEARCHES["coupled" if temperature > 0 else "cps"]()
+        result: Search = self.search or SEARCHES["coupled" if temperature > 0 else "cps"]()
+        return result
 
     def open(self, request: base.DraftRequest) -> base.Drafting:
         return DiffusionDrafting(self, request)
@@ -214,9 +212,6 @@ class DiffusionDrafting(base.Drafting):
         assert row is not None, "the pool grows"
         self.row = row
         self.banned = (facts.mask_token_id, *part.banned)
-
-    def propose(self, prefix: IntArray, budget: base.Budget) -> base.Draft:
-        return self.part.propose_all([(self, prefix, budget)])[0]
 
     def pick(self, marginals: Marginals, prefix: IntArray, budget: base.Budget) -> base.Draft:
         """What the search makes of ``marginals``."""

@@ -61,9 +61,6 @@ class _FirstOf(base.Drafting):
     members: list[base.Drafting]
     opened: ExitStack  # that closes them all, whichever of them raises
 
-    def propose(self, prefix: IntArray, budget: base.Budget) -> base.Draft:
-        return self.part.propose_all([(self, prefix, budget)])[0]
-
     def observe(self, feedback: base.Feedback) -> None:
         for drafter, member in zip(self.part.drafters, self.members, strict=True):
             member.observe(_shown(feedback, self.part.target_layer_ids, drafter.target_layer_ids))

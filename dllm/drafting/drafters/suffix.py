@@ -87,11 +87,9 @@ class _Suffixes(Drafting):
     def propose(self, prefix: IntArray, budget: Budget) -> Draft:
         self.text = prefix.tolist()
         self.own.extend(self.text[self.own.size :])
-        best = self._best(self.own, budget.length)
         with self.part.lock:
-            other = self._best(self.part.shared, budget.length)
-        if other is not None and (best is None or other.score > best.score):
-            best = other
+            found = [self._best(texts, budget.length) for texts in (self.own, self.part.shared)]
+        best = max(filter(None, found), key=lambda one: one.score, default=None)
         return EMPTY if best is None else self._draft(best, budget)
 
     def _best(self, history: History, length: int) -> Continuation | None:

@@ -16,7 +16,7 @@ import dllm
 from dllm.core.errors import CheckpointError
 from dllm.drafting.base import Draft
 from dllm.drafting.dflash.checkpoint import BlockCheckpoint, load_checkpoint
-from dllm.drafting.dflash.config import Variant
+from dllm.drafting.dflash.config import Variant, format_of, read_config
 from dllm.drafting.dflash.drafter import Binding, BlockDrafter
 from dllm.drafting.dflash.network import BlockNetwork
 from dllm.drafting.dflash.walks import Walk, candidates
@@ -24,7 +24,7 @@ from dllm.train.dflash.model import drafter_config
 
 from ...thin import some
 from ..conftest import prompts
-from .conftest import random_weights, write
+from .conftest import random_drafter, random_weights, write
 
 # One worker trains the drafter that they share.
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.xdist_group("dflash")]
@@ -34,7 +34,16 @@ MASK = 3
 
 
 def bind(folder: Path) -> tuple[Binding, dict[str, torch.Tensor]]:
-    """A recorded checkpoint with the embedding and the head that it was recorded with."""
+    """A recorded checkpoint with the embedding and the head that it was recorded with.
+
+    SpecForge trains the anchor's row of DSpark to draft, as its engines serve it; its own loop, the
+    recorded one, leaves that row out and so reads every draft one row too far.
+    """
+    checkpoint = load_checkpoint(folder)
+    if folder.name == "specforge-dspark":
+        assert checkpoint.variant.sample_from_anchor
+        variant = replace(checkpoint.variant, sample_from_anchor=False)
+        checkpoint = replace(checkpoint, variant=variant)
     recorded = load_file(folder / "recorded.safetensors")
     embedding, head = recorded["embedding"], recorded["head"]
     hf: Any = LlamaForCausalLM(LlamaConfig(
@@ -45,7 +54,7 @@ def bind(folder: Path) -> tuple[Binding, dict[str, torch.Tensor]]:
         hf.model.embed_tokens.weight.copy_(embedding)
         if len(head) == len(embedding):
             hf.lm_head.weight.copy_(head)
-    return Binding(load_checkpoint(folder), hf), recorded
+    return Binding(checkpoint, hf), recorded
 
 
 def test_every_case_was_recorded() -> None:
@@ -88,6 +97,73 @@ def test_hidden_states_logits_and_drafts_are_the_official_ones(case: str) -> Non
                 total = float(log_q[named[depth].tolist().index(token)])
                 before = token
             assert tree[node].chance == pytest.approx(total, abs=1e-5)
+
+
+SLIDING = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
+
+
+@pytest.mark.parametrize(
+    ("more", "says", "windows"),
+    [
+        ({}, (False, False, False), None),
+        ({"architectures": ["DFlash2DraftModel"]}, (False, False, False), None),
+        ({"architectures": ["DSparkDraftModel"]}, (True, False, False), None),
+        ({"architectures": ["Qwen3DSparkModel"]}, (True, False, False), None),
+        ({"dflash_config": {"projector_type": "dspark"}, "dspark_bonus_anchor": True},
+         (False, False, False), None),
+        ({"dflash_config": {"projector_type": "dspark"}}, (True, False, False), None),
+        ({"dflash_config": {"causal_head": True}}, (False, True, True), None),
+        (SLIDING, (False, False, True), 7),
+        ({**SLIDING, "dflash_config": {"causal": False}}, (False, False, False), 7),
+        ({**SLIDING, "is_causal": True, "causal": False}, (False, True, True), 7),
+        ({"dflash_config": {"use_swa": True, "swa_window_size": 6}}, (False, False, False), 5),
+    ],
+)  # fmt: skip
+def test_config_says_which_rows_draft_and_what_they_see(
+    more: dict[str, Any], says: tuple[bool, bool, bool], windows: int | None
+) -> None:
+    """As vLLM and SGLang read the files of z-lab, SpecForge, DeepSpec, JetSpec and MiMo."""
+    raw = {
+        "architectures": ["DFlashDraftModel"], "hidden_size": 16, "intermediate_size": 24,
+        "num_hidden_layers": 2, "num_attention_heads": 2, "block_size": 4, "mask_token_id": MASK,
+        "target_layer_ids": [0], **more,
+    }  # fmt: skip
+    assert format_of(raw) == "z-lab"
+    config, variant = read_config(raw, "z-lab", "x")
+    assert (variant.sample_from_anchor, variant.causal, variant.causal_windows) == says
+    second = raw["architectures"] == ["DFlash2DraftModel"]  # the others embed as the verifier does
+    assert variant.input_embedding_scale == (1.0 if second else None)
+    sliding = "sliding_attention" in (config.layer_types or [])
+    assert (config.sliding_window if sliding else None) == windows
+
+
+@pytest.mark.parametrize("name", ["rope_type", "type"])
+def test_a_scaled_rotation_is_read_under_both_names(name: str) -> None:
+    scaled = {"factor": 4.0, "original_max_position_embeddings": 1024}
+    raw = {
+        "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "block_size": 4, "mask_token_id": MASK, "target_layer_ids": [0],
+        "rope_theta": 5000.0, "rope_scaling": {name: "yarn", **scaled},
+        "max_position_embeddings": 4096,
+    }  # fmt: skip
+    config, _ = read_config(raw, "z-lab", "x")
+    expected = {"rope_type": "yarn", "rope_theta": 5000.0, **scaled}
+    assert expected.items() <= dict(config.rope_parameters or {}).items()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_rows_of_a_causal_block_do_not_see_the_rows_behind_them(
+    verifier: dllm.DiffusionModel, causal: bool
+) -> None:
+    checkpoint = replace(random_drafter(verifier), variant=Variant(causal=causal))
+    network = BlockNetwork(checkpoint, torch.device("cpu"), torch.float32)
+    texts = [network.new_text(), network.new_text()]
+    states, blocks = torch.randn(9, 32), torch.randn(1, 4, 32).repeat(2, 1, 1)
+    blocks[1, -1] += 1
+    for text in texts:
+        network.read(text, states)
+    one, other = network.draft(texts, blocks)
+    assert bool((one[:-1] == other[:-1]).all()) == causal and not torch.equal(one[-1], other[-1])
 
 
 def test_rows_before_the_first_do_not_exist_for_a_convolution() -> None:
