@@ -16,6 +16,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
+from itertools import permutations
 from typing import Any, ClassVar
 from urllib.parse import unquote
 
@@ -29,6 +30,7 @@ from .keywords import (
     COMBINING,
     CONDITION,
     DEPENDENCIES,
+    INNER,
     KEYWORDS,
     OPEN,
     REFUSED,
@@ -238,13 +240,11 @@ class Reader(Base):
             targets = [part if part is False else self.target(part, path) for part in parts]
             known: list[Any] = [merged(shared, each, path) for each in targets]
             records = [self._record(each, path) for each in known]
-            for i, part in enumerate(parts):
-                for j, other in enumerate(parts[:i]):
-                    self.budget.spend(20)
-                    both = records if records[i] and records[j] else known
-                    if not self._apart(both[i], both[j], path):
-                        others[i].append(other)
-                        others[j].append(part)
+            for i, j in permutations(range(len(parts)), 2):
+                self.budget.spend(10)
+                both = records if records[i] and records[j] else known
+                if not self._apart(self._closed(both[i], rest), both[j], path):
+                    others[i].append(schema[key][j])
             for i, record in enumerate(records):
                 if record is not None and "type" not in known[i]:
                     parts[i] = {"allOf": [parts[i], {"type": "object"}]}
@@ -271,6 +271,16 @@ class Reader(Base):
             return None
         record: Schema = merged(schema, {"type": "object"}, path)
         return record
+
+    def _closed(self, schema: Any, rest: Schema) -> Any:
+        """A schema that allows no more than is written for it beside the ``rest``: of an object
+        that declares properties these alone."""
+        names = _named(schema)
+        if self.loose or not names or {"const", "enum", *INNER} & {*schema, *rest}:
+            return schema
+        declared = dict.fromkeys(names | _named(rest), True) | schema.get("properties", {})
+        closed = {"properties": declared, "patternProperties": {}, "additionalProperties": False}
+        return {**schema, **closed}
 
     def _not(self, schema: Schema, path: str) -> Part:
         return self.left(self.value(without(schema, "not") or True, path), [schema["not"]], path)
