@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
 from ..core.errors import ConfigError, one_line, short
-from .byte_automaton import EVERYTHING, Budget, Empty, combined
+from .byte_automaton import DEPTH, EVERYTHING, Budget, Empty, combined
 from .parts import (
     EMPTY,
     SURROGATES,
@@ -92,19 +92,25 @@ def regex_part(regex: str) -> Part:
 
 
 def pattern_part(
-    pattern: str, what: str, exact: bool = False, wide: bool = False, decoded: bool = False
-) -> Part:
-    """The content of a JSON string in which ``pattern``, an expression of a schema, is found.
-    ``exact``: refused is what dialects read differently, of which a part is written otherwise;
-    ``wide``: or read as in the widest of them.
+    pattern: str, what: str, exact: bool = False, wide: bool = False, decoded: bool = False,
+    budget: Budget | None = None,
+) -> Part:  # fmt: skip
+    """The content of a JSON string in which ``pattern``, an expression of a schema, is found; in
+    further tries of a ``budget`` the content matches as a whole.  ``exact``: refused is what
+    dialects read differently, of which a part is written otherwise; ``wide``: or read as in the
+    widest of them.
 
     Quotes, backslashes and line breaks are written as escapes, unless it is ``decoded``.
     """
     what = f"{what} has the pattern {short(pattern)}, which"
     expression = Expression(pattern, what, True, exact, wide, decoded)
+    variants = expression.variants()
+    if budget is not None:
+        budget.cut |= not all(v.begins and v.ends for v in variants)
+        if budget.depth < DEPTH:
+            variants = [v._replace(begins=True, ends=True) for v in variants]
     return expression.kept(Either(tuple(
-        Row((EMPTY if v.begins else expression.more, expression.seen(v)))
-        for v in expression.variants()
+        Row((EMPTY if v.begins else expression.more, expression.seen(v))) for v in variants
     )))  # fmt: skip
 
 

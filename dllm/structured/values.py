@@ -256,7 +256,9 @@ def _unique(reader: Base, items: Any, least: int, most: int | None, path: str) -
 
 
 def pattern_of(reader: Base, pattern: str, path: str, wide: bool = False) -> Part:
-    return pattern_part(pattern, f"{path} of the schema", reader.testing, wide or reader.wider)
+    exact, wide = reader.testing, wide or reader.wider
+    budget = None if exact or wide else reader.budget
+    return pattern_part(pattern, f"{path} of the schema", exact, wide, budget=budget)
 
 
 def listed(begin: bytes, item: Part, end: bytes, least: int = 0, most: int | None = None) -> Part:
