@@ -237,8 +237,7 @@ class Reader(Base):
         others = [list[Any]() for _ in parts]  # that may hold with each
         if key == "oneOf" and not self._differ(parts, path):
             shared = {key: rest[key] for key in ("type", "required") if key in rest}
-            targets = [part if part is False else self.target(part, path) for part in parts]
-            known: list[Any] = [merged(shared, each, path) for each in targets]
+            known = [merged(shared, self.target(part, path), path) for part in parts]
             records = [self._record(each, path) for each in known]
             for i, j in permutations(range(len(parts)), 2):
                 self.budget.spend(10)
@@ -278,9 +277,8 @@ class Reader(Base):
         names = _named(schema)
         if self.loose or not names or {"const", "enum", *INNER} & {*schema, *rest}:
             return schema
-        declared = dict.fromkeys(names | _named(rest), True) | schema.get("properties", {})
-        closed = {"properties": declared, "patternProperties": {}, "additionalProperties": False}
-        return {**schema, **closed}
+        own = dict.fromkeys(names | _named(rest), True) | schema.get("properties", {})
+        return {**schema, "properties": own, "patternProperties": {}, "additionalProperties": False}
 
     def _not(self, schema: Schema, path: str) -> Part:
         return self.left(self.value(without(schema, "not") or True, path), [schema["not"]], path)
@@ -317,7 +315,7 @@ class Reader(Base):
         reader.wider = not self.wider  # more is taken away, but not from what is taken away
         return reader
 
-    def target(self, schema: Any, path: str) -> Schema:
+    def target(self, schema: Any, path: str) -> Any:
         for _ in range(8):
             if isinstance(schema, Mapping) and "$ref" in schema:
                 schema = self.resolve(schema["$ref"], path)
@@ -326,13 +324,13 @@ class Reader(Base):
                 for part in parts:
                     self.budget.spend(20)
                     schema = merged(schema, self.target(part, path), path)
-        return schema if isinstance(schema, Mapping) else {}
+        return {} if schema is True else schema
 
     def _apart(self, a: Any, b: Any, path: str) -> bool:
         """Whether no value satisfies both, as far as types, constants, names and bounds tell."""
+        a, b = self.target(a, path), self.target(b, path)
         if a is False or b is False:
             return True
-        a, b = self.target(a, path), self.target(b, path)
         mine, other = constants_of(a), constants_of(b)
         if mine is not None and other is not None:
             return not {*map(same, mine)} & {*map(same, other)}

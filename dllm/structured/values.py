@@ -58,7 +58,7 @@ class Base:
 
     value: Callable[[Any, str], Part]  # these three are the reader's
     followed: Callable[[Sequence[Any], Schema, str], Part]
-    target: Callable[[Any, str], Schema]
+    target: Callable[[Any, str], Any]
 
     def __init__(
         self, root: Schema, budget: Budget, loose: bool = False, testing: bool = False
