@@ -60,8 +60,10 @@ MARKS = range(0xF8, 0x100)  # bytes of no text, which stand for a moment behind 
 BEGINS, ENDS = ("AT_BEGINNING", "AT_BEGINNING_STRING"), ("AT_END", "AT_END_STRING")
 # A line break before the end of a text, which Python's ``$`` passes over.
 LINE_END = ("MAX_REPEAT", (0, 1, [("LITERAL", 0x0A)]))
-# What JavaScript has beyond Python: properties, code points in braces, groups with a name.
+# JavaScript's own: ranges of surrogate pairs, properties, code points in braces, named groups.
+PAIR = r"\\u[dD][89abAB][\da-fA-F]{2}\\u[dD][c-fC-F][\da-fA-F]{2}"
 BEYOND_PYTHON = re.compile(
+    rf"({PAIR}-{PAIR})|"
     r"\\(?:[pP]\{\^?(\w+)\}|[pP](\w)|u\{0*(10[\da-fA-F]{4}|[\da-fA-F]{1,5})\}|.)|\(\?<\w+>",
     re.DOTALL,
 )
@@ -148,9 +150,11 @@ class Expression:
         return self._variants([(item, self.flags) for item in self.tree])
 
     def _translated(self, match: re.Match[str]) -> str:
-        name = match[1] or match[2]
-        if match[3] is not None:
-            return re.escape(chr(int(match[3], 16)))
+        name = match[2] or match[3]
+        if match[1] is not None:
+            return "-".join(bytes.fromhex(re.sub(r"\\u|-", "", match[1])).decode("utf-16-be"))
+        if match[4] is not None:
+            return re.escape(chr(int(match[4], 16)))
         if name is None:
             return "(" if match[0][0] == "(" else match[0]
         ranges = general_category(LONG_NAMES.get(name, name))

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from ..core.errors import ConfigError
 from .byte_automaton import Budget, ByteAutomaton, Empty, combined
-from .expressions import CHARACTER, CHARACTERS, pattern_part, regex_part, string_bytes
+from .expressions import CHARACTER, CHARACTERS, pattern_part, regex_part
 from .formats import FORMATS
 from .keywords import (
     KEYWORDS,
@@ -137,7 +137,7 @@ def constant(reader: Base, value: Any) -> Part:
         if reader.testing and len(value) > 1:
             reader.refuse("an object", "a constant")
         members = [
-            (Row((Bytes(quoted(k)), COLON, constant(reader, v))), True) for k, v in value.items()
+            (Row((Bytes(written(k)), COLON, constant(reader, v))), True) for k, v in value.items()
         ]
         return Row((Bytes(b"{"), Members(tuple(members), COMMA), Bytes(b"}")))
     if isinstance(value, list | tuple):
@@ -276,7 +276,3 @@ def written(value: Any) -> bytes:
         text = f"{Decimal(repr(value)):f}"  # with a point: whole ones of many digits are rounded
         return (text if "." in text else f"{text}.0").encode()
     return json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
-
-
-def quoted(name: str) -> bytes:
-    return b'"' + string_bytes(name) + b'"'
