@@ -39,11 +39,6 @@ class FileTask:
     name: str
     questions: tuple[Question, ...]
 
-    @property
-    def digest(self) -> str:
-        """Changes with the questions."""
-        return hashlib.blake2b(repr(self.questions).encode(), digest_size=8).hexdigest()
-
     def examples(self, n: int, seed: int = 0) -> list[Question]:
         """The first ``n`` questions; raises `ConfigError` when there are fewer."""
         if n > len(self.questions):
@@ -123,7 +118,9 @@ def draw(task: AnyTask, n: int, seed: int = 0) -> list[Any]:
 
 def stamp(task: AnyTask) -> str:
     """What identifies the content of a task beyond its name: a file's questions may change."""
-    return f"#{task.digest}" if isinstance(task, FileTask) else ""
+    if isinstance(task, Task):
+        return ""
+    return "#" + hashlib.blake2b(repr(task.questions).encode(), digest_size=8).hexdigest()
 
 
 def check_fits(model: DiffusionModel, examples: Sequence[Example], new: int, name: str) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
 from ..core.errors import ConfigError, one_line, short
-from .byte_automaton import EVERYTHING, Budget, Empty, combined
+from .byte_automaton import DEPTH, EVERYTHING, Budget, Empty, combined
 from .parts import (
     EMPTY,
     TOP,
@@ -60,8 +60,10 @@ MARKS = range(0xF8, 0x100)  # bytes of no text, which stand for a moment behind 
 BEGINS, ENDS = ("AT_BEGINNING", "AT_BEGINNING_STRING"), ("AT_END", "AT_END_STRING")
 # A line break before the end of a text, which Python's ``$`` passes over.
 LINE_END = ("MAX_REPEAT", (0, 1, [("LITERAL", 0x0A)]))
-# What JavaScript has beyond Python: properties, code points in braces, groups with a name.
+# JavaScript's own: ranges of surrogate pairs, properties, code points in braces, named groups.
+PAIR = r"\\u[dD][89abAB][\da-fA-F]{2}\\u[dD][c-fC-F][\da-fA-F]{2}"
 BEYOND_PYTHON = re.compile(
+    rf"({PAIR}-{PAIR})|"
     r"\\(?:[pP]\{\^?(\w+)\}|[pP](\w)|u\{0*(10[\da-fA-F]{4}|[\da-fA-F]{1,5})\}|.)|\(\?<\w+>",
     re.DOTALL,
 )
@@ -92,19 +94,25 @@ def regex_part(regex: str) -> Part:
 
 
 def pattern_part(
-    pattern: str, what: str, exact: bool = False, wide: bool = False, decoded: bool = False
-) -> Part:
-    """The content of a JSON string in which ``pattern``, an expression of a schema, is found.
-    ``exact``: refused is what dialects read differently, of which a part is written otherwise;
-    ``wide``: or read as in the widest of them.
+    pattern: str, what: str, exact: bool = False, wide: bool = False, decoded: bool = False,
+    budget: Budget | None = None,
+) -> Part:  # fmt: skip
+    """The content of a JSON string in which ``pattern``, an expression of a schema, is found; in
+    further tries of a ``budget`` the content matches as a whole.  ``exact``: refused is what
+    dialects read differently, of which a part is written otherwise; ``wide``: or read as in the
+    widest of them.
 
     Quotes, backslashes and line breaks are written as escapes, unless it is ``decoded``.
     """
     what = f"{what} has the pattern {short(pattern)}, which"
     expression = Expression(pattern, what, True, exact, wide, decoded)
+    variants = expression.variants()
+    if budget is not None:
+        budget.cut |= not all(v.begins and v.ends for v in variants)
+        if budget.depth < DEPTH:
+            variants = [v._replace(begins=True, ends=True) for v in variants]
     return expression.kept(Either(tuple(
-        Row((EMPTY if v.begins else expression.more, expression.seen(v)))
-        for v in expression.variants()
+        Row((EMPTY if v.begins else expression.more, expression.seen(v))) for v in variants
     )))  # fmt: skip
 
 
@@ -142,9 +150,11 @@ class Expression:
         return self._variants([(item, self.flags) for item in self.tree])
 
     def _translated(self, match: re.Match[str]) -> str:
-        name = match[1] or match[2]
-        if match[3] is not None:
-            return re.escape(chr(int(match[3], 16)))
+        name = match[2] or match[3]
+        if match[1] is not None:
+            return "-".join(bytes.fromhex(re.sub(r"\\u|-", "", match[1])).decode("utf-16-be"))
+        if match[4] is not None:
+            return re.escape(chr(int(match[4], 16)))
         if name is None:
             return "(" if match[0][0] == "(" else match[0]
         ranges = general_category(LONG_NAMES.get(name, name))

@@ -117,8 +117,6 @@ class Grammar:
             yield here
 
     def _read(self, text: str) -> None:
-        if not isinstance(text, str):
-            raise ConfigError(f"a grammar is a text, not {short(text)}")
         for tokens in self._statements(text):
             first, rest = tokens[0], tokens[1:]
             if first.text == "%ignore":

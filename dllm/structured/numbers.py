@@ -65,13 +65,11 @@ def _beyond(bound: Decimal, side: int, strict: bool, budget: Budget) -> ByteAuto
             return negative, -1, whole(place, found)
         if place < 0:
             digit = behind[-1 - place] if -1 - place < len(behind) else "0"
-            return negative, max(place - 1, -1 - len(behind)), found or compared(byte, digit)
+            found = found or (byte > digit) - (byte < digit)
+            return negative, max(place - 1, -1 - len(behind)), found
         if place < len(before):
-            found = found or compared(byte, before[place])
+            found = found or (byte > before[place]) - (byte < before[place])
         return negative, min(place + 1, len(before) + 1), found
-
-    def compared(a: str, b: str) -> int:
-        return (a > b) - (a < b)
 
     def whole(place: int, found: int) -> int:
         return found if place == len(before) else 1 if place > len(before) else -1

@@ -10,7 +10,7 @@ from .byte_automaton import ByteAutomaton, Empty
 from .keywords import OPEN, Nothing, Schema, constants_of, counts_of
 from .merging import merged
 from .parts import Bytes, Either, Leaf, Members, Mixed, Part, Row, automaton_of
-from .values import COLON, COMMA, QUOTE, Base, listed, pattern_of, quoted
+from .values import COLON, COMMA, QUOTE, Base, listed, pattern_of, written
 
 NONE = ByteAutomaton([[]], [False])
 KINDS = 8  # of undeclared names, where so many have to differ
@@ -40,7 +40,7 @@ def record(reader: Base, schema: Schema, path: str) -> Part:
     for name, part in declared.items():
         also = [named[pattern] for pattern in _matching(reader, named, name, path)]
         try:
-            if keys is not True and not _key(reader, keys, path).accepts(quoted(name)):
+            if keys is not True and not _key(reader, keys, path).accepts(written(name)):
                 raise Nothing(path)
             where = f"{path}/properties/{name}"
             value = reader.all_of([*also, part], {}, where) if also else reader.value(part, where)
@@ -48,7 +48,7 @@ def record(reader: Base, schema: Schema, path: str) -> Part:
             if name in needed:
                 raise
             continue
-        key = Row((Bytes(quoted(name)), COLON))
+        key = Row((Bytes(written(name)), COLON))
         if reader.testing and (also or part not in (True, {})):
             wrong[len(members)] = Row((key, reader.value(True, path)))
         members.append((Row((key, value)), name in needed))
@@ -106,7 +106,7 @@ def _of_kind(reader: Base, others: Either, kind: int) -> Part:
 
 def _matching(reader: Base, named: Schema, name: str, path: str) -> list[str]:
     """The patterns of properties that a name may match."""
-    return [p for p in named if _pattern(reader, p, path, True).accepts(quoted(name))]
+    return [p for p in named if _pattern(reader, p, path, True).accepts(written(name))]
 
 
 def _pattern(reader: Base, pattern: str, path: str, wide: bool = False) -> ByteAutomaton:
@@ -135,7 +135,7 @@ def _others(
     except Nothing:
         return None
     if declared:
-        names = Either(tuple(Bytes(quoted(name)) for name in declared))
+        names = Either(tuple(Bytes(written(name)) for name in declared))
         try:
             allowed = reader.combined(allowed, automaton_of(names, reader.budget), without=True)
         except Empty:

@@ -16,6 +16,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
+from itertools import permutations
 from typing import Any, ClassVar
 from urllib.parse import unquote
 
@@ -29,6 +30,7 @@ from .keywords import (
     COMBINING,
     CONDITION,
     DEPENDENCIES,
+    INNER,
     KEYWORDS,
     OPEN,
     REFUSED,
@@ -236,16 +238,13 @@ class Reader(Base):
         others = [list[Any]() for _ in parts]  # that may hold with each
         if key == "oneOf" and not self._all_different(parts, path):
             shared = {key: rest[key] for key in ("type", "required") if key in rest}
-            targets = [part if part is False else self.target(part, path) for part in parts]
-            known: list[Any] = [merged(shared, each, path) for each in targets]
+            known = [merged(shared, self.target(part, path), path) for part in parts]
             records = [self._record(each, path) for each in known]
-            for i, part in enumerate(parts):
-                for j, other in enumerate(parts[:i]):
-                    self.budget.spend(20)
-                    both = records if records[i] and records[j] else known
-                    if not self._disjoint(both[i], both[j], path):
-                        others[i].append(other)
-                        others[j].append(part)
+            for i, j in permutations(range(len(parts)), 2):
+                self.budget.spend(10)
+                both = records if records[i] and records[j] else known
+                if not self._disjoint(self._closed(both[i], rest), both[j], path):
+                    others[i].append(schema[key][j])
             for i, record in enumerate(records):
                 if record is not None and "type" not in known[i]:
                     parts[i] = {"allOf": [parts[i], {"type": "object"}]}
@@ -272,6 +271,15 @@ class Reader(Base):
             return None
         record: Schema = merged(schema, {"type": "object"}, path)
         return record
+
+    def _closed(self, schema: Any, rest: Schema) -> Any:
+        """A schema that allows no more than is written for it beside the ``rest``: of an object
+        that declares properties these alone."""
+        names = _named(schema)
+        if self.loose or not names or {"const", "enum", *INNER} & {*schema, *rest}:
+            return schema
+        own = dict.fromkeys(names | _named(rest), True) | schema.get("properties", {})
+        return {**schema, "properties": own, "patternProperties": {}, "additionalProperties": False}
 
     def _not(self, schema: Schema, path: str) -> Part:
         return self.minus(self.value(without(schema, "not") or True, path), [schema["not"]], path)
@@ -308,8 +316,8 @@ class Reader(Base):
         reader.wider = not self.wider  # more is taken away, but not from what is taken away
         return reader
 
-    def target(self, schema: Any, path: str) -> Schema:
-        """The keywords of a schema, with those of what it refers to; empty for True and False."""
+    def target(self, schema: Any, path: str) -> Any:
+        """The keywords of a schema, with those of what it refers to; empty for True."""
         for _ in range(8):
             if isinstance(schema, Mapping) and "$ref" in schema:
                 schema = self.resolve(schema["$ref"], path)
@@ -318,13 +326,13 @@ class Reader(Base):
                 for part in parts:
                     self.budget.spend(20)
                     schema = merged(schema, self.target(part, path), path)
-        return schema if isinstance(schema, Mapping) else {}
+        return {} if schema is True else schema
 
     def _disjoint(self, a: Any, b: Any, path: str) -> bool:
         """Whether no value satisfies both, as far as types, constants, names and bounds tell."""
+        a, b = self.target(a, path), self.target(b, path)
         if a is False or b is False:
             return True
-        a, b = self.target(a, path), self.target(b, path)
         mine, other = constants_of(a), constants_of(b)
         if mine is not None and other is not None:
             return not {*map(canonical, mine)} & {*map(canonical, other)}

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from ..core.errors import ConfigError
 from .byte_automaton import Budget, ByteAutomaton, Empty, combined
-from .expressions import CHARACTER, CHARACTERS, pattern_part, regex_part, string_bytes
+from .expressions import CHARACTER, CHARACTERS, pattern_part, regex_part
 from .formats import FORMATS
 from .keywords import (
     KEYWORDS,
@@ -58,7 +58,7 @@ class Base:
 
     value: Callable[[Any, str], Part]  # these three are the reader's
     all_of: Callable[[Sequence[Any], Schema, str], Part]
-    target: Callable[[Any, str], Schema]
+    target: Callable[[Any, str], Any]
 
     def __init__(
         self, root: Schema, budget: Budget, loose: bool = False, testing: bool = False
@@ -137,7 +137,7 @@ def constant(reader: Base, value: Any) -> Part:
         if reader.testing and len(value) > 1:
             reader.refuse("an object", "a constant")
         members = [
-            (Row((Bytes(quoted(k)), COLON, constant(reader, v))), True) for k, v in value.items()
+            (Row((Bytes(written(k)), COLON, constant(reader, v))), True) for k, v in value.items()
         ]
         return Row((Bytes(b"{"), Members(tuple(members), COMMA), Bytes(b"}")))
     if isinstance(value, list | tuple):
@@ -256,7 +256,9 @@ def _unique(reader: Base, items: Any, least: int, most: int | None, path: str) -
 
 
 def pattern_of(reader: Base, pattern: str, path: str, wide: bool = False) -> Part:
-    return pattern_part(pattern, f"{path} of the schema", reader.testing, wide or reader.wider)
+    exact, wide = reader.testing, wide or reader.wider
+    budget = None if exact or wide else reader.budget
+    return pattern_part(pattern, f"{path} of the schema", exact, wide, budget=budget)
 
 
 def listed(begin: bytes, item: Part, end: bytes, least: int = 0, most: int | None = None) -> Part:
@@ -274,7 +276,3 @@ def written(value: Any) -> bytes:
         text = f"{Decimal(repr(value)):f}"  # with a point: whole ones of many digits are rounded
         return (text if "." in text else f"{text}.0").encode()
     return json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
-
-
-def quoted(name: str) -> bytes:
-    return b'"' + string_bytes(name) + b'"'

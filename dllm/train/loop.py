@@ -326,7 +326,7 @@ class Progress(TrainerCallback):
                 kept = [
                     line + b"\n" for line in whole_lines(file)
                     for entry in [json.loads(line)]
-                    if entry["step"] <= state.global_step and "train_loss" not in entry
+                    if entry["step"] <= state.global_step and "train_runtime" not in entry
                 ]  # fmt: skip
             except (ValueError, LookupError, TypeError, OSError) as error:
                 raise ConfigError(
@@ -337,6 +337,7 @@ class Progress(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         logs: Mapping[str, Any] = kwargs.get("logs") or {}
         entry = {"step": state.global_step, **logs}
+        entry.pop("train_loss", None)  # it leaves out what was trained before a stop
         if state.is_world_process_zero:
             self.folder.mkdir(parents=True, exist_ok=True)
             with (self.folder / LOG).open("a", encoding="utf-8") as log:

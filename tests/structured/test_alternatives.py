@@ -1,5 +1,6 @@
 """Alternatives of ``oneOf`` that are told apart by a tag."""
 
+import json
 from typing import Any
 
 import pytest
@@ -25,3 +26,21 @@ def test_only_one_may_hold(schemas: list[dict[str, Any]]) -> None:
     found = byte_automaton(source.json_schema({"oneOf": schemas}))[0]
     assert all(found.accepts(text) for text in (b'{"a": 1}', b'{"a": 2}'))
     assert not any(found.accepts(text) for text in (b"null", b"3", b'{"a": 9}', b'{"b": 1}'))
+
+
+def test_what_one_needs_and_the_other_does_not_declare_tells_them_apart() -> None:
+    """As in GitHub's descriptions of owners; with over 6 required properties they were refused."""
+    ways = [
+        {"type": "object", "properties": {name: {"type": "integer"} for name in names},
+         "required": [*names]}
+        for names in ("abcdefg", "abcdxyz")
+    ]  # fmt: skip
+    for schema in ({"oneOf": ways}, {"oneOf": ways, "properties": {"q": {"type": "integer"}}}):
+        found = byte_automaton(source.json_schema(schema))[0]
+        for names in ("abcdefg", "abcdxyz"):
+            assert found.accepts(json.dumps(dict.fromkeys(names, 1)).encode())
+        assert not found.accepts(json.dumps(dict.fromkeys("abcdefgxyz", 1)).encode())
+    beside = byte_automaton(source.json_schema({"oneOf": [
+        {"properties": {"a": {}}, "required": ["a"]}, {"properties": {"b": {}}, "required": ["b"]},
+    ], "properties": {"b": {"type": "integer"}}}))[0]  # fmt: skip
+    assert beside.accepts(b'{"a": 1}') and not beside.accepts(b'{"a": 1,"b": 2}')

@@ -374,6 +374,12 @@ def test_extra_keys_stand_in_any_order() -> None:
         ({"items": {"const": 1}, "maxItems": 10**9}, [f"[1{',1' * 63}]"], [f"[1{',1' * 64}]"]),
         pytest.param({"type": "string", "maxLength": 5000}, [f'"{"a" * 1024}"'],
                      [f'"{"a" * 1025}"'], marks=pytest.mark.slow),
+        # Beyond the basic plane, as AWS writes it.
+        ({"type": "string", "pattern": r"^[\u0020-\uD7FF\uD800\uDC00-\uDBFF\uDFFF]$"},
+         ['"a"', '"\U0001f600"', '"\U0010ffff"'], ['"\\t"', '"aa"', '"\ue000"']),
+        # Names of buckets; what may stand around them takes too many states.
+        ({"type": "string", "pattern": "[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"},
+         ['"a-b"', '"a.b.c9"'], ['"-ab"', '"ab"', f'"{"a" * 64}"']),
         ({"prefixItems": [{"const": 1}, {"const": 2}], "items": {"const": 3}, "minItems": 1,
           "maxItems": 4}, ["[1]", "[1, 2]", "[1, 2, 3, 3]"], ["[]", "[1, 3]", "[1, 2, 3, 3, 3]"]),
         # Items of two schemas, one of which names the first ones.

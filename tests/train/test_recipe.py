@@ -97,9 +97,11 @@ def test_a_log_says_nothing_twice(tmp_path: Path) -> None:
     before = log.read_text().splitlines()
     assert len(before) == 3
     with log.open("a") as file:
-        file.write('{"step": 2, "train_loss": 2.5}\n{"step": 4, "lo')
+        file.write('{"step": 2, "train_runtime": 2.5}\n{"step": 4, "lo')
     progress.on_train_begin(no, state(2), no)
     assert log.read_text().splitlines() == before[:2]
+    progress.on_log(no, state(3), no, logs={"train_runtime": 1.0, "train_loss": 0.0})
+    assert json.loads(log.read_text().splitlines()[-1]) == {"step": 3, "train_runtime": 1.0}
 
 
 @pytest.mark.slow  # tests/cli/test_train.py has the refusal

@@ -160,13 +160,11 @@ def finish(run: training.Loop, model: DiffusionModel, recipe: Distillation, fold
     """Write the adapter, or the whole model, and what made it; of several processes the first."""
     if not is_first():
         return
-    objective: Any = run.accelerator.unwrap_model(run.model)
-    network: Network = objective.network
+    network: Network = run.accelerator.unwrap_model(run.model).network
     if recipe.rank:
         with quiet():
             network.hf.save_pretrained(folder)  # of a network with an adapter, the adapter
     else:
         network.snapshot().save_pretrained(folder)
-    settings = {"objective": type(objective).__name__.lower(), "base": model.name}
-    settings |= asdict(recipe) | {"torch": str(torch.__version__)}
+    settings = {"base": model.name} | asdict(recipe) | {"torch": str(torch.__version__)}
     (folder / "recipe.json").write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
