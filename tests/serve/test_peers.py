@@ -327,6 +327,8 @@ def test_what_a_response_says_of_itself(nano: Served, caplog: pytest.LogCaptureF
     wrong = nano.post(RESPONSES, {"input": "one", "max_output_tokens": 9, "min_tokens": 10})
     assert "max_output_tokens" in wrong.json()["error"]["message"]
     assert "max_output_tokens" in caplog.messages[-1]
+    wrong = nano.post(RESPONSES, body | {"min_tokens": 9})
+    assert wrong.json()["error"]["message"].startswith("min_tokens does not go with a structure")
     wrong = nano.post(RESPONSES, {"input": "one", "max_tokens": 9})
     assert wrong.json()["error"]["message"].startswith("max_tokens=9 is not supported: here it is")
 
