@@ -7,7 +7,6 @@ seed and not on the replica, so that nothing is answered twice differently.
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import aclosing
 from typing import Any
 
 from ray.exceptions import RayError, RayTaskError, TaskCancelledError
@@ -136,9 +135,7 @@ class Front:
             answer: Response = Streaming(self, events.failure, content, rest)
             events.seen(content)
         else:
-            async with aclosing(rest) as parts:
-                content += b"".join([part async for part in parts])
-            answer = Response(content, status)
+            answer = Response(content + b"".join([part async for part in rest]), status)
         answer.raw_headers = headers
         return answer
 
