@@ -207,6 +207,7 @@ def test_log_probabilities_of_a_response(nano: Served) -> None:
 def test_what_clients_look_for_where_a_prompt_is_too_long(served: Served) -> None:
     nine = {"regex": "(one two three ){9}"}
     for body in ({**HOW, "max_tokens": 4000}, {"prompt": [5] * 200}, {"prompt": "one " * 150},
+                 {"prompt": "one " * 1500},
                  {"prompt": [5] * 120, "structured_outputs": nine}):  # fmt: skip
         error = served.post(CHAT if "messages" in body else TEXT, body).json()["error"]
         assert error["code"] == "context_length_exceeded"
