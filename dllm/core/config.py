@@ -302,10 +302,10 @@ class GenerationConfig(Machine):
             raise ConfigError(f"an answer has one structure: keep {given[0]} or {given[1]}")
         if self.min_new_tokens:
             raise ConfigError(
-                f"min_new_tokens does not go with {given[0]}, which says how long the answer is"
+                "min_new_tokens does not go with a structure, which says how long the answer is"
             )
         if self.eos_policy == "suppress":
-            raise ConfigError(f"eos_policy='suppress' does not go with {given[0]}, whose texts end")
+            raise ConfigError("eos_policy='suppress' does not go with a structure, whose texts end")
         return self
 
     @property

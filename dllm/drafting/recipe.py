@@ -85,7 +85,7 @@ def recipe_for(
     form = format_for(model, built) if built.formatted else None
     if isinstance(form, Judged):
         raise ConfigError(
-            f"this {built.formatted} has no finite automaton, and speculative decoding draws "
+            "this structure has no finite automaton, and speculative decoding draws "
             "exactly: use a diffusion model alone, or a simpler structure"
         )
     return DraftedRecipe(

@@ -166,7 +166,7 @@ class Joined:
         self.runs = []
         kinds = [
             own and (parts[0].head_dim, parts[0].scaling, parts[9].weight.dtype, own[1].shape,
-                     not _only_recorded(one) and one)
+                     bool({*map(type, one._forward_hooks.values())} - {Recorder}) and one)
             for one, parts, own in zip(self.modules, each, weights, strict=True)
         ]  # fmt: skip
         for _, run in groupby(range(network.config.num_hidden_layers), kinds.__getitem__):
@@ -207,10 +207,6 @@ class Joined:
             (x.data_ptr(), 0 if x.is_inference() else x._version)
             for owner in self.owners for x in owner.values() if x is not None
         ]  # fmt: skip
-
-
-def _only_recorded(layer: Any) -> bool:
-    return all(type(hook) is Recorder for hook in layer._forward_hooks.values())
 
 
 def _packed(linear: Any) -> Packed | QuantisedLinear | None:

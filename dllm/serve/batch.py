@@ -25,7 +25,7 @@ from .http import Client, dumps
 from .problems import Problem
 from .reading import parsed
 from .requests import GenerateRequest, read_chat, read_infill, read_text
-from .responses import read_response
+from .responses import in_responses, read_response
 from .service import Service, Started
 from .settings import Settings
 
@@ -226,6 +226,8 @@ async def answer(service: Service, line: Line) -> dict[str, Any]:
         problem = service.failed(error)
         if service.broken:  # no answer to this request, nor to those behind it
             raise DllmError(f"{problem}: the same command goes on") from error
+        if line.url == RESPONSES:
+            in_responses(problem)
         return _response(problem.status, problem.body())
 
 

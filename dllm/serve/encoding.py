@@ -181,8 +181,8 @@ def check(texts: Sequence[Any], limit: int) -> int:
         sizes.append(sum(map(len, strings_of(text))))
         if sizes[-1] > most:
             raise PromptError(
-                f"the prompt has {sizes[-1]} characters; at most {most} are read for a context of "
-                f"{limit} tokens: shorten it"
+                f"the prompt has {sizes[-1]} characters; at most {most} are read for the context "
+                f"of {limit} tokens: shorten it"
             )
     return sum(sizes)
 

@@ -7,7 +7,6 @@ seed and not on the replica, so that nothing is answered twice differently.
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import aclosing
 from typing import Any
 
 from ray.exceptions import RayError, RayTaskError, TaskCancelledError
@@ -16,6 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..core.errors import DeadlineError
 from .http import PUBLIC, Streaming, client_of, event, read_body, refusal, unless_gone, with_id
 from .problems import Problem, problem_of, stopping
 from .settings import Settings
@@ -107,7 +107,7 @@ class Front:
         if isinstance(error, TaskCancelledError):  # by `close`
             return stopping()
         if isinstance(error, TimeoutError):
-            return Problem(504, "no replica answered in time", code="deadline_exceeded")
+            return problem_of(DeadlineError("the request was not answered by its deadline"))
         if _lost(error):
             return Problem(503, "the replica that wrote this answer is lost", code="replica_lost",
                            retry_after=1)  # fmt: skip
@@ -127,21 +127,21 @@ class Front:
         body = await read_body(request, self.settings.max_body)
         told = {name: request.scope[name] for name in TOLD if name in request.scope}
         events = Events(request.scope["path"])
-        (status, headers, content), rest = await unless_gone(request, self._begun(told, body))
+        patience = LOOK if request.scope["path"] in PUBLIC else self.settings.deadline
+        until = asyncio.get_running_loop().time() + patience
+        (status, headers, content), got = await unless_gone(request, self._begun(told, body, until))
+        rest = self._rest(got, events, until)
         if dict(headers).get(b"content-type", b"").startswith(b"text/event-stream"):
-            answer: Response = Streaming(self, events.failure, content, self._rest(rest, events))
+            answer: Response = Streaming(self, events.failure, content, rest)
             events.seen(content)
         else:
-            async with aclosing(self._rest(rest, events)) as parts:
-                content += b"".join([part async for part in parts])
-            answer = Response(content, status)
+            answer = Response(content + b"".join([part async for part in rest]), status)
         answer.raw_headers = headers
         return answer
 
-    async def _begun(self, scope: Mapping[str, Any], body: bytes) -> tuple[Any, Any]:
+    async def _begun(self, scope: Mapping[str, Any], body: bytes, until: float) -> tuple[Any, Any]:
         """How an answer begins, and its rest, of the first replica that lives long enough."""
-        patience = LOOK if scope["path"] in PUBLIC else self.settings.deadline
-        async with asyncio.timeout(patience):
+        async with asyncio.timeout_at(until):
             for left in reversed(range(TRIES)):
                 answer = self.replicas.remote(scope, body)
                 self.answers.add(answer)
@@ -155,9 +155,12 @@ class Front:
                 await asyncio.sleep(AGAIN)
         raise AssertionError
 
-    async def _rest(self, answer: Any, events: Events) -> AsyncGenerator[bytes]:
+    async def _rest(self, answer: Any, events: Events, until: float) -> AsyncGenerator[bytes]:
         try:
-            async for content in answer:
+            while True:
+                async with asyncio.timeout_at(until):
+                    if (content := await anext(answer, None)) is None:
+                        return
                 events.seen(content)
                 yield content
         finally:

@@ -7,8 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Any, TypeVar
 
-from ..core.errors import CancelledError, OutOfMemoryError, QueueFullError
-from ..engine.memory import is_out_of_memory
+from ..core.errors import CancelledError, QueueFullError
 from ..likelihood.api import score
 from ..likelihood.scoring import Scoring
 from ..likelihood.step import Guesses, step
@@ -79,10 +78,6 @@ class Likelihoods:
         future.add_done_callback(lambda _: self._room.release())
         try:
             return await outcome(future, until or time.monotonic() + self.deadline)
-        except (RuntimeError, MemoryError) as error:
-            if is_out_of_memory(error):
-                raise OutOfMemoryError("memory does not suffice for this text now") from error
-            raise
         finally:
             left.set()
             future.cancel()  # if it has not begun

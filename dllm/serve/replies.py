@@ -87,11 +87,7 @@ class Reply:
         return self.spelling.piece(token) if text is None else text
 
     end: ClassVar[bytes] = DONE
-
-    @staticmethod
-    def encode(value: Mapping[str, Any]) -> bytes:
-        """An event on the wire."""
-        return event(value)
+    encode = staticmethod(event)
 
     def failure(self, problem: Problem) -> bytes:
         """The event that ends a stream which failed."""

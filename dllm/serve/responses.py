@@ -2,6 +2,7 @@
 named events.  Nothing is kept between requests."""
 
 import itertools
+import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,6 +21,7 @@ from .replies import Choice, Reply, chat_logprobs, entries, figures, message, us
 from .requests import GenerateRequest, chat_request
 
 CHAT = "use /v1/chat/completions"
+ELSEWHERE = {"max_tokens": "max_output_tokens", "response_format": "text.format"}
 UNKEPT = "answers are not kept: send the whole conversation as input"
 ARGUMENTS = "response.function_call_arguments"
 LIKELY = "message.output_text.logprobs"
@@ -100,8 +102,7 @@ class ResponseBody(bodies.Spoken):
         "trace": (CHAT, (False,)),
         "return_token_ids": (CHAT, (False,)),
         "prompt_logprobs": (CHAT, ()),
-        "max_tokens": ("here it is max_output_tokens", ()),
-        "response_format": ("here it is text.format", ()),
+        **{name: (f"here it is {here}", ()) for name, here in ELSEWHERE.items()},
     }
 
 
@@ -312,6 +313,14 @@ class ResponseReply(Reply):
 
     def _event(self, kind: str, **more: Any) -> dict[str, Any]:
         return {"type": kind, "sequence_number": next(self.numbers), **more}
+
+
+def in_responses(problem: Problem) -> Problem:
+    """``problem`` with the names that fields have here, unless it is of what was sent."""
+    if problem.param not in ELSEWHERE:
+        for name, here in ELSEWHERE.items():
+            problem.message = re.sub(rf"\b{name}\b", here, problem.message)
+    return problem
 
 
 def _name(kind: str) -> str:

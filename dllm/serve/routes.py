@@ -1,7 +1,6 @@
 """What a model answers: completions, infills, likelihoods, and what is known of it."""
 
 import math
-import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +16,7 @@ from . import bodies
 from .http import Client, Path, Streaming, as_json, unless_gone
 from .problems import Problem
 from .requests import GenerateRequest, read_chat, read_infill, read_text
-from .responses import ResponseBody, read_response
+from .responses import ResponseBody, in_responses, read_response
 from .service import Service
 from .settings import SAMPLER
 from .stream import Stream
@@ -60,10 +59,7 @@ class ModelRoutes:
         try:
             return await self._write(request, read_response)
         except (ConfigError, PromptError, Problem) as error:
-            problem = self.service.problem(error)
-            if problem.param != "max_tokens":  # that is what was sent
-                problem.message = re.sub(r"\bmax_tokens\b", "max_output_tokens", problem.message)
-            raise problem from error
+            raise in_responses(self.service.problem(error)) from error
 
     async def input_tokens(self, request: Request) -> Response:
         """How many tokens the input of a response has."""

@@ -19,6 +19,7 @@ from ..core.config import MAX_TEMPERATURE
 from ..core.errors import CancelledError, ConfigError, DeadlineError, PromptError, QueueFullError
 from ..core.text import hole_forms
 from ..drafting.verifiers.base import is_causal_model
+from ..engine.memory import is_out_of_memory
 from ..likelihood.tokens import TokenScores
 from ..models import DiffusionModel
 from ..request.holes import measured, open_holes
@@ -384,6 +385,9 @@ class Service:
 
     def problem(self, error: BaseException) -> Problem:
         """``error`` as an answer."""
+        if isinstance(error, RuntimeError | MemoryError) and is_out_of_memory(error):
+            return Problem(503, "memory does not suffice for this text now", code="out_of_memory",
+                           retry_after=self.retry_after)  # fmt: skip
         return problem_of(error, self.retry_after, self.model.facts.context_length)
 
     def failed(self, error: BaseException) -> Problem:

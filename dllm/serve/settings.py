@@ -23,20 +23,15 @@ class Settings(Serving):
     caches: Annotated[tuple[str, ...], about(
         "Caches that requests choose from; the first is the default.  Each has sequences and a "
         "queue of its own, and all share the model.", flag="cache")] = ("none",)  # fmt: skip
-    drafters: Annotated[
-        tuple[str, ...],
-        about("Drafters of an autoregressive model, tried in order.", flag="drafter"),
-    ] = ()
+    drafters: Annotated[tuple[str, ...], about(
+        "Drafters of an autoregressive model, tried in order.", flag="drafter")] = ()  # fmt: skip
     max_waiting: Annotated[Number, about("Requests in the queue; more are rejected with 429.")] = 64
     deadline: Annotated[Seconds, about("Seconds for a request, queue included.")] = 600.0
     drain: Annotated[Seconds, about("Seconds to finish running requests at shutdown.")] = 30.0
     max_body: Annotated[Count, about("Maximum size of a request in bytes.")] = 8 * 2**20
-    max_prompt_tokens: Annotated[Count | None, about("Maximum length of a prompt in tokens.")] = (
-        None
-    )
-    api_key: Annotated[
-        str | None, about("API key that clients must send; several are separated by commas.")
-    ] = None
+    max_prompt_tokens: Annotated[Count | None, about("Maximum tokens of a prompt.")] = None
+    api_key: Annotated[str | None, about(
+        "API key that clients must send; several are separated by commas.")] = None  # fmt: skip
     cors: Annotated[tuple[str, ...], about(
         "Origin whose web pages may send requests, or * for all.  Those of this machine may.",
     )] = ()  # fmt: skip

@@ -177,6 +177,8 @@ def test_the_command(
              json.dumps({"custom_id": "u", "url": "/v1/none", "body": {}}),
              json.dumps({"custom_id": "half \ud800", "prompt": "x"}),
              json.dumps({"custom_id": "v", "url": "\ud800", "body": {}}),
+             json.dumps({"custom_id": "r", "url": "/v1/responses",
+                         "body": {"input": "x", "max_output_tokens": 4, "min_tokens": 5}}),
              json.dumps({"custom_id": "w", "prompt": "hi \ud800"})]  # fmt: skip
     right = [json.dumps({"custom_id": p, "prompt": p}) for p in PROMPTS]
     form = {"structured_outputs": {"choice": ["yes", "no"]}}
@@ -185,7 +187,7 @@ def test_the_command(
     how = ("--model", str(tiny_folder), "--max-new-tokens", "16", "--block-length", "8")
     done = cli("batch", str(file), "-o", str(out), *how, "--max-batch-size", "2")
     assert done.exit_code == 1, done.stderr  # some lines failed
-    assert "11 answered, 7 of them with an error" in done.stderr
+    assert "12 answered, 8 of them with an error" in done.stderr
     assert "line-5: line 5 is not JSON" in done.stderr and "bad: temperature must" in done.stderr
     assert done.stderr.count("further errors stand in the results") == 1
     entries = results_of(out)
@@ -199,12 +201,14 @@ def test_the_command(
     assert entries["bad"]["response"]["body"]["error"]["param"] == "temperature"
     assert entries["line-5"]["error"]["code"] == "invalid_line"
     assert entries["s"]["response"]["status_code"] == 400
+    told = entries["r"]["response"]["body"]["error"]["message"]
+    assert told == "min_tokens=5 exceeds max_output_tokens=4"
     assert entries["u"]["response"]["status_code"] == 404
     assert entries["w"]["response"]["status_code"] == 400
     for name in ("half \\ud800", "v"):
         assert "half a surrogate" in entries[name]["error"]["message"]
     again = cli("batch", str(file), "-o", str(out), *how)
-    assert "11 results are there already (7 errors), 0 requests are open" in again.stderr
+    assert "12 results are there already (8 errors), 0 requests are open" in again.stderr
     assert again.exit_code == 1
     assert results_of(out) == entries
     assert cli("batch", str(file), "-o", str(file)).exit_code == 2

@@ -29,6 +29,7 @@ from dllm.serve.http import Streaming
 from dllm.serve.replies import Reply
 from dllm.serve.requests import read_chat
 from dllm.serve.service import Service
+from dllm.session import Session
 from dllm.structured.building import WORKER
 
 from ..thin import some
@@ -196,6 +197,13 @@ def test_memory_that_runs_out(
         answer = served.post("/v1/score", {"prompt": "one", "continuation": "two"})
     finally:
         hook.remove()
+    assert answer.status_code == 503 and answer.json()["error"]["code"] == "out_of_memory"
+
+    def starved(*_: Any, **__: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(Session, "submit", starved)  # while a request is prepared
+    answer = served.post(CHAT, body())
     assert answer.status_code == 503 and answer.json()["error"]["code"] == "out_of_memory"
     monkeypatch.undo()
     nothing_left(served, tiny, before)

@@ -75,15 +75,18 @@ class Replicas:
         self.plan: list[tuple[int, Lost]] = []
         self.calls = 0
         self.silent = False
+        self.begun = list[Any]()  # parts before the silence
 
     def remote(self, scope: Any, body: bytes) -> Answer:
         self.calls += 1
         after, lost = self.plan.pop(0) if self.plan else (-1, ActorDiedError)
-        parts = silence() if self.silent else asked(self.app, scope, body)
+        parts = silence(self.begun) if self.silent else asked(self.app, scope, body)
         return Answer(parts, after, lost)
 
 
-async def silence() -> AsyncIterator[Any]:
+async def silence(begun: list[Any]) -> AsyncIterator[Any]:
+    for part in begun:
+        yield part
     await asyncio.sleep(PATIENCE)
     yield b""
 
@@ -229,6 +232,19 @@ def test_health_does_not_wait_for_replicas(replicas: Any, monkeypatch: pytest.Mo
     handle.silent = True
     answer = before.get("/health")
     assert answer.status_code == 504 and answer.json()["error"]["type"] == "timeout_error"
+
+
+@pytest.mark.parametrize("kind", ["text/event-stream", "application/json"])
+def test_a_replica_that_falls_silent_is_waited_for_until_the_deadline(
+    replicas: Any, kind: str
+) -> None:
+    before, handle, plain = replicas
+    before.server.serving.settings = plain.service.settings.but(deadline=0.3)
+    handle.silent = True
+    handle.begun = [(200, [(b"content-type", kind.encode())], b"data: 1\n\n")]
+    answer = before.post(CHAT, chat(stream=True), headers=KEY)
+    (last,) = events(answer.text)[1:] if "stream" in kind else [answer.json()]
+    assert last["error"]["code"] == "deadline_exceeded" and not before.server.serving.answers
 
 
 def test_what_replicas_get_of_a_machine() -> None:

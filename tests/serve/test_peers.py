@@ -207,6 +207,7 @@ def test_log_probabilities_of_a_response(nano: Served) -> None:
 def test_what_clients_look_for_where_a_prompt_is_too_long(served: Served) -> None:
     nine = {"regex": "(one two three ){9}"}
     for body in ({**HOW, "max_tokens": 4000}, {"prompt": [5] * 200}, {"prompt": "one " * 150},
+                 {"prompt": "one " * 1500},
                  {"prompt": [5] * 120, "structured_outputs": nine}):  # fmt: skip
         error = served.post(CHAT if "messages" in body else TEXT, body).json()["error"]
         assert error["code"] == "context_length_exceeded"
@@ -327,6 +328,8 @@ def test_what_a_response_says_of_itself(nano: Served, caplog: pytest.LogCaptureF
     wrong = nano.post(RESPONSES, {"input": "one", "max_output_tokens": 9, "min_tokens": 10})
     assert "max_output_tokens" in wrong.json()["error"]["message"]
     assert "max_output_tokens" in caplog.messages[-1]
+    wrong = nano.post(RESPONSES, body | {"min_tokens": 9})
+    assert wrong.json()["error"]["message"].startswith("min_tokens does not go with a structure")
     wrong = nano.post(RESPONSES, {"input": "one", "max_tokens": 9})
     assert wrong.json()["error"]["message"].startswith("max_tokens=9 is not supported: here it is")
 
