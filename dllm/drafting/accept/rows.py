@@ -145,9 +145,11 @@ class Rows:
         """See `Sampling.distribution`."""
         histories: list[IntArray] = []
         if self.sampling.needs_history:
-            paths = [self.draft.path(node) for node in range(-1, len(self.draft))]
-            histories = [np.append(self.prefix, self.draft.tokens[path]) for path in paths]
+            histories = [self._history(node) for node in range(-1, len(self.draft))]
         return self.sampling.distribution(self.logits, histories, self.positions)
+
+    def _history(self, node: int) -> IntArray:
+        return np.append(self.prefix, self.draft.tokens[self.draft.path(node)])
 
     def greedy(self, node: int) -> int:
         """The most probable token after ``node``; the lowest id of equals; -1 where none may
