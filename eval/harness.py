@@ -202,7 +202,7 @@ class DLLM(TemplateLM):  # type: ignore[misc]
         return answers
 
     def _loglikelihood_tokens(self, *_: Any, **__: Any) -> list[tuple[float, bool]]:
-        raise NotImplementedError  # the harness asks for it in what is overridden here
+        raise NotImplementedError  # called by `loglikelihood` of the base class alone
 
     def loglikelihood_rolling(
         self, requests: Sequence[Any], disable_tqdm: bool = False

@@ -248,7 +248,7 @@ class DraftRequest:
 class Drafting:
     """A drafter at work on one sequence; ``part`` is the drafter."""
 
-    part: Any
+    part: "Drafter"
 
     @property
     def waits(self) -> bool:
@@ -258,8 +258,9 @@ class Drafting:
     def propose(self, prefix: IntArray, budget: Budget) -> Draft:
         """Tokens that may follow ``prefix`` (n,); an empty draft is always legal.  By default those
         of the drafter, which drafts for several sequences at once."""
-        draft: Draft = self.part.propose_all([(self, prefix, budget)])[0]
-        return draft
+        if type(self.part).propose_all is Drafter.propose_all:  # which calls this one
+            raise NotImplementedError
+        return self.part.propose_all([(self, prefix, budget)])[0]
 
     def observe(self, feedback: Feedback) -> None:
         """What became of the last proposal."""

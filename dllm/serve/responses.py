@@ -316,7 +316,7 @@ class ResponseReply(Reply):
 
 
 def in_responses(problem: Problem) -> Problem:
-    """``problem`` with the names that fields have here, unless it is of what was sent."""
+    """``problem`` with the names of fields here, unless the client sent the other ones."""
     if problem.param not in ELSEWHERE:
         for name, here in ELSEWHERE.items():
             problem.message = re.sub(rf"\b{name}\b", here, problem.message)

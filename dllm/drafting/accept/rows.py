@@ -149,7 +149,7 @@ class Rows:
         return self.sampling.distribution(self.logits, histories, self.positions)
 
     def _history(self, node: int) -> IntArray:
-        return np.append(self.prefix, self.draft.tokens[self.draft.path(node)])
+        return np.concatenate([self.prefix, self.draft.tokens[self.draft.path(node)]])
 
     def greedy(self, node: int) -> int:
         """The most probable token after ``node``; the lowest id of equals; -1 where none may
