@@ -248,7 +248,7 @@ class DraftRequest:
 class Drafting:
     """A drafter at work on one sequence; ``part`` is the drafter."""
 
-    part: "Drafter"
+    part: Any
 
     @property
     def waits(self) -> bool:
@@ -256,11 +256,11 @@ class Drafting:
         return False
 
     def propose(self, prefix: IntArray, budget: Budget) -> Draft:
-        """Tokens that may follow ``prefix`` (n,); an empty draft is always legal.  By default those
-        of the drafter, which drafts for several sequences at once."""
+        """Tokens that may follow ``prefix`` (n,), or none; by default of `Drafter.propose_all`."""
         if type(self.part).propose_all is Drafter.propose_all:  # which calls this one
             raise NotImplementedError
-        return self.part.propose_all([(self, prefix, budget)])[0]
+        draft: Draft = self.part.propose_all([(self, prefix, budget)])[0]
+        return draft
 
     def observe(self, feedback: Feedback) -> None:
         """What became of the last proposal."""

@@ -406,3 +406,10 @@ def test_drafts_that_are_missing_fail_their_own_text(
             one.result(60)
         assert other.result(60).tokens == expected
         assert session.submit([4, 5], **how).result(60).tokens == expected
+
+
+def test_a_drafting_without_propose_says_so() -> None:
+    drafting = Drafting()
+    drafting.part = Drafter()
+    with pytest.raises(NotImplementedError):
+        drafting.propose(np.arange(3), Budget(2, 9))
