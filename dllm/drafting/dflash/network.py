@@ -3,13 +3,17 @@ keys and values; a block's own are gone when the block is drafted."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from transformers.models.muse_glimmer_assistant import modeling_muse_glimmer_assistant as theirs
 
 from ...kernels.activations import gelu, silu
-from ...kernels.linear import Matrix
+from ...kernels.cpu.layers import Layers, Part, suits
+from ...kernels.cpu.products import Weight
+from ...kernels.linear import Matrix, Packed
 from .checkpoint import BlockCheckpoint
 
 GROWTH = 256  # positions added at least when the kept keys and values are full
@@ -23,14 +27,19 @@ class TextKeys:
     values: torch.Tensor
     length: int = 0
 
-    def append(self, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Add (layers, kv heads, n, D)."""
-        end = self.length + keys.shape[2]
+    def reserve(self, n: int) -> int:
+        """Make room for ``n`` positions behind those in use; where they end."""
+        end = self.length + n
         if end > self.keys.shape[2]:
             room = max(end + GROWTH, 2 * self.keys.shape[2])
             self.keys, self.values = (
                 F.pad(old, (0, 0, 0, room - old.shape[2])) for old in (self.keys, self.values)
             )
+        return end
+
+    def append(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Add (layers, kv heads, n, D)."""
+        end = self.reserve(keys.shape[2])
         self.keys[:, :, self.length : end] = keys
         self.values[:, :, self.length : end] = values
         self.length = end
@@ -122,6 +131,28 @@ class BlockNetwork:
     def _convolution(self, w: dict[str, torch.Tensor], name: str) -> Convolution:
         return Convolution(w[name + "base_kernel"], Matrix(w[name + "kernel_projection.weight"]))
 
+    @cached_property
+    def compiled(self) -> Layers | None:
+        """The layers by compiled kernels, in one call; None where these do not compute them."""
+        outputs = [self.heads * self.dim, self.kv_heads * self.dim, self.kv_heads * self.dim]
+        weights = []
+        for layer in self.layers:
+            split = [*layer.qkv.weight.split(outputs), layer.out.weight]
+            split += [*layer.gate_up.weight.chunk(2), layer.down.weight]
+            parts = [Packed().parts(weight) or () for weight in split]
+            weights.append([part for each in parts for part in each if type(part) is Weight])
+        norms = [layer.norms for layer in self.layers]
+        if (
+            self.variant.conv_kernel_size or self.variant.causal or self.activation is not silu
+            or self.dim % 2 or not suits(*(norm for own in norms for norm in own))
+            or any(len(own) != 7 for own in weights)
+        ):  # fmt: skip
+            return None
+        return Layers(weights, [[None] * 7] * len(norms), norms, [[self.eps] * 4] * len(norms))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "compiled"}
+
     def new_text(self) -> TextKeys:
         """Keys and values of a sequence of which nothing is known yet."""
         shape = (len(self.layers), self.kv_heads, 0, self.dim)
@@ -145,13 +176,20 @@ class BlockNetwork:
     def draft(self, texts: Sequence[TextKeys], blocks: torch.Tensor) -> torch.Tensor:
         """Hidden states (N, block, H) of one block behind each text; ``blocks`` (N, block, H) are
         the embeddings of anchors and masks."""
-        places = torch.stack([torch.arange(t.length, t.length + blocks.shape[1]) for t in texts])
-        cos, sin = (part[:, None] for part in self._rotation(places))
+        if self.compiled is not None and len(texts) > 1:
+            each = zip(texts, blocks.split(1), strict=True)
+            return torch.cat([self.draft([text], block) for text, block in each])
+        places = torch.stack([torch.arange(t.length, t.reserve(blocks.shape[1])) for t in texts])
+        cos, sin = self._rotation(places)
         x = blocks.to(self.device, self.dtype)
+        masks = (self._mask(texts[0], x.shape[1], layer.window) for layer in self.layers)
+        if self.compiled is not None and all(mask is None for mask in masks):
+            x = self._in_one_call(self.compiled, texts[0], x, places[0], cos, sin)
+            return _rms(x, self.norm, self.eps)
         for i, layer in enumerate(self.layers):
 
             def attention(y: torch.Tensor, i: int = i, layer: _Layer = layer) -> torch.Tensor:
-                return self._attention(y, texts, i, layer, cos, sin)
+                return self._attention(y, texts, i, layer, cos[:, None], sin[:, None])
 
             def mlp(y: torch.Tensor, layer: _Layer = layer) -> torch.Tensor:
                 gate, up = layer.gate_up(y).chunk(2, -1)
@@ -162,6 +200,19 @@ class BlockNetwork:
             y = _rms(x, layer.norms[1], self.eps)
             x = x + (mlp(y) if z is None else z[1].around(y, mlp))
         return _rms(x, self.norm, self.eps)
+
+    def _in_one_call(
+        self, compiled: Layers, text: TextKeys, x: torch.Tensor, places: torch.Tensor,
+        cos: torch.Tensor, sin: torch.Tensor,
+    ) -> torch.Tensor:  # fmt: skip
+        """All layers of the block ``x`` (1, block, H), of which every row sees everything."""
+        part = Part(count=len(places), rows=1, length=text.length + len(places))
+        results = compiled(
+            x.contiguous(), cos.contiguous(), sin.contiguous(), places, list(text.keys.split(1)),
+            list(text.values.split(1)), [part], self.dim**-0.5, False,
+        )  # fmt: skip
+        assert results is not None
+        return results[-1]
 
     def _attention(
         self, x: torch.Tensor, texts: Sequence[TextKeys], i: int, layer: _Layer,
@@ -182,25 +233,32 @@ class BlockNetwork:
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, text: TextKeys, i: int,
         window: int | None,
     ) -> torch.Tensor:  # fmt: skip
-        """(heads, block, D): every row of the block sees the text and the whole block, in causal
-        layers the rows up to it, in sliding layers what their window says."""
-        keys = torch.cat([text.keys[i, :, : text.length], k], 1)
-        values = torch.cat([text.values[i, :, : text.length], v], 1)
-        mask, variant = None, self.variant
-        causal = variant.causal if window is None else variant.causal_windows
-        if causal or (window is not None and keys.shape[1] > window + 1):
-            at = torch.arange(keys.shape[1], device=self.device)
-            rows = at[text.length :, None]
-            start = rows[:1].expand_as(rows) if variant.anchored_windows else rows
-            reach = keys.shape[1] if window is None else window
-            mask = start - at <= reach
-            if causal:
-                mask = mask & (at <= rows)
-            elif not variant.anchored_windows:
-                mask = mask & (at - rows <= reach)
+        """(heads, block, D): the rows of a block over the text and the block."""
+        end = text.length + k.shape[1]
+        keys, values = text.keys[i, :, :end], text.values[i, :, :end]
+        keys[:, text.length :], values[:, text.length :] = k, v
+        mask = self._mask(text, k.shape[1], window)
         return F.scaled_dot_product_attention(
             q[None], keys[None], values[None], attn_mask=mask, enable_gqa=True
         )[0]
+
+    def _mask(self, text: TextKeys, block: int, window: int | None) -> torch.Tensor | None:
+        """What the rows of a block see, (block, text and block), None for everything: in causal
+        layers the rows up to their own, in sliding layers what their window says."""
+        variant, length = self.variant, text.length + block
+        causal = variant.causal if window is None else variant.causal_windows
+        if not causal and (window is None or length <= window + 1):
+            return None
+        at = torch.arange(length, device=self.device)
+        rows = at[text.length :, None]
+        start = rows[:1].expand_as(rows) if variant.anchored_windows else rows
+        reach = length if window is None else window
+        mask = start - at <= reach
+        if causal:
+            mask = mask & (at <= rows)
+        elif not variant.anchored_windows:
+            mask = mask & (at - rows <= reach)
+        return mask
 
     def _rotation(self, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines (..., D) of positions (...)."""
