@@ -29,6 +29,8 @@ OTHERS = ("num_key_value_heads", "partial_rotary_factor")
 ONLY = {
     "hidden_act": "silu", "use_qk_norm": True, "use_qkv_bias": False, "use_bias": False,
     "norm_head": False, "score_function": "sigmoid", "moe_router_enable_expert_bias": True,
+    # LLaDA2.2: a block's tokens share a pool of experts, and some delete or insert others
+    "expert_capacity": 0, "delete_token_id": None, "split_token_id": None,
 }  # fmt: skip
 
 
