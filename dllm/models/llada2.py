@@ -97,11 +97,10 @@ LLADA2 = Family(
     block_length=32,
     end_of_turn="<|role_end|>",
     releases={157184: Release(facts={"mask_token_id": 156895, "eos_token_id": 156892})},
-    checkpoints=(
-        Published("inclusionAI/LLaDA2.0-mini", "Apache-2.0"),
-        Published("inclusionAI/LLaDA2.0-flash", "Apache-2.0"),
-        Published("inclusionAI/LLaDA2.1-mini", "Apache-2.0"),
-        Published("inclusionAI/LLaDA2.1-flash", "Apache-2.0"),
+    checkpoints=tuple(
+        Published(f"inclusionAI/LLaDA{version}-{size}", "Apache-2.0")
+        for version in ("2.0", "2.1")
+        for size in ("mini", "flash")
     ),
     verified="logits of official code, equal",
     note='LLaDA2.1 edits what it has decided: `sampler="edit"`.',
