@@ -16,8 +16,7 @@ from .fields import GENERATION, check, check_config
 
 BUNDLED = ("nano", "nano-ar")
 SMALL_FILES = ("*.json", "*.txt", "*.jinja", "*.model")
-MASK = "mask_embedding.pt"  # of some drafters: fetched to be spoken of, never read
-WEIGHTS = ("*.safetensors", MASK)
+WEIGHTS = ("*.safetensors",)
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")

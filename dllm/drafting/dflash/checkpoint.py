@@ -20,13 +20,14 @@ from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
 from transformers.utils.hub import cached_file
 
 from ...core.errors import CheckpointError, DllmError
-from ...models.checkpoint import MASK, Checkpoint, find, read_json
+from ...models.checkpoint import Checkpoint, find, read_json, snapshot
 from ...models.headers import is_finite, read_headers, read_tensors, weight_files
 from .config import DFLASH, Variant, format_of, read_config
 
 Tensors = dict[str, torch.Tensor]
 EXTRAS = "extras.safetensors"  # beside native weights: what transformers has no place for
 WEIGHTS = "model.safetensors"
+MASK = "mask_embedding.pt"  # fetched to be spoken of, never read
 # z-lab and speculators name -> native name
 RENAMED = {"fc.": "encoder.fc.", "hidden_norm.": "encoder.output_norm_enc."}
 # weights that speak of the verifier or of the vocabulary, not of the network
@@ -87,6 +88,8 @@ def load_checkpoint(name: str | Path) -> BlockCheckpoint:
     config, variant = read_config(raw, kind, name)
     folder, hub = find(name)
     folder = Checkpoint(name, folder, raw, {}, hub).with_weights()
+    if hub is not None:
+        snapshot(hub, None, (MASK,))
     if (folder / MASK).is_file():
         warnings.warn(
             f"{name} keeps its mask's embedding in {MASK}, a pickle, which is not read: its drafts "
@@ -96,10 +99,8 @@ def load_checkpoint(name: str | Path) -> BlockCheckpoint:
         )
     tensors: Tensors = {}
     read_headers(folder)  # every weight stands in one file
-    for file in weight_files(folder):
+    for file in (*weight_files(folder), *folder.glob(EXTRAS)):
         tensors |= read_tensors(file)
-    if (folder / EXTRAS).is_file():
-        tensors |= read_tensors(folder / EXTRAS)
     tensors = {_plain_name(key): value for key, value in tensors.items()}
     odd = next((key for key in tensors if key.startswith(UNKNOWN)), None)
     if odd is not None:
