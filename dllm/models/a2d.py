@@ -46,10 +46,7 @@ A2D_QWEN3 = replace(
     checkpoints=(
         Published("dllm-hub/Qwen3-0.6B-diffusion-mdlm-v0.1", "Apache-2.0"),
         Published("dllm-hub/Qwen3-0.6B-diffusion-bd3lm-v0.1", "Apache-2.0", block_length=32),
-        *(
-            Published(f"divelab/OPDLM-{size}", block_length=4)
-            for size in ("0.6B", "1.7B", "4B", "8B")
-        ),
+        *(Published(f"divelab/OPDLM-{size}B", block_length=4) for size in (0.6, 1.7, 4, 8)),
     ),
     verified="logits of official code, equal, whole text and blocks",
     note="A copy in another folder needs `block_length=` where the table has one.  Blocks count "

@@ -63,16 +63,12 @@ DREAM = Family(
         )
     },
     checkpoints=(
-        Published("Dream-org/Dream-v0-Base-7B", "Apache-2.0"),
-        Published("Dream-org/Dream-v0-Instruct-7B", "Apache-2.0"),
-        Published("Dream-org/Dream-Coder-v0-Base-7B", "Apache-2.0"),
-        Published("Dream-org/Dream-Coder-v0-Instruct-7B", "Apache-2.0"),
-        Published("apple/DiffuCoder-7B-Base", "Apple AMLR"),
-        Published("apple/DiffuCoder-7B-Instruct", "Apple AMLR"),
-        Published("apple/DiffuCoder-7B-cpGRPO", "Apple AMLR"),
+        *(Published(f"Dream-org/Dream-{kind}-7B", "Apache-2.0")
+          for kind in ("v0-Base", "v0-Instruct", "Coder-v0-Base", "Coder-v0-Instruct")),
+        *(Published(f"apple/DiffuCoder-7B-{kind}", "Apple AMLR")
+          for kind in ("Base", "Instruct", "cpGRPO")),
         Published("Zigeng/dParallel_Dream_7B_Instruct"),
-        Published("d3LLM/d3LLM_Dream"),
-        Published("d3LLM/d3LLM_Dream_Coder"),
+        Published("d3LLM/d3LLM_Dream"), Published("d3LLM/d3LLM_Dream_Coder"),
     ),
     verified="logits and decoding traces of official code",
 )  # fmt: skip

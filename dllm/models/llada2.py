@@ -29,6 +29,8 @@ OTHERS = ("num_key_value_heads", "partial_rotary_factor")
 ONLY = {
     "hidden_act": "silu", "use_qk_norm": True, "use_qkv_bias": False, "use_bias": False,
     "norm_head": False, "score_function": "sigmoid", "moe_router_enable_expert_bias": True,
+    # LLaDA2.2: a block's tokens share a pool of experts, and some delete or insert others
+    "expert_capacity": 0, "delete_token_id": None, "split_token_id": None,
 }  # fmt: skip
 
 
@@ -95,11 +97,10 @@ LLADA2 = Family(
     block_length=32,
     end_of_turn="<|role_end|>",
     releases={157184: Release(facts={"mask_token_id": 156895, "eos_token_id": 156892})},
-    checkpoints=(
-        Published("inclusionAI/LLaDA2.0-mini", "Apache-2.0"),
-        Published("inclusionAI/LLaDA2.0-flash", "Apache-2.0"),
-        Published("inclusionAI/LLaDA2.1-mini", "Apache-2.0"),
-        Published("inclusionAI/LLaDA2.1-flash", "Apache-2.0"),
+    checkpoints=tuple(
+        Published(f"inclusionAI/LLaDA{version}-{size}", "Apache-2.0")
+        for version in ("2.0", "2.1")
+        for size in ("mini", "flash")
     ),
     verified="logits of official code, equal",
     note='LLaDA2.1 edits what it has decided: `sampler="edit"`.',

@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig, Qwen3MoeConfig, Qwen3MoeForCausalLM
 from ..core.errors import CheckpointError
 from .block_causal import SDAR
 from .family import ConfigDict, Family, Published, Release, demand, require
-from .native import shared
+from .native import ONLY, shared
 
 FIELDS = (
     "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "hidden_act",
@@ -30,7 +30,6 @@ SDAR_FIELDS = (
     "norm_topk_prob", "decoder_sparse_step",
 )  # fmt: skip
 WHOLE: dict[str, Any] = {"use_sliding_window": False, "sliding_window": None}
-SDAR_ONLY = {"hidden_act": "silu", "use_sliding_window": False, "attention_bias": False}
 
 
 def llada_moe_config(config: ConfigDict) -> PreTrainedConfig:
@@ -58,7 +57,7 @@ def llada_moe_config(config: ConfigDict) -> PreTrainedConfig:
 def sdar_moe_config(config: ConfigDict) -> PreTrainedConfig:
     """The Qwen3-MoE config of an official ``config.json``."""
     c = require(config, SDAR_FIELDS, "SDAR")
-    demand(config, SDAR_ONLY, "SDAR")
+    demand(config, ONLY | {"attention_bias": False}, "SDAR")
     return Qwen3MoeConfig(
         **{name: c[name] for name in SDAR_FIELDS},
         mlp_only_layers=config.get("mlp_only_layers") or [],

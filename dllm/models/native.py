@@ -11,7 +11,9 @@ FIELDS = (
     "num_key_value_heads", "hidden_act", "max_position_embeddings", "rms_norm_eps",
     "tie_word_embeddings",
 )  # fmt: skip
-ONLY = {"hidden_act": "silu", "use_sliding_window": False, "mlp_bias": False}
+# I-DLM has SDAR's class, causal attention and a shifted head
+ONLY = {"hidden_act": "silu", "use_sliding_window": False, "mlp_bias": False,
+        "use_regular_causal": False}  # fmt: skip
 
 
 def native(

@@ -11,12 +11,9 @@ from dataclasses import replace
 from transformers import Ministral3Config, Ministral3ForCausalLM, PreTrainedConfig
 
 from .family import ConfigDict, Family, Published, Release, demand, require
-from .native import FIELDS, shared
+from .native import FIELDS, ONLY, shared
 
-ONLY = {
-    "hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "sliding_window": False,
-    "tie_word_embeddings": False,
-}  # fmt: skip
+FIXED = ONLY | {"attention_bias": False, "sliding_window": False, "tie_word_embeddings": False}
 ARCHITECTURES = ("NemotronLabsDiffusionModel",)
 KEY_MAP = {r"^encoder\.": "model.", r"^diffusion_head\.": "lm_head."}
 
@@ -25,7 +22,7 @@ def nemotron_config(config: ConfigDict) -> PreTrainedConfig:
     """The Ministral-3 config of an official ``config.json``."""
     name = "Nemotron-Labs-Diffusion"
     c = require(config, (*FIELDS, "head_dim", "block_size", "rope_parameters"), name)
-    demand(config, ONLY, name)
+    demand(config, FIXED, name)
     scale = ("llama_4_scaling_beta", "original_max_position_embeddings")
     require(c["rope_parameters"], scale, name)
     known = {key: c[key] for key in (*FIELDS, "head_dim")}

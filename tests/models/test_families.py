@@ -31,6 +31,7 @@ from transformers import (
 )
 
 import dllm
+from dllm.core.errors import CheckpointError
 from dllm.models import families
 
 VOCAB, MASK, EOS = 96, 95, 94
@@ -329,3 +330,12 @@ def test_every_family_has_a_case() -> None:
     elsewhere = {"llada", "dream", "llada2", "autoregressive", "nemotron_causal", "wedlm",
                  "wedlm_qwen2", "dreamon", "diffusion_gemma"}  # fmt: skip
     assert {case.family for case in CASES} | elsewhere >= set(families())
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.family.startswith("sdar")])
+def test_sdar_with_causal_attention_is_refused(tmp_path: Path, case: Case) -> None:
+    """As I-DLM's checkpoints say it, which have SDAR's class and predict the token behind."""
+    changed = {**case.official, "use_regular_causal": True}
+    write(tmp_path, replace(case, official=changed))
+    with pytest.raises(CheckpointError, match="with use_regular_causal=False only"):
+        dllm.load(tmp_path, **dict(case.given))

@@ -58,6 +58,9 @@ def test_top_k_comes_before_top_p_as_in_its_code(checkpoints: Path) -> None:
     [
         ({"drop": ("num_experts",)}, "lacks num_experts"),
         ({"score_function": "softmax"}, "score_function"),
+        # LLaDA2.2, of the same class: experts are chosen for blocks, tokens delete and insert
+        ({"expert_capacity": 48, "block_size": 32}, "expert_capacity=48"),
+        ({"delete_token_id": 156930, "split_token_id": 156931}, "delete_token_id=156930"),
     ],
 )
 def test_other_configurations_are_refused(

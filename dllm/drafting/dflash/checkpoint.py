@@ -8,6 +8,7 @@ marks the verifier's ids that can be drafted, ``d2t`` (v,) is how far each is fr
 
 import copy
 import re
+import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -19,13 +20,14 @@ from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
 from transformers.utils.hub import cached_file
 
 from ...core.errors import CheckpointError, DllmError
-from ...models.checkpoint import Checkpoint, find, read_json
+from ...models.checkpoint import Checkpoint, find, read_json, snapshot
 from ...models.headers import is_finite, read_headers, read_tensors, weight_files
 from .config import DFLASH, Variant, format_of, read_config
 
 Tensors = dict[str, torch.Tensor]
 EXTRAS = "extras.safetensors"  # beside native weights: what transformers has no place for
 WEIGHTS = "model.safetensors"
+MASK = "mask_embedding.pt"  # fetched to be spoken of, never read
 # z-lab and speculators name -> native name
 RENAMED = {"fc.": "encoder.fc.", "hidden_norm.": "encoder.output_norm_enc."}
 # weights that speak of the verifier or of the vocabulary, not of the network
@@ -76,9 +78,9 @@ def load_checkpoint(name: str | Path) -> BlockCheckpoint:
     """Read a folder or a repository of the hub.  Raises `CheckpointError` when it is no block
     drafter, is damaged, lacks weights, or has parts that this library does not run."""
     name = str(name)
-    raw = _config_file(name)
-    kind = None if raw is None else format_of(raw)
-    if raw is None or kind is None:
+    raw = _config_file(name) or {}
+    kind = format_of(raw)
+    if kind is None:
         raise CheckpointError(
             f"{name} is no DFlash checkpoint: its config.json is neither transformers' "
             "(muse_glimmer_assistant), nor z-lab's (dflash_config), nor that of speculators"
@@ -86,12 +88,19 @@ def load_checkpoint(name: str | Path) -> BlockCheckpoint:
     config, variant = read_config(raw, kind, name)
     folder, hub = find(name)
     folder = Checkpoint(name, folder, raw, {}, hub).with_weights()
+    if hub is not None:
+        snapshot(hub, None, (MASK,))
+    if (folder / MASK).is_file():
+        warnings.warn(
+            f"{name} keeps its mask's embedding in {MASK}, a pickle, which is not read: its drafts "
+            f"are worse; copy it to row {config.mask_token_id} of the verifier's embedding",
+            RuntimeWarning,
+            stacklevel=2,
+        )
     tensors: Tensors = {}
     read_headers(folder)  # every weight stands in one file
-    for file in weight_files(folder):
+    for file in (*weight_files(folder), *folder.glob(EXTRAS)):
         tensors |= read_tensors(file)
-    if (folder / EXTRAS).is_file():
-        tensors |= read_tensors(folder / EXTRAS)
     tensors = {_plain_name(key): value for key, value in tensors.items()}
     odd = next((key for key in tensors if key.startswith(UNKNOWN)), None)
     if odd is not None:

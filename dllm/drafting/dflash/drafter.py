@@ -149,11 +149,10 @@ class Binding:
                 f"ids that a verifier with {rows} does not have: it was trained for another"
             )
         self.draft_ids = None if ids is None else ids.to(self.device)
-        own = checkpoint.head
-        if own is not None:
-            kept = own.to(self.device, self.dtype)
-        else:
+        kept = checkpoint.head
+        if kept is None:
             kept = weight if ids is None else weight.detach()[self.draft_ids].clone()
+        kept = kept.to(self.device, self.dtype)
         self.head: Any = head if kept is weight else Matrix(kept)
         with torch.inference_mode():
             self.walk = head_of(checkpoint, self.device, embedding.weight, kept)

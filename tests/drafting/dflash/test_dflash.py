@@ -3,6 +3,7 @@
 import json
 from itertools import pairwise, product
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
@@ -219,6 +220,14 @@ def test_the_example_loads() -> None:
     assert example.markov["project_out.weight"].shape == (config.hidden_size, rank)
     head = head_of(example, torch.device("cpu"), torch.randn(9, 576), torch.randn(5, 576))
     assert head is not None and head.over(torch.zeros(1, 576), torch.arange(5)[None])(3, 0).any()
+
+
+def test_a_pickled_embedding_of_the_mask_is_spoken_of(folder: Path, tmp_path: Path) -> None:
+    """As some releases bring it: their verifier's own row is untrained, often zero."""
+    copied = Path(copytree(folder, tmp_path / "drafter"))
+    torch.save(torch.zeros(32), copied / "mask_embedding.pt")
+    with pytest.warns(RuntimeWarning, match=f"is not read: .* to row {MASK} of the verifier's"):
+        load_checkpoint(copied)
 
 
 def test_unknown_checkpoints_are_refused(
