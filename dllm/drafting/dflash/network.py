@@ -134,20 +134,21 @@ class BlockNetwork:
     @cached_property
     def compiled(self) -> Layers | None:
         """The layers by compiled kernels, in one call; None where these do not compute them."""
-        outputs = [self.heads * self.dim, self.kv_heads * self.dim, self.kv_heads * self.dim]
-        weights = []
-        for layer in self.layers:
-            split = [*layer.qkv.weight.split(outputs), layer.out.weight]
-            split += [*layer.gate_up.weight.chunk(2), layer.down.weight]
-            parts = [Packed().parts(weight) or () for weight in split]
-            weights.append([part for each in parts for part in each if type(part) is Weight])
         norms = [layer.norms for layer in self.layers]
         if (
             self.variant.conv_kernel_size or self.variant.causal or self.activation is not silu
             or self.dim % 2 or not suits(*(norm for own in norms for norm in own))
-            or any(len(own) != 7 for own in weights)
         ):  # fmt: skip
             return None
+        weights = []
+        outputs = [self.heads * self.dim, self.kv_heads * self.dim, self.kv_heads * self.dim]
+        for layer in self.layers:
+            split = [*layer.qkv.weight.split(outputs), layer.out.weight]
+            split += [*layer.gate_up.weight.chunk(2), layer.down.weight]
+            parts = [part for weight in split for part in Packed().parts(weight) or ()]
+            if len(parts) != 7 or {*map(type, parts)} != {Weight}:
+                return None
+            weights.append(parts)
         return Layers(weights, [[None] * 7] * len(norms), norms, [[self.eps] * 4] * len(norms))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -184,8 +185,13 @@ class BlockNetwork:
         x = blocks.to(self.device, self.dtype)
         masks = (self._mask(texts[0], x.shape[1], layer.window) for layer in self.layers)
         if self.compiled is not None and all(mask is None for mask in masks):
-            x = self._in_one_call(self.compiled, texts[0], x, places[0], cos, sin)
-            return _rms(x, self.norm, self.eps)
+            part = Part(count=x.shape[1], rows=1, length=texts[0].length + x.shape[1])
+            results = self.compiled(
+                x.contiguous(), cos.contiguous(), sin.contiguous(), places[0],
+                texts[0].keys.split(1), texts[0].values.split(1), [part], self.dim**-0.5, False,
+            )  # fmt: skip
+            assert results is not None
+            return _rms(results[-1], self.norm, self.eps)
         for i, layer in enumerate(self.layers):
 
             def attention(y: torch.Tensor, i: int = i, layer: _Layer = layer) -> torch.Tensor:
@@ -200,19 +206,6 @@ class BlockNetwork:
             y = _rms(x, layer.norms[1], self.eps)
             x = x + (mlp(y) if z is None else z[1].around(y, mlp))
         return _rms(x, self.norm, self.eps)
-
-    def _in_one_call(
-        self, compiled: Layers, text: TextKeys, x: torch.Tensor, places: torch.Tensor,
-        cos: torch.Tensor, sin: torch.Tensor,
-    ) -> torch.Tensor:  # fmt: skip
-        """All layers of the block ``x`` (1, block, H), of which every row sees everything."""
-        part = Part(count=len(places), rows=1, length=text.length + len(places))
-        results = compiled(
-            x.contiguous(), cos.contiguous(), sin.contiguous(), places, list(text.keys.split(1)),
-            list(text.values.split(1)), [part], self.dim**-0.5, False,
-        )  # fmt: skip
-        assert results is not None
-        return results[-1]
 
     def _attention(
         self, x: torch.Tensor, texts: Sequence[TextKeys], i: int, layer: _Layer,
