@@ -50,7 +50,7 @@ TESTS = (
     "fuzz", "test_holes.py", "test_initial_text.py", "test_session.py", "test_uniform_noise.py",
 )  # fmt: skip
 SECONDS = 40
-QUIET = ("-q", "-p", "no:cacheprovider", "--assert=plain")
+QUIET = ("-q", "-p", "no:cacheprovider", "-p", "xdist.plugin", "--assert=plain")
 LONGEST = "tests/engine/test_lossless.py::test_freedave_is_lossless_on_500_prompts"
 CHOSEN: dict[str, tuple[str, ...]] = {  # which tests a run of pytest takes
     "default": (), "slow": ("-m", "slow and not gpu", "--deselect", LONGEST),
@@ -289,7 +289,9 @@ def learn(file: Path, jobs: int) -> list[dict[str, Any]]:
         def watched() -> int:
             calls = Calls()
             calls.watch()
-            pytest.main([*QUIET, *CHOSEN[speed], f"tests/{tests}"], [calls])
+            done = pytest.main([*QUIET, *CHOSEN[speed], f"tests/{tests}"], [calls])
+            if pytest.ExitCode.TESTS_FAILED < done < pytest.ExitCode.NO_TESTS_COLLECTED:
+                return int(done)
             found = {t: sorted(f) for t, f in calls.found.items() if t not in calls.failed}
             path.write_text(json.dumps({"found": found, "seconds": calls.seconds}))
             return 0

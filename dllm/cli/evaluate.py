@@ -1,7 +1,5 @@
 """``dllm eval``: tasks of lm-evaluation-harness on a model, a sampler and a cache."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -118,7 +116,7 @@ def known_tasks(given: str, manager: Any) -> list[str]:
     return list(manager.match_tasks(names))
 
 
-def cost(used: Usage) -> str:
+def cost(used: "Usage") -> str:
     """One line: what the answers cost."""
     parts = []
     if used.requests:

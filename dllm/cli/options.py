@@ -65,6 +65,7 @@ Prompt = Annotated[
 RAW = partial(option, False, "Use the prompt as it is, without the chat template.", DECODING)
 JSON = partial(option, False, "Print a JSON object per answer.", OUTPUT)
 TRACE = partial(option, None, "Write every step to this file: .json, or .html to view.", OUTPUT)
+_keyword = partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY)
 
 
 def everywhere(command: Callable[..., None], shown: Collection[str] = ()) -> Callable[..., None]:
@@ -94,10 +95,9 @@ def everywhere(command: Callable[..., None], shown: Collection[str] = ()) -> Cal
     parameters = [parameter.replace(annotation=hints.get(name, parameter.annotation))
                   for name, parameter in signature.parameters.items()]  # fmt: skip
     parameters += [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None,
-                          annotation=Annotated[kind, told.typer(name)])
+        _keyword(name, default=None, annotation=Annotated[kind, told.typer(name)])
         for name, (kind, told) in extra.items()
-    ]  # fmt: skip
+    ]
     for parameter in parameters:
         for one in getattr(parameter.annotation, "__metadata__", ()):
             if shown and isinstance(one, OptionInfo):
@@ -376,9 +376,7 @@ def takes(group: type[Any]) -> Callable[[Callable[..., None]], Callable[..., Non
             if name != "options"
         ]
         added = [
-            inspect.Parameter(
-                name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=default
-            )
+            _keyword(name, default=default, annotation=kind)
             for name, (kind, default) in shared.items()
         ]
 

@@ -125,17 +125,13 @@ def _build(node: ast.expr, registry: Registry[T], spec: str) -> T:
         for name, value in [*zip(names, node.args, strict=False), *keywords]:
             if name in given:
                 raise ConfigError(f"{name} is given twice in {spec!r}: keep one")
-            parts = _holds_parts(hints.get(name))
-            given[name] = _parts(value, registry, spec) if parts else _value(value, spec)
+            named = isinstance(value, ast.Name) and value.id not in WORDS
+            if _holds_parts(hints.get(name)) and (named or isinstance(value, ast.Call | ast.BinOp)):
+                given[name] = tuple(_build(term, registry, spec) for term in _terms(value))
+            else:
+                given[name] = _value(value, spec)
         return build(cls, given)
     raise ConfigError(f"cannot read {ast.unparse(node)!r} in {registry.kind} {spec!r}")
-
-
-def _parts(node: ast.expr, registry: Registry[T], spec: str) -> Any:
-    named = isinstance(node, ast.Name) and node.id not in WORDS
-    if named or isinstance(node, ast.Call | ast.BinOp):
-        return tuple(_build(term, registry, spec) for term in _terms(node))
-    return _value(node, spec)
 
 
 def _value(node: ast.expr, spec: str) -> Any:

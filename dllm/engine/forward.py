@@ -4,8 +4,6 @@ It owns what lives on the device between steps: keys and values, static graphs, 
 It knows nothing of how positions are chosen.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -65,7 +63,7 @@ class PendingAnswers:
     """A forward that was launched.  `wait` once, for the numbers that every job asked for, or why
     it has none; the host may do other things before."""
 
-    forward: Forward
+    forward: "Forward"
     numbers: ToHost
     answer: Answer
 

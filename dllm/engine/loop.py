@@ -246,15 +246,15 @@ class Engine(Work[Row, Step]):
 
         def waiting() -> list[Row]:
             asked = [row for row in self.live if row.error is None]
+            asked.sort(key=lambda row: row.number)
             return [row for row in asked if self._guarded(row, partial(self._outgrown, row))]
 
         while outgrown := waiting():
-            for row in sorted(outgrown, key=lambda row: row.number):
+            for row in outgrown:
                 self._enlarge(row)
             outgrown = waiting()
             if any(row not in outgrown and not row.canvas.finished for row in self.live):
                 return
-            outgrown.sort(key=lambda row: row.number)
             if len(self.live) > 1 and outgrown:
                 self._take_back(outgrown[-1])
             elif outgrown:

@@ -5,8 +5,6 @@ The bits are those of the parts; where a part is not what `adopt` left (an adapt
 else's forward), its layer runs as it is.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from itertools import groupby, repeat
 from operator import attrgetter, is_
@@ -37,7 +35,7 @@ PARTS = attrgetter(
     "post_attention_layernorm",
 )  # fmt: skip
 HEADS = ("q_norm", "k_norm")  # norms of each head, of Qwen3
-MADE: WeakKeyDictionary[nn.Module, Joined] = WeakKeyDictionary()
+MADE: WeakKeyDictionary[nn.Module, "Joined"] = WeakKeyDictionary()
 
 
 def join_parts(hf: PreTrainedModel) -> None:
@@ -59,7 +57,7 @@ def computes_all(hf: PreTrainedModel) -> bool:
     )
 
 
-def _joined(network: Any) -> Joined:
+def _joined(network: Any) -> "Joined":
     """The layers of a network as they are now."""
     made = MADE.get(network)
     if made is None or not made.holds(network):

@@ -4,7 +4,6 @@
 config.json, and transformers reads it back through `Quantiser`.
 """
 
-import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -30,7 +29,6 @@ from ..kernels.quantised import (
 )
 
 METHOD = "dllm"  # quant_method in config.json
-LOG = logging.getLogger("dllm")
 KINDS: Registry[Any] = Registry("quantization")
 
 

@@ -36,7 +36,6 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.since = time.monotonic()  # when it began to wait for a request
         self._idle = True
         self._timer: asyncio.TimerHandle | None = None
         self._wait()
@@ -53,7 +52,7 @@ class Connection(H11Protocol):
     def _wait(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self.since = time.monotonic()
+        self.since = time.monotonic()  # when it began to wait for a request
         self._timer = self.loop.call_later(self.patience, self._late)
 
     def _late(self) -> None:

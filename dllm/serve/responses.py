@@ -112,9 +112,6 @@ PARTS = (
     ("content", "message", "output_text"),
 )
 LOGPROBS: dict[str, dict[str, Any]] = {"output_text": {"logprobs": []}, "reasoning_text": {}}
-ANNOTATIONS: dict[str, dict[str, Any]] = {
-    "output_text": {"annotations": [], "logprobs": []}, "reasoning_text": {}
-}  # fmt: skip
 NEEDED = {"message": ("content",), "function_call": ("call_id", "name", "arguments"),
           "function_call_output": ("call_id", "output")}  # fmt: skip
 REPEATED = ("instructions", "max_output_tokens", "max_tool_calls", "metadata",
@@ -276,7 +273,8 @@ class ResponseReply(Reply):
         more: dict[str, Any] = {"role": "assistant"} if kind == "message" else {"summary": []}
         item |= more
         begun = [self._added(item)]
-        item["content"] = [{"type": part, "text": "", **ANNOTATIONS[part]}]
+        notes: dict[str, Any] = {"annotations": []} if kind == "message" else {}
+        item["content"] = [{"type": part, "text": "", **notes, **LOGPROBS[part]}]
         return [*begun, self._inside("response.content_part.added", part=dict(item["content"][0]))]
 
     def _close(self, choice: Choice | None = None) -> list[dict[str, Any]]:

@@ -1,7 +1,5 @@
 """Running the application with uvicorn: the socket, and signals that end it."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math
@@ -102,7 +100,7 @@ class Server(uvicorn.Server):
 
 
 def run(
-    serving: Service, host: str, port: int, ready: Callable[[str], None] = lambda url: None,
+    serving: "Service", host: str, port: int, ready: Callable[[str], None] = lambda url: None,
     log_level: str = "warning",
 ) -> None:  # fmt: skip
     """Serve until SIGTERM or SIGINT; ``ready`` gets the address once it is open."""

@@ -5,8 +5,6 @@ once, along a tree of the vocabulary's prefixes.  Prefixes that do the same are 
 that lead from each state to the same state are one class (Dang and Ermon, arXiv 2607.07026).
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import sys
@@ -195,7 +193,7 @@ class Rows(NamedTuple):
     state: IntArray
     target: IntArray
 
-    def some(self, rows: IntArray) -> Rows:
+    def some(self, rows: IntArray) -> "Rows":
         """Some of them."""
         sizes = np.diff(self.first)[rows]
         at = ranges(self.first[rows], sizes)

@@ -4,8 +4,6 @@ r"""Regular expressions as Python reads them: its own parser reads them here.
 general category of Unicode, as in expressions of JSON schemas.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import json
@@ -81,7 +79,7 @@ class Variant(NamedTuple):
     begins: bool
     part: Part
     ends: bool
-    looks: tuple[tuple[list[Variant], bool], ...] = ()
+    looks: tuple[tuple[list["Variant"], bool], ...] = ()
 
 
 def regex_part(regex: str) -> Part:
@@ -114,11 +112,6 @@ def pattern_part(
     return expression.kept(Either(tuple(
         Row((EMPTY if v.begins else expression.more, expression.seen(v))) for v in variants
     )))  # fmt: skip
-
-
-def string_bytes(text: str) -> bytes:
-    """The content of a JSON string."""
-    return json.dumps(text, ensure_ascii=False)[1:-1].encode()
 
 
 class Expression:
@@ -268,7 +261,10 @@ class Expression:
             if name == "LITERAL" and value < FIRST_PROPERTY and not flags & re.IGNORECASE:
                 if SURROGATES[0] <= value <= SURROGATES[1]:
                     self._refuse("half of a surrogate pair")
-                return Bytes(string_bytes(chr(value)) if self.escapes else chr(value).encode())
+                text = chr(value)
+                if self.escapes:
+                    text = json.dumps(text, ensure_ascii=False)[1:-1]
+                return Bytes(text.encode())
             ranges = self._set([("LITERAL", value)], flags)
             return self._letters(inverse(ranges) if name == "NOT_LITERAL" else ranges)
         if name == "ANY":

@@ -1,7 +1,5 @@
 """A format as one request needs it: which positions of its canvas spell a text of which form."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -155,7 +153,7 @@ class Question:
     logprob: Float64Array
     draw: bool
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator["Part"]:
         """Per span with such positions."""
         for span in self.form.spans(self.canvas):
             inside = (self.positions >= span.low) & (self.positions < span.high)

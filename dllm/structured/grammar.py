@@ -61,6 +61,7 @@ class Grammar:
         self.rules: dict[str, Node] = {}
         self.ignored: list[Node] = []
         self.gbnf = re.search(r"^[ \t]*[\w-]+\s*::=", text, re.MULTILINE) is not None
+        self.start = "root" if self.gbnf else "start"
         self.open: list[str] = []
         self._count = 0
         self._built: dict[Any, Part | Nothing] = {}
@@ -69,11 +70,10 @@ class Grammar:
 
     def part(self) -> Part:
         """All texts.  Raises `ConfigError`, `Unfit`."""
-        start = "root" if self.gbnf else "start"
         try:
             if not self.ignored:
-                return self._rule(start)
-            joined = automaton_of(self._rule(start), self.budget)
+                return self._rule(self.start)
+            joined = automaton_of(self._rule(self.start), self.budget)
             joint, word, anything = Bytes(bytes([JOINT])), regex_part(r"\w"), Leaf(EVERYTHING)
             ends = automaton_of(maybe(Row((anything, joint))), self.budget)
             several = Repeat(joint, 1, None)

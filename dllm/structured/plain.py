@@ -81,7 +81,6 @@ def _pattern(pattern: str) -> str:
 
 def plain_grammar(grammar: Grammar) -> str:
     """A grammar in the syntax of Lark, its rules by their numbers."""
-    start = "root" if grammar.gbnf else "start"
     names = {
         name: f"{'T' if grammar.is_terminal(name) else 'r'}{i}"
         for i, name in enumerate(grammar.rules)
@@ -99,6 +98,6 @@ def plain_grammar(grammar: Grammar) -> str:
             return f"({text(value)}){{{node[2]},{most}}}"
         return EMPTY if value == "" else f"/{plain_regex(grammar.token(node))}/"
 
-    lines = [f"start: {text(('name', start))}"]
+    lines = [f"start: {text(('name', grammar.start))}"]
     lines += [f"{names[name]}: {text(node)}" for name, node in grammar.rules.items()]
     return "\n".join(lines + [f"%ignore {text(node)}" for node in grammar.ignored])

@@ -9,8 +9,6 @@ A keyword that stands for other schemas is a method in `Reader.COMBINING`; two s
 hold are one after `merged`, by keyword as `MERGE` says; types are functions in `Reader.TYPES`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re
@@ -311,7 +309,7 @@ class Reader(Base):
         return part
 
     @cached_property
-    def tester(self) -> Reader:
+    def tester(self) -> "Reader":
         reader = Reader(self.root, self.budget, testing=True)
         reader.wider = not self.wider  # more is taken away, but not from what is taken away
         return reader
@@ -382,7 +380,7 @@ class Reader(Base):
             lambda: self.minus(self.all_of([other], rest, path), [schema["if"]], path),
         ], path)  # fmt: skip
 
-    COMBINING: ClassVar[dict[str, Callable[[Reader, Schema, str], Part]]] = {
+    COMBINING: ClassVar[dict[str, Callable[["Reader", Schema, str], Part]]] = {
         "$ref": lambda self, schema, path: self.all_of(
             [without(schema, OPEN)], {k: schema[k] for k in schema if k == OPEN}, path),
         "if": _if,
@@ -391,7 +389,7 @@ class Reader(Base):
         "not": _not, "anyOf": _any_of, "oneOf": _any_of, "dependencies": _dependencies,
         "dependentRequired": _dependencies, "dependentSchemas": _dependencies,
     }  # fmt: skip
-    TYPES: ClassVar[dict[str, Callable[[Reader, Schema, str], Part]]] = {
+    TYPES: ClassVar[dict[str, Callable[["Reader", Schema, str], Part]]] = {
         "object": record, "array": values.array, "string": values.string,
         "number": values.number, "integer": partial(values.number, whole=True),
         "boolean": lambda *_: Either((Bytes(b"true"), Bytes(b"false"))),

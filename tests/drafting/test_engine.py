@@ -42,6 +42,7 @@ class Recorded(LengthController):
         return self  # every text reports to it
 
     def next(self, room: int, context: int) -> Budget:
+        assert room > 0, "where nothing can be drafted nobody is asked"
         return Budget(min(self.length, room), room)
 
     def update(self, stats: Any, feedback: Feedback) -> None:

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -328,7 +329,9 @@ def test_another_attention_is_left_to_its_function(calls: list[int]) -> None:
 
 @pytest.mark.parametrize("way", ["int8", "int4(group=32)"])
 @pytest.mark.parametrize("family", ["llada", "dream", "a2d_qwen3", "autoregressive"])
-def test_the_bits_of_weights_of_whole_numbers(family: str, way: str, calls: list[int]) -> None:
+def test_the_bits_of_weights_of_whole_numbers(
+    family: str, way: str, calls: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = network(family, torch.float32, hidden_size=96, intermediate_size=160)
     quantise(model.hf, read(way))
     for dtype in (torch.float32, torch.bfloat16):  # a cast lays them out anew
@@ -338,6 +341,10 @@ def test_the_bits_of_weights_of_whole_numbers(family: str, way: str, calls: list
         after = run(model, attended=pieces)
         assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
         assert calls == [2] * 6
+    monkeypatch.setattr("dllm.kernels.quantised.ROWS", 64)
+    model.hf.to(torch.float32)  # type: ignore[arg-type]
+    before = parts(model)
+    assert torch.equal(run(model)[1], before[1]) and calls == [2] * 6  # of weights in pieces
 
 
 def test_a_row_does_not_know_its_company_or_the_threads() -> None:
@@ -351,9 +358,9 @@ def test_a_row_does_not_know_its_company_or_the_threads() -> None:
     assert torch.equal(alone[0, 0], few[0, 1])
 
 
-def changed_weight(layer: Any) -> None:
+def changed_weight(at: int, layer: Any) -> None:
     with torch.no_grad():
-        layer.mlp.up_proj.weight.mul_(2)
+        decoder.PARTS(layer)[at].weight.mul_(2)
 
 
 def moved_norm(layer: Any) -> None:
@@ -375,8 +382,9 @@ def adapted(layer: Any) -> None:
 
 @pytest.mark.parametrize(
     ("change", "count"),
-    [(changed_weight, 6), (moved_norm, 6), (hooked, 3), (wrapped, 3), (adapted, 3)],
-)
+    [*((partial(changed_weight, at), 6) for at in (2, 8, 10)),
+     (moved_norm, 6), (hooked, 3), (wrapped, 3), (adapted, 3)],
+)  # fmt: skip
 def test_what_somebody_changed_counts(
     change: Callable[[Any], None], count: int, calls: list[int]
 ) -> None:
@@ -400,40 +408,35 @@ def test_a_copy_has_weights_of_its_own(calls: list[int]) -> None:
     assert torch.equal(run(model)[1], before[1])
 
 
-def test_slots_outside_the_buffer_are_refused() -> None:
-    model = network("llada", torch.float32)
-    buffer = KVBuffer(2, 4)
+def four(model: DiffusionModel, buffer: KVBuffer, keys: Any = slice(0, 4)) -> Any:
+    """Hidden states of four positions that attend ``keys``."""
     at = torch.arange(4)
-    how = {"attention_mask": torch.empty(1, 1, 1, 1), CACHE: buffer,
-           "use_cache": False, "segments": [Segment(slice(0, 4), slice(0, 4))]}  # fmt: skip
     with torch.inference_mode():
-        buffer.slots = at
-        model.backbone(at[None], position_ids=at[None], **how)
-        buffer.slots = at + 1
-        with pytest.raises(IndexError, match="0 to 3"):
-            model.backbone(at[None], position_ids=at[None], **how)
+        return model.backbone(
+            at[None], position_ids=at[None], attention_mask=torch.empty(1, 1, 1, 1),
+            use_cache=False, segments=[Segment(slice(0, 4), keys)], **{CACHE: buffer},
+        ).last_hidden_state  # fmt: skip
+
+
+def test_slots_outside_the_buffer_are_refused() -> None:
+    model, buffer = network("llada", torch.float32), KVBuffer(2, 4)
+    buffer.slots = torch.arange(4)
+    four(model, buffer)
+    buffer.slots = torch.arange(1, 5)
+    with pytest.raises(IndexError, match="0 to 3"):
+        four(model, buffer)
 
 
 def test_keys_beyond_the_buffer_are_not_read(calls: list[int]) -> None:
-    model, at = network("llada", torch.float32), torch.arange(4)
-    results = []
+    model, results = network("llada", torch.float32), []
     for last in (4, 400):
         buffer = KVBuffer(2, 4)
-        buffer.slots = at
-        with torch.inference_mode():
-            results.append(model.backbone(
-                at[None], position_ids=at[None], attention_mask=torch.empty(1, 1, 1, 1),
-                use_cache=False, **{CACHE: buffer},
-                segments=[Segment(slice(0, 4), slice(0, last))],
-            ).last_hidden_state)  # fmt: skip
+        buffer.slots = torch.arange(4)
+        results.append(four(model, buffer, slice(0, last)))
     assert torch.equal(*results) and calls == [1, 1, 0]
-    buffer.slots = at
-    with pytest.raises(IndexError), torch.inference_mode():
-        model.backbone(
-            at[None], position_ids=at[None], attention_mask=torch.empty(1, 1, 1, 1),
-            use_cache=False, **{CACHE: buffer},
-            segments=[Segment(slice(0, 4), torch.tensor([0, 4]))],
-        )  # fmt: skip
+    buffer.slots = torch.arange(4)
+    with pytest.raises(IndexError):
+        four(model, buffer, torch.tensor([0, 4]))
 
 
 def test_a_segments_mask_is_that_of_who_asks() -> None:

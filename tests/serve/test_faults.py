@@ -5,18 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import json
-import os
 import random
-import signal
 import socket
 import struct
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from functools import partial
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import httpx
@@ -30,7 +23,6 @@ from dllm.serve.replies import Reply
 from dllm.serve.requests import read_chat
 from dllm.serve.service import Service
 from dllm.session import Session
-from dllm.structured.building import WORKER
 
 from ..thin import some
 from .conftest import (
@@ -46,7 +38,7 @@ from .conftest import (
     together,
     until,
 )
-from .leftovers import SLOWLY, Resources, at_rest, body, nothing_left, tasks
+from .leftovers import SLOWLY, at_rest, body, nothing_left, tasks
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 DRAFTS: dict[str, Any] = {"stream_options": {"include_drafts": "text"}}
@@ -257,101 +249,6 @@ def test_a_body_that_is_too_large(start: Start, tiny: dllm.DiffusionModel) -> No
     nothing_left(served, tiny, before)
 
 
-def test_sigterm_lets_requests_end(start: Start, tiny: dllm.DiffusionModel) -> None:
-    before = Resources.now()
-    served = start(tiny, max_batch_size=2)
-    loop = served.server.servers[0].get_loop()
-
-    async def ask() -> tuple[list[httpx.Response], httpx.Response, httpx.Response]:
-        async with httpx.AsyncClient(timeout=PATIENCE, **PLAIN) as client:
-            posts = [
-                asyncio.ensure_future(
-                    client.post(served.url + CHAT, json=body(f"r {i}", stream=i % 2 == 0))
-                )
-                for i in range(6)
-            ]
-            while served.service.running + served.service.waiting < 6:
-                assert not any(post.done() for post in posts), "answered before all had asked"
-                await asyncio.sleep(0.005)
-            loop.call_soon_threadsafe(served.server.handle_exit, signal.SIGTERM, None)
-            while not served.service.draining:
-                await asyncio.sleep(0.005)
-            late = await client.post(served.url + CHAT, json=body())
-            health = await client.get(served.url + "/health")
-            return await asyncio.gather(*posts), late, health
-
-    answers, late, health = asyncio.run(ask())
-    assert [answer.status_code for answer in answers] == [200] * 6
-    assert late.status_code == 503 and "retry-after" in late.headers
-    assert health.status_code == 503
-    served.thread.join(PATIENCE)
-    assert not served.thread.is_alive()
-    until(lambda: Resources.now().files <= before.files + 1)  # the listener, closed by `stop`
-    assert threading.active_count() <= before.threads
-
-
-@pytest.mark.parametrize("signals", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_drain_that_runs_out(start: Start, tiny: dllm.DiffusionModel, signals: int) -> None:
-    """What is not answered in time, or by a second signal, is told so, streaming or not,
-    likelihoods too."""
-    before = Resources.now()
-    served = start(tiny, max_batch_size=1, drain=0.2 if signals == 1 else PATIENCE)
-    loop = served.server.servers[0].get_loop()
-    slow, labels = body(n=8), {"model_name": served.service.name}
-    registry = served.service.metrics.registry
-    score = {"prompt": "one", "continuation": ["two three four"] * 24, "samples": 4096}
-
-    async def ask() -> list[httpx.Response]:
-        async with httpx.AsyncClient(timeout=PATIENCE, **PLAIN) as client:
-            begun = partial(registry.get_sample_value, "dllm_first_draft_seconds_count", labels)
-            posts = []
-
-            async def asked(path: str, content: dict[str, Any], ready: Callable[[], Any]) -> None:
-                posts.append(asyncio.ensure_future(client.post(served.url + path, json=content)))
-                while not ready():
-                    assert not any(post.done() for post in posts), "answered before all had asked"
-                    await asyncio.sleep(0.005)
-
-            await asked(CHAT, slow | {"stream": True, **DRAFTS}, begun)
-            for _ in range(2):
-                await asked("/v1/score", score, lambda: True)
-            await asked(CHAT, slow, lambda: served.service.running + served.service.waiting > 8)
-            for _ in range(signals):
-                loop.call_soon_threadsafe(served.server.handle_exit, signal.SIGTERM, None)
-            return await asyncio.gather(*posts)
-
-    streamed, first, second, whole = asyncio.run(ask())
-    error = json.loads(streamed.text.rstrip().rpartition("data: ")[2])["error"]
-    assert streamed.status_code == 200 and error["code"] == "stopping"
-    assert whole.status_code == 503 and whole.json()["error"]["code"] == "stopping"
-    # each would take a quarter of a minute; the one that runs ends with its next forward
-    assert (first.status_code, second.status_code) == (503, 503)
-    served.thread.join(PATIENCE)
-    assert not served.thread.is_alive() and threading.active_count() <= before.threads
-
-
-def test_a_structure_that_compiles_does_not_hold_up_the_end(
-    start: Start, tiny: dllm.DiffusionModel
-) -> None:
-    """It would be refused for its steps in the end; that is not waited for."""
-    served = start(tiny, drain=0.2)
-    parts = {str(i): {"type": "array", "prefixItems": [{"$ref": f"#/$defs/{i + 1}"}] * 2,
-                      "minItems": 2, "items": False} for i in range(24)}  # fmt: skip
-    schema = {"$ref": "#/$defs/0", "$defs": parts | {"24": {"type": "null"}}}
-    answers: list[httpx.Response] = []
-    ask = {"messages": body()["messages"], "structured_outputs": {"json": schema}}
-    asking = threading.Thread(target=lambda: answers.append(served.post(CHAT, ask)))
-    asking.start()
-    until(lambda: answers or WORKER._child._lock.locked())
-    assert not answers, answers[0].text
-    loop = served.server.servers[0].get_loop()
-    loop.call_soon_threadsafe(served.server.handle_exit, signal.SIGTERM, None)
-    asking.join()
-    assert answers[0].status_code == 503 and answers[0].json()["error"]["code"] == "stopping"
-    served.thread.join(PATIENCE)
-    assert not served.thread.is_alive()
-
-
 def test_a_deadline_passes_wherever_a_request_waits(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -400,30 +297,6 @@ def test_a_client_that_leaves_is_no_failure(
     until(lambda: idle(served))
     assert count("cancelled") == cancelled + 2 and count("error") == errors
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
-
-
-@pytest.mark.slow
-def test_sigterm_of_the_command() -> None:
-    """The real process, a real signal, a request in the middle."""
-    command = [sys.executable, "-m", "dllm", "serve", "nano", "--port", "0"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    run = subprocess.Popen(command, stderr=subprocess.PIPE, env=environment, text=True)
-    assert run.stderr is not None
-    try:
-        line = run.stderr.readline()
-        url = line.split()[2].removesuffix(",").removesuffix("/v1")
-        request = {"messages": [{"role": "user", "content": "Compute 69 + 49."}], "stream": True,
-                   "sampler": "llada(steps=64)", "ignore_eos": True, "max_tokens": 64}  # fmt: skip
-        with httpx.stream("POST", url + CHAT, json=request, timeout=60) as answer:
-            lines = answer.iter_lines()
-            next(lines)
-            run.send_signal(signal.SIGTERM)
-            assert list(lines)[-2] == "data: [DONE]"
-        assert run.wait(60) == 0
-    finally:
-        run.kill()
-        run.wait()
-        run.stderr.close()
 
 
 @pytest.mark.parametrize(

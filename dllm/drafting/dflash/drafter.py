@@ -1,8 +1,6 @@
 """A block drafter at work: it reads what the verifier's layers say of the text and fills in a
 block of masks behind it, in one small forward."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -159,7 +157,7 @@ class Binding:
             self.sure = confidence_of(checkpoint, self.device, embedding.weight)
 
     @torch.inference_mode()
-    def block(self, drafting: Sequence[BlockDrafting]) -> tuple[torch.Tensor, torch.Tensor]:
+    def block(self, drafting: Sequence["BlockDrafting"]) -> tuple[torch.Tensor, torch.Tensor]:
         """Hidden states (N, K, H) and logits (N, K, v) of the K drafting rows of each block."""
         size, variant = self.network.size, self.variant
         ids = torch.full((len(drafting), size), self.mask_id, device=self.device)

@@ -1,7 +1,5 @@
 """Drafts read off with a head that looks at the token before: a chain, or the best prefixes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,6 +29,36 @@ LEVELS = 10  # of a head's probability, by factors of sqrt(2), the last from 0.7
 # tokens in front of it that it followed before (0: never), and its place among such followers
 Kind = tuple[int, int, int]
 NO_KIND = (-1, 0, 0)
+
+
+@dataclass(frozen=True, eq=False)
+class Text:
+    """What a text says about its own continuation: its ``followers``, the last tokens that are
+    committed (``context``), and how often candidates of each kind were right (``hits``)."""
+
+    followers: Followers
+    context: tuple[int, ...]
+    hits: HitRates
+
+    def judged(
+        self, context: Sequence[int], known: dict[int, float]
+    ) -> dict[int, tuple[float, Kind]]:
+        """Logarithm of the chance and kind of every token that may follow ``context``; ``known``
+        are the logarithmic probabilities that a head gives."""
+        copied = self.followers.latest(context, FOLLOWERS)
+        result = {}
+        for token in known.keys() | copied.keys():
+            value = known.get(token, -math.inf)
+            n, place = copied.get(token, (0, 0))
+            if n == 0 and value < IMPOSSIBLE:
+                continue
+            level = (
+                max(0, math.floor(LEVELS + 2 * value / math.log(2))) if value > IMPOSSIBLE else -1
+            )
+            kind = (min(level, LEVELS - 1), n, place)
+            guess = max(math.exp(value), COPIED[n] / (1 + 2 * place))
+            result[token] = math.log(min(self.hits(kind, guess), 0.999)), kind
+        return result
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,36 +131,6 @@ class Walk:
 
         start = (self.anchor,) if text is None else text.context
         return grow(children, nodes, length, (NO_KIND, start), enough=enough)
-
-
-@dataclass(frozen=True, eq=False)
-class Text:
-    """What a text says about its own continuation: its ``followers``, the last tokens that are
-    committed (``context``), and how often candidates of each kind were right (``hits``)."""
-
-    followers: Followers
-    context: tuple[int, ...]
-    hits: HitRates
-
-    def judged(
-        self, context: Sequence[int], known: dict[int, float]
-    ) -> dict[int, tuple[float, Kind]]:
-        """Logarithm of the chance and kind of every token that may follow ``context``; ``known``
-        are the logarithmic probabilities that a head gives."""
-        copied = self.followers.latest(context, FOLLOWERS)
-        result = {}
-        for token in known.keys() | copied.keys():
-            value = known.get(token, -math.inf)
-            n, place = copied.get(token, (0, 0))
-            if n == 0 and value < IMPOSSIBLE:
-                continue
-            level = (
-                max(0, math.floor(LEVELS + 2 * value / math.log(2))) if value > IMPOSSIBLE else -1
-            )
-            kind = (min(level, LEVELS - 1), n, place)
-            guess = max(math.exp(value), COPIED[n] / (1 + 2 * place))
-            result[token] = math.log(min(self.hits(kind, guess), 0.999)), kind
-        return result
 
 
 def candidates(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

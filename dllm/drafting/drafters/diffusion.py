@@ -5,8 +5,6 @@ end marker.  One forward gives a distribution for every mask; a search makes a d
 distributions are marginals: each averages over what might stand at the other positions.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 from collections.abc import Sequence
@@ -137,7 +135,7 @@ class DiffusionDrafter(base.Drafter):
         ]
 
     def marginals(
-        self, work: Sequence[tuple[DiffusionDrafting, IntArray, int]]
+        self, work: Sequence[tuple["DiffusionDrafting", IntArray, int]]
     ) -> list[Marginals | None]:
         """Distributions of the positions after each prefix, for drafts of so many tokens; None
         where the context has no room for one."""

@@ -1,7 +1,5 @@
 """Length controllers: how many tokens to draft."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass
 
@@ -14,7 +12,7 @@ from ..base import Budget, DraftPart, Feedback, RoundStats
 class LengthController(DraftPart):
     """Grants budgets on one sequence; `fresh` makes the copy that a sequence works with."""
 
-    def fresh(self) -> LengthController:
+    def fresh(self) -> "LengthController":
         """A controller in its initial state.  What is learnt about drafter and machine is shared
         by overriding this; what is learnt about a text never is."""
         return copy.deepcopy(self)

@@ -109,7 +109,7 @@ def _mamba(
     state = state.clone()  # is changed in place
     wide = a[:, None, None].expand(-1, dim, b.shape[-1])
     spread = [None if t is None else t[:, None].expand(-1, dim) for t in (D, dt_bias)]
-    for t in range(total - drafted if outs else 0, total):
+    for t in range(head if outs else 0, total):
         out = step(
             state, x[:, t], dt[:, t, :, None].expand(-1, -1, dim), wide, b[:, t], c[:, t],
             spread[0], z=None, dt_bias=spread[1], dt_softplus=dt_softplus,

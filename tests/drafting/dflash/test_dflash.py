@@ -6,6 +6,7 @@ from pathlib import Path
 from shutil import copytree
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -14,6 +15,7 @@ from transformers.cache_utils import DFlashCache
 
 import dllm
 from dllm.core.errors import CheckpointError, ConfigError
+from dllm.drafting.base import Draft, DraftRequest, Feedback
 from dllm.drafting.dflash.checkpoint import (
     BlockCheckpoint,
     draft_ids,
@@ -21,7 +23,7 @@ from dllm.drafting.dflash.checkpoint import (
     is_block_drafter,
     load_checkpoint,
 )
-from dllm.drafting.dflash.drafter import BlockDrafter
+from dllm.drafting.dflash.drafter import BlockDrafter, BlockDrafting
 from dllm.drafting.dflash.heads import head_of
 from dllm.drafting.dflash.network import BlockNetwork
 from dllm.models.forwards import CACHE
@@ -107,6 +109,21 @@ def test_lookups_come_first(verifier: dllm.DiffusionModel, folder: Path) -> None
     assert result.tokens == plain.tokens
     assert "argmax" in {stats.source for stats in result.rounds if stats.drafted}
     assert result.accepted > 0
+
+
+def test_the_states_of_kept_nodes_are_read(verifier: dllm.DiffusionModel, folder: Path) -> None:
+    """Of a tree those on the path, without the token that ended the text."""
+    ids = np.array([5, 6, 7])
+    opened = BlockDrafter(folder).open(DraftRequest(ids, 60, (), 30, verifier=verifier))
+    assert isinstance(opened, BlockDrafting)
+    states = torch.arange(7.0)[:, None]  # 3 tokens of the prompt, then 4 nodes
+    draft = Draft(np.array([8, 9, 10, 11]), np.array([-1, -1, 0, 1]))
+    for path, emitted, read in (
+        ([1, 3], [9, 11, 12], [0, 1, 2, 4, 6]), ([0], [8, 5], [0, 1, 2, 3]), ([], [5], [0, 1, 2]),
+        ([1, 3], [9, 11], [0, 1, 2, 4]),
+    ):  # fmt: skip
+        opened.observe(Feedback(draft, path, emitted, states))
+        assert opened.unread.pop().flatten().tolist() == read
 
 
 @pytest.mark.parametrize("window", [None, 6])
@@ -233,7 +250,9 @@ def test_a_pickled_embedding_of_the_mask_is_spoken_of(folder: Path, tmp_path: Pa
 def test_unknown_checkpoints_are_refused(
     verifier: dllm.DiffusionModel, checkpoint: BlockCheckpoint, tmp_path: Path
 ) -> None:
-    assert format_of({"model_type": "llama"}) is None
+    others = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+    assert format_of(others) is None
+    assert format_of(others | {"architectures": ["X", "DFlashDraftModel"]}) == "z-lab"
     assert not is_block_drafter(str(tmp_path)) and not is_block_drafter(verifier)
     with pytest.raises(CheckpointError, match="no DFlash checkpoint"):
         load_checkpoint(tmp_path)

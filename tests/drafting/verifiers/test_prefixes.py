@@ -139,6 +139,7 @@ def test_out_of_memory_takes_the_kept_texts_first(monkeypatch: pytest.MonkeyPatc
     verifier = PackedVerifier(model)
     verifier.prefixes.budget = 1000
     text = verifier.open(np.array(SYSTEM), 60)
+    assert text.size == 128  # with room for the nodes of trees, in whole grains
     verifier.score([(text, chain([]))])
     verifier.commit(text, chain([]), [], [7])
     verifier.close(text)

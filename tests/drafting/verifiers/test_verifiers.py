@@ -5,12 +5,15 @@ from importlib.util import find_spec, module_from_spec
 from inspect import signature
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, cache_utils
 
 import dllm
+from dllm.drafting.base import chain
 from dllm.drafting.verifiers import rowwise
+from dllm.drafting.verifiers.packed import open_verifier
 from dllm.models.forwards import CACHE
 
 PROMPT = [5, 9, 33, 7, 9, 33, 50, 51]
@@ -70,6 +73,17 @@ def test_the_text_is_the_networks_own(kind: str) -> None:
         out = dllm.speculate(hf, drafter, PROMPT, controller=controller, max_new_tokens=10)
         assert out.tokens == expected
     assert greedy(hf) == expected, "the caller's model is left as it was"
+
+
+@pytest.mark.parametrize("kind", ["falcon", "lfm2"])
+def test_a_round_tried_anew_costs_no_second_forward(kind: str) -> None:
+    verifier = open_verifier(dllm.load(network(kind), family="autoregressive"))
+    text, draft = verifier.open(np.array(PROMPT), 40), chain([3, 4])
+    (first,), (again,) = verifier.score([(text, draft)]), verifier.score([(text, draft)])
+    assert again is first and text.forwards == 1
+    (other,) = verifier.score([(text, chain([3, 5]))])
+    torch.testing.assert_close(other.logits[:2], first.logits[:2], atol=1e-4, rtol=1e-4)
+    assert text.forwards == 2
 
 
 def test_packed_attention_can_be_viewed() -> None:
