@@ -60,8 +60,7 @@ def _content(read: Callable[[], str], source: str) -> str:
         text = _checked(read(), source).removeprefix("\ufeff")  # of Windows, as its line breaks
         return text.replace("\r\n", "\n").removesuffix("\n")
     except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise PromptError(f"cannot read {source}: {reason}") from error
+        raise PromptError(f"cannot read {source}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise PromptError(f"{source} is not valid UTF-8: {error}") from error
 
