@@ -27,7 +27,7 @@ def read_text(prompt: str | None, file: Path | None) -> str:
     else:
         text = _checked(source, "the prompt")
     if not text.strip():
-        raise PromptError("the prompt is empty: give some text as an argument, a file or on stdin")
+        raise PromptError(f"{file or 'the prompt'} is empty: give text (argument, file, stdin)")
     return text
 
 
