@@ -219,6 +219,15 @@ def test_a_spelled_special_token_puts_no_blank_before_its_content(
         assert encode_chat(model, [{"role": "user", "content": content}]).tolist() == [*written, 7]
 
 
+def test_characters_in_a_row_that_are_bytes_each_have_their_piece() -> None:
+    """A decoder of SentencePiece shows a run of bytes as characters only where all of it is."""
+    core = Tokenizer(models.BPE({f"<0x{i:02X}>": i for i in range(256)}, [], byte_fallback=True))
+    core.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    spelling = Spelling(PreTrainedTokenizerFast(tokenizer_object=core))
+    pieces = spelling.pieces([*"\ua984\ua9b1\u16a0x".encode()])
+    assert pieces == ["", "", "\ua984", "", "", "\ua9b1", "", "", "\u16a0", "x"]
+
+
 def test_nobody_is_asked_whether_code_may_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
