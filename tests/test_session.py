@@ -6,6 +6,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
 from typing import Any
 
 import pytest
@@ -361,6 +362,22 @@ def test_text_waits_for_whole_characters_and_stop_strings() -> None:
     stopped = GrowingText(decode, ("STOP",))
     assert [stopped.feed([i]) for i in (1, 4, 5)] == ["a", "", ""]
     assert stopped.end("a") == ""
+
+
+def test_nothing_is_lost_behind_bytes_that_turn_out_to_be_no_character() -> None:
+    """Decoders of SentencePiece then show none of their run as a character."""
+    bytes_of = {0: b"\xc9", 1: b"\xa4", 2: b"\xff"}
+
+    def decode(ids: Any) -> str:
+        tokens = [bytes_of.get(i, b"a") for i in ids]
+        runs = [[*run] for _, run in groupby(tokens, lambda token: token == b"a")]
+        return "".join(
+            b"".join(run).decode() if b"\xff" not in run else "\ufffd" * len(run) for run in runs
+        )
+
+    text = GrowingText(decode)
+    assert [text.feed(ids) for ids in ([3, 0, 1], [2], [3, 3])] == ["a\u0264", "", ""]
+    assert text.end(decode([3, 0, 1, 2, 3, 3])) == "\ufffd\ufffd\ufffdaa"
 
 
 def test_merged_events_say_what_both_said() -> None:

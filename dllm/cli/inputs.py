@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 from ..core.errors import PromptError
@@ -22,13 +21,13 @@ def read_text(prompt: str | None, file: Path | None) -> str:
     if source is None and sys.stdin.isatty():
         raise PromptError("there is no prompt: pass it as an argument, with --file, or on stdin")
     if source is None or source == STDIN:
-        text = _content(sys.stdin.read, "standard input").removesuffix("\n").removesuffix("\r")
+        text = _content(sys.stdin.read, "standard input")
     elif file is not None:
-        text = _content(partial(file.read_text, encoding="utf-8-sig"), str(file)).removesuffix("\n")
+        text = _content(lambda: file.read_text(encoding="utf-8"), str(file))
     else:
         text = _checked(source, "the prompt")
     if not text.strip():
-        raise PromptError("the prompt is empty: give some text as an argument, a file or on stdin")
+        raise PromptError(f"{file or 'the prompt'} is empty: give text (argument, file, stdin)")
     return text
 
 
@@ -58,10 +57,10 @@ def read_lines(file: Path) -> list[str]:
 
 def _content(read: Callable[[], str], source: str) -> str:
     try:
-        return _checked(read(), source)
+        text = _checked(read(), source).removeprefix("\ufeff")  # of Windows, as its line breaks
+        return text.replace("\r\n", "\n").removesuffix("\n")
     except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise PromptError(f"cannot read {source}: {reason}") from error
+        raise PromptError(f"cannot read {source}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise PromptError(f"{source} is not valid UTF-8: {error}") from error
 

@@ -81,10 +81,10 @@ class GrowingText:
         return piece
 
     def end(self, text: str) -> str:
-        """The rest, once the whole ``text`` is known."""
-        piece = text[len(self._shown) :] if text.startswith(self._shown) else ""
-        self._shown = text
-        return piece
+        """The rest, once the whole ``text`` is known: what it has behind what was shown of it."""
+        while not text.startswith(self._shown):  # bytes turned out to be no characters
+            self._shown = self._shown[:-1]
+        return text[len(self._shown) :]
 
 
 def stop_at(text: str, stops: Sequence[str], floor: int = 0) -> int | None:

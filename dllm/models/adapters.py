@@ -52,8 +52,8 @@ def attach(hf: Any, family: Family, adapter: str | os.PathLike[str], merge: bool
     except Exception as error:  # peft and what it stands on raise many types
         _remove(hf)
         raise CheckpointError(
-            f"the adapter in {folder} is not for this network ({one_line(error)}); check "
-            "base_model_name_or_path in its adapter_config.json"
+            f"the adapter in {folder} is not for this network ({one_line(error)}); it fits "
+            "base_model_name_or_path in its adapter_config.json, where that is not quantised"
         ) from error
 
 

@@ -21,8 +21,9 @@ FILES = (WHOLE, "vocab.json", "tokenizer.model")
 
 def loader_of(family: Family, folder: Path) -> str:
     """The class of transformers that reads its tokenizer in ``folder``.  A whole one is read as it
-    is: classes of networks put their own splitting in place of the file's."""
-    if family.model_class is None:
+    is: classes of networks put their own splitting in place of the file's.  SentencePiece's file
+    does not say all: the class does that tokenizer_config.json names."""
+    if family.model_class is None or not any((folder / name).exists() for name in FILES[:2]):
         return "AutoTokenizer"
     return "PreTrainedTokenizerFast" if (folder / WHOLE).exists() else family.tokenizer_class
 

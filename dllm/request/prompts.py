@@ -341,7 +341,7 @@ def _template(
     ids: list[int] = []
     for part in re.split(f"({'|'.join(contents)})", text) if unsafe else [text]:
         if part in contents:  # in any order: some templates move messages
-            ids += encode_text(tokenizer, contents[part].strip())
+            ids += encode_continuation(tokenizer, contents[part].strip())
         else:
             ids += encode_markup(tokenizer, part)
     return ids

@@ -46,13 +46,13 @@ class Spelling:
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """Texts of tokens in a row, which together are their text: where a character has several
         tokens, the last one brings it."""
-        found, first, before = list[str](), 0, ""
+        found, first, start, before = list[str](), 0, 0, ""
         for at in range(len(ids)):
             text = self.decode(ids[first : at + 1], special=True)
             whole = not text.endswith(UNFINISHED) or at - first > LONGEST_CHARACTER
             found.append(text[len(before) :] if whole else "")
             if whole:
-                first, before = at, self.decode(ids[at : at + 1], special=True)
+                first, start, before = start, at + 1, self.decode(ids[start : at + 1], special=True)
         if found and not whole:
             found[-1] = text[len(before) :]
         return found

@@ -103,3 +103,12 @@ def test_infill_from_stdin_as_json(ask: Run, tmp_path: Path) -> None:
     outcome = json.loads(result.stdout)
     assert outcome["nfe"] == len(json.loads(file.read_text(encoding="utf-8"))["steps"])
     assert outcome["text"].startswith("Tom ") and outcome["text"].endswith("Ben")
+
+
+def test_stdin_is_read_as_a_file_is(ask: Run, tmp_path: Path) -> None:
+    """Windows marks its beginning and ends lines in its own way."""
+    text, file = "\ufeffTom has\r\n[[2]] apples\r\n", tmp_path / "dos.txt"
+    file.write_bytes(text.encode())
+    from_file, from_stdin = ask("infill", "--file", str(file)), ask("infill", stdin=text)
+    assert from_stdin.stdout == from_file.stdout
+    assert from_stdin.stdout.startswith("Tom has\n")

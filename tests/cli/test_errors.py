@@ -54,6 +54,7 @@ def test_generate(cli: Run, tiny_folder: Path, case: str, watch: bool) -> None:
         (["generate", ""], "", "the prompt is empty"),
         (["generate"], "", "the prompt is empty"),
         (["generate", "-"], "\n \n", "the prompt is empty"),
+        (["generate", "--file", os.devnull], "", f"{os.devnull} is empty"),
         (["generate", "--file", "/no/such/file"], "", "cannot read /no/such/file: No such file"),
         (["generate", "\udcff"], "", "not valid UTF-8"),
         (["infill", "no hole"], "", "there is no hole to fill"),

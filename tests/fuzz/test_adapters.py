@@ -174,6 +174,12 @@ def test_an_adapter_that_does_more_is_refused(
         dllm.load("nano-ar", adapter=tmp_path, merge_adapter=merge)
 
 
+def test_an_adapter_on_a_stored_quantised_model_is_told(adapter: Path, tmp_path: Path) -> None:
+    dllm.load("nano-ar", quantization="int8").save_pretrained(tmp_path)
+    with pytest.raises(dllm.CheckpointError, match="where that is not quantised"):
+        dllm.load(tmp_path, adapter=adapter)
+
+
 def test_pickles_are_not_read(adapter: Path, tmp_path: Path) -> None:
     folder = tmp_path / "pickled"
     shutil.copytree(adapter, folder)

@@ -14,7 +14,7 @@ import dllm
 from dllm.core.errors import CheckpointError, ConfigError, PromptError
 from dllm.models import families, load
 from dllm.models.model import special_tokens
-from dllm.models.tokenizer import complete_tokenizer, load_tokenizer
+from dllm.models.tokenizer import complete_tokenizer, load_tokenizer, loader_of
 from dllm.request.prompts import encode_chat
 from dllm.runtime.spelling import Spelling
 from dllm.structured.vocabulary import vocabulary_of
@@ -192,6 +192,40 @@ def test_a_whole_tokenizer_is_read_as_it_is(copy: Copy) -> None:
     load(folder, tokenizer=given).save_pretrained(folder)
     again: Any = load(folder).tokenizer
     assert again("A b").input_ids == [letters.index("a"), letters.index("b")]
+
+
+def test_the_class_of_a_sentencepiece_file_is_the_one_that_the_checkpoint_names(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "tokenizer.model").touch()
+    assert {loader_of(f, tmp_path) for f in families().values()} == {"AutoTokenizer"}
+
+
+def test_a_spelled_special_token_puts_no_blank_before_its_content(
+    tiny: dllm.DiffusionModel,
+) -> None:
+    """Tokenizers like Llama's write one in front of what they are given."""
+    letters = ["\u2581", "a", "b", "<", "e", ">", "\n"]
+    core = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
+    core.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+    )
+    core.add_special_tokens([AddedToken("<e>", normalized=False)])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core)
+    tokenizer.chat_template = "{% for m in messages %}b\n{{ m.content }}<e>{% endfor %}"
+    model = replace(tiny, tokenizer=tokenizer)
+    for content in ("ab", "ab<e>"):
+        written = [letters.index(letter) for letter in "\u2581b\n" + content]
+        assert encode_chat(model, [{"role": "user", "content": content}]).tolist() == [*written, 7]
+
+
+def test_characters_in_a_row_that_are_bytes_each_have_their_piece() -> None:
+    """A decoder of SentencePiece shows a run of bytes as characters only where all of it is."""
+    core = Tokenizer(models.BPE({f"<0x{i:02X}>": i for i in range(256)}, [], byte_fallback=True))
+    core.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    spelling = Spelling(PreTrainedTokenizerFast(tokenizer_object=core))
+    pieces = spelling.pieces([*"\ua984\ua9b1\u16a0x".encode()])
+    assert pieces == ["", "", "\ua984", "", "", "\ua9b1", "", "", "\u16a0", "x"]
 
 
 def test_nobody_is_asked_whether_code_may_run(
