@@ -207,6 +207,8 @@ class Reader(Base):
                     done.update(part)
                 elif isinstance(part, Mapping) and "$ref" in part:
                     name, more = part["$ref"], without(part, "$ref")
+                    if "/draft-0" in str(self.root.get("$schema")):  # closes what it refers to
+                        more.pop("additionalProperties", None)
                     target = self.resolve(name, path)
                     if name in done:
                         todo.insert(0, more)
