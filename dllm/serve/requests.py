@@ -221,15 +221,20 @@ def _request(
             "logprob_ids": ids or (), "as_ids": body.return_tokens_as_token_ids,
             "user": body.user or "", "salt": body.cache_salt or "", **more,
         }  # fmt: skip
-    return GenerateRequest(
+    ignores = isinstance(body, bodies.Writing) and body.ignore_eos
+    asked = GenerateRequest(
         kind=kind, prompts=prompts, model=body.model, cache=body.cache, sampler=body.sampler,
         arguments=_arguments(body, length), penalties=penalties, n=body.n, stream=body.stream,
         include_usage=options.include_usage,
         usage_with_each=options.include_usage and options.continuous_usage_stats,
         drafts=options.include_drafts, token_ids=body.return_token_ids,
         trace=body.trace, deadline=body.deadline, **more,
-        endless=isinstance(body, bodies.Writing) and body.ignore_eos and bool(body.value("stop")),
+        endless=ignores and bool(body.value("stop")),
     )  # fmt: skip
+    if ignores and (asked.form or length is None):
+        text = "does not go with a structure" if asked.form else "needs max_tokens"
+        raise Problem(400, f"ignore_eos {text}", "ignore_eos", "invalid_value")
+    return asked
 
 
 def _arguments(body: bodies.Decoding, length: int | None) -> dict[str, Any]:
@@ -248,8 +253,6 @@ def _arguments(body: bodies.Decoding, length: int | None) -> dict[str, Any]:
     if length is not None:
         result["max_new_tokens"] = length
     if isinstance(body, bodies.Writing):
-        if body.ignore_eos and length is None:
-            raise Problem(400, "ignore_eos needs max_tokens", "ignore_eos", "invalid_value")
         if body.ignore_eos and "stop_strings" not in result:
             result["min_new_tokens"] = length
         result |= _form(body)
