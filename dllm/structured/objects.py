@@ -90,9 +90,8 @@ def record(reader: Base, schema: Schema, path: str) -> Part:
         )
     count = max(least, KINDS)
     kinds = tuple((_of_kind(reader, others, kind, count), False) for kind in range(count))
-    differ = Mixed(kinds, COMMA, least, least, once=least)
     more = Repeat(Row((COMMA, others)), 0, None if most is None else most - least)
-    return Row((Bytes(b"{"), differ, more, Bytes(b"}")))
+    return Row((Bytes(b"{"), Mixed(kinds, COMMA, least, least, once=least), more, Bytes(b"}")))
 
 
 def _of_kind(reader: Base, others: Either, kind: int, count: int) -> Part:
