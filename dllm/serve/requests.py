@@ -217,9 +217,9 @@ def _request(
         more = {
             "truncate": body.truncate_prompt_tokens or 0, "prompt_logprobs": body.prompt_logprobs,
             "logprob_ids": ids or (), "as_ids": body.return_tokens_as_token_ids,
-            "user": body.user or "", "salt": body.cache_salt or "", **more,
+            "user": body.user or "", "salt": body.cache_salt or "",
+            "endless": body.ignore_eos and bool(body.value("stop")), **more,
         }  # fmt: skip
-    ignores = isinstance(body, bodies.Writing) and body.ignore_eos
     asked = GenerateRequest(
         kind=kind, prompts=prompts, model=body.model, cache=body.cache, sampler=body.sampler,
         arguments=_arguments(body, length), penalties=penalties, n=body.n, stream=body.stream,
@@ -227,9 +227,8 @@ def _request(
         usage_with_each=options.include_usage and options.continuous_usage_stats,
         drafts=options.include_drafts, token_ids=body.return_token_ids,
         trace=body.trace, deadline=body.deadline, **more,
-        endless=ignores and bool(body.value("stop")),
     )  # fmt: skip
-    if ignores and (asked.form or length is None):
+    if isinstance(body, bodies.Writing) and body.ignore_eos and (asked.form or length is None):
         raise invalid("ignore_eos", "ignore_eos needs max_tokens and an answer without a structure")
     return asked
 
