@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 from ..core.config import FILTERS, Count, GenerationConfig, Number
 from ..core.declared import ANSWER, HOLES
 from .body import Body, Echoed, Must, Refusals
-from .problems import Problem
+from .problems import Problem, invalid
 from .wire import LONGEST_STOP, MOST_HOLES, SPEC, is_spec
 
 LONGEST_FORM = 65_536  # characters of a schema or an expression
@@ -148,8 +148,7 @@ class Message(Echoed):
         content = self.content
         if content is None:
             if self.role != "assistant":
-                raise Problem(400, f"{where}.content must be a string or text parts",
-                              f"{where}.content", "invalid_value")  # fmt: skip
+                raise invalid(f"{where}.content", f"{where}.content must be a string or text parts")
             content = ""
         if not isinstance(content, str):
             content = "".join(part.text for part in content)

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import PydanticCustomError, core_schema
 
 from ..core.errors import UnknownNameError
-from .problems import Problem, shortened
+from .problems import Problem, invalid, shortened
 from .wire import parameters
 from .words import elsewhere, wire_names
 
@@ -83,10 +83,8 @@ class Body(BaseModel):
             raise Problem(400, "the body must be a JSON object", code="invalid_body")
         if not is_unicode(data):
             name = next(name for name, value in data.items() if not is_unicode([name, value]))
-            raise Problem(
-                400, f"{ascii(name)[:80]} is not valid Unicode: it has half a surrogate",
-                name.encode(errors="replace").decode()[:80], "invalid_value",
-            )  # fmt: skip
+            at = name.encode(errors="replace").decode()[:80]
+            raise invalid(at, f"{ascii(name)[:80]} is not valid Unicode: it has half a surrogate")
         names = cls.taken()
         for name in data.keys() & cls.REFUSED.keys():
             reason, harmless = cls.REFUSED[name]
@@ -161,7 +159,7 @@ def _problem(body: type[Body], error: ValidationError) -> Problem:
     said = f"must be {KINDS[kind]}" if kind in KINDS else first["msg"]
     said = re.sub(r"^\w+ should|( after validation)?, not \d+$", lambda m: "must" * (not m.start()),
                   said)  # fmt: skip
-    return Problem(400, f"{where} {said}, not {shortened(value)}", where, "invalid_value")
+    return invalid(where, f"{where} {said}, not {shortened(value)}")
 
 
 def _unknown(body: type[Body], path: tuple[int | str, ...], name: str, known: list[str]) -> Problem:

@@ -63,6 +63,11 @@ def unsupported(field: str | None, message: str) -> Problem:
     return Problem(400, message, field, "unsupported_value")
 
 
+def invalid(field: str | None, message: str) -> Problem:
+    """The problem of a value that a field cannot have."""
+    return Problem(400, message, field, "invalid_value")
+
+
 def stopping() -> Problem:
     """The problem of a request that came too late."""
     return Problem(503, "the server is stopping", code="stopping", retry_after=1)

@@ -10,7 +10,7 @@ from ..core.config import FILTERS, FORMATS
 from ..core.text import hole_forms
 from . import bodies
 from .bodies import MOST_TEXTS
-from .problems import Problem, shortened, unsupported
+from .problems import invalid, shortened, unsupported
 
 MOST_CALLS = 16
 NO_OPTIONS = bodies.StreamOptions()
@@ -115,10 +115,10 @@ def read_chat(data: Any) -> GenerateRequest:
     body = bodies.ChatBody.read(data)
     length = body.max_completion_tokens
     if length is not None and body.value("max_tokens") not in (None, length):
-        raise Problem(400, "max_tokens and max_completion_tokens differ: give one of them",
-                      "max_completion_tokens", "invalid_value")  # fmt: skip
+        raise invalid("max_completion_tokens",
+                      "max_tokens and max_completion_tokens differ: give one of them")  # fmt: skip
     if body.top_logprobs and not body.logprobs:
-        raise Problem(400, "top_logprobs needs logprobs=true", "top_logprobs", "invalid_value")
+        raise invalid("top_logprobs", "top_logprobs needs logprobs=true")
     tools = [tool.model_dump(exclude_unset=True) for tool in body.tools or ()]
     return chat_request(
         body, bodies.conversation(body.messages), length or body.value("max_tokens"), tools,
@@ -133,18 +133,17 @@ def chat_request(
     """What is asked for by ``messages``, as chat templates know them."""
     names = [tool["function"]["name"] for tool in tools]
     if len(set(names)) < len(names):
-        raise Problem(400, "two tools have the same name", "tools", "invalid_value")
+        raise invalid("tools", "two tools have the same name")
     wanted, allowed = _chosen(body.tool_choice, names)
     known = names if allowed else [*names, "none", "auto", *["required"] * bool(names)]
     for name in allowed or [wanted]:
         if name not in known:
-            text = f"tool_choice {shortened(name)} is none of the tools: {', '.join(names)}"
-            raise Problem(400, text if names else f"tool_choice {shortened(name)} needs tools",
-                          "tool_choice", "invalid_value")  # fmt: skip
+            has = f"is none of the tools: {', '.join(names)}" if names else "needs tools"
+            raise invalid("tool_choice", f"tool_choice {shortened(name)} {has}")
     tools = [tool for tool in tools if tool["function"]["name"] in (allowed or names)]
     if wanted not in ("none", "auto") and body.structured_outputs is not None:
-        raise Problem(400, f"tool_choice {shortened(wanted)} makes the answer a call: it has no "
-                      "other form", "tool_choice", "invalid_value")  # fmt: skip
+        text = f"tool_choice {shortened(wanted)} makes the answer a call: it has no other form"
+        raise invalid("tool_choice", text)
     thinking = {} if body.enable_thinking is None else {"enable_thinking": body.enable_thinking}
     calls = MOST_CALLS if body.parallel_tool_calls else 1
     return _request(
@@ -200,10 +199,10 @@ def _request(
     kind: str, body: bodies.Decoding, prompts: Sequence[Any], length: int | None, **more: Any
 ) -> GenerateRequest:
     if body.stream_options and not body.stream:
-        raise Problem(400, "stream_options needs stream=true", "stream_options", "invalid_value")
+        raise invalid("stream_options", "stream_options needs stream=true")
     options = body.stream_options or NO_OPTIONS
     if len(prompts) * body.n > MOST_TEXTS:
-        raise Problem(400, f"a request has at most {MOST_TEXTS} answers", "n", "invalid_value")
+        raise invalid("n", f"a request has at most {MOST_TEXTS} answers")
     penalties = {
         name: value for name, neutral in PENALTIES.items()
         if (value := getattr(body, name, neutral)) != neutral
@@ -214,22 +213,24 @@ def _request(
             raise unsupported("best_of", text)
         ids = body.logprob_token_ids
         if ids and more.get("logprobs") is None:
-            raise Problem(400, "logprob_token_ids needs logprobs", "logprob_token_ids",
-                          "invalid_value")  # fmt: skip
+            raise invalid("logprob_token_ids", "logprob_token_ids needs logprobs")
         more = {
             "truncate": body.truncate_prompt_tokens or 0, "prompt_logprobs": body.prompt_logprobs,
             "logprob_ids": ids or (), "as_ids": body.return_tokens_as_token_ids,
-            "user": body.user or "", "salt": body.cache_salt or "", **more,
+            "user": body.user or "", "salt": body.cache_salt or "",
+            "endless": body.ignore_eos and bool(body.value("stop")), **more,
         }  # fmt: skip
-    return GenerateRequest(
+    asked = GenerateRequest(
         kind=kind, prompts=prompts, model=body.model, cache=body.cache, sampler=body.sampler,
         arguments=_arguments(body, length), penalties=penalties, n=body.n, stream=body.stream,
         include_usage=options.include_usage,
         usage_with_each=options.include_usage and options.continuous_usage_stats,
         drafts=options.include_drafts, token_ids=body.return_token_ids,
         trace=body.trace, deadline=body.deadline, **more,
-        endless=isinstance(body, bodies.Writing) and body.ignore_eos and bool(body.value("stop")),
     )  # fmt: skip
+    if isinstance(body, bodies.Writing) and body.ignore_eos and (asked.form or length is None):
+        raise invalid("ignore_eos", "ignore_eos needs max_tokens and an answer without a structure")
+    return asked
 
 
 def _arguments(body: bodies.Decoding, length: int | None) -> dict[str, Any]:
@@ -248,8 +249,6 @@ def _arguments(body: bodies.Decoding, length: int | None) -> dict[str, Any]:
     if length is not None:
         result["max_new_tokens"] = length
     if isinstance(body, bodies.Writing):
-        if body.ignore_eos and length is None:
-            raise Problem(400, "ignore_eos needs max_tokens", "ignore_eos", "invalid_value")
         if body.ignore_eos and "stop_strings" not in result:
             result["min_new_tokens"] = length
         result |= _form(body)
@@ -269,7 +268,7 @@ def _form(body: bodies.Writing) -> dict[str, Any]:
         named = {"regex": given.regex, "choice": given.choice, "json_schema": given.schema_,
                  "grammar": given.grammar, "structural_tag": given.structural_tag}  # fmt: skip
         if forms or sum(value is not None for value in named.values()) > 1:
-            raise Problem(400, "an answer has one structure: keep one field of structured_outputs, "
-                          "or response_format", "structured_outputs", "invalid_value")  # fmt: skip
+            raise invalid("structured_outputs", "an answer has one structure: keep one field of "
+                          "structured_outputs, or response_format")  # fmt: skip
         forms = {name: value for name, value in named.items() if value is not None}
     return forms

@@ -16,7 +16,7 @@ from . import bodies
 from .bodies import MOST_TOOLS
 from .body import UNFIT, Body, Echoed, Must
 from .http import event
-from .problems import Problem, unsupported
+from .problems import Problem, invalid, unsupported
 from .replies import Choice, Reply, chat_logprobs, entries, figures, message, usage
 from .requests import GenerateRequest, chat_request
 
@@ -168,10 +168,7 @@ def read_response(data: Any) -> GenerateRequest:
     if form.type == "json_schema" and form.schema_ is None:
         raise Problem(400, "text.format.schema is missing", "text.format.schema", "missing_field")
     if form.type == "text" and form.schema_ is not None:
-        raise Problem(
-            400, "text.format has a schema: its type must be 'json_schema'", "text.format.type",
-            "invalid_value",
-        )  # fmt: skip
+        raise invalid("text.format.type", "text.format has a schema: type must be 'json_schema'")
     wanted = body.top_logprobs if body.top_logprobs or LIKELY in body.include else None
     ask = chat_request(
         body, before + messages_of(body.input), body.max_output_tokens, tools, body.max_tool_calls,

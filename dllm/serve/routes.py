@@ -14,7 +14,7 @@ from ..models.checkpoint import BUNDLED
 from ..request.prompts import check_ids, encode_chat, encode_text, tokenizer_of
 from . import bodies
 from .http import Client, Path, Streaming, as_json, unless_gone
-from .problems import Problem
+from .problems import Problem, invalid
 from .requests import GenerateRequest, read_chat, read_infill, read_text
 from .responses import ResponseBody, in_responses, read_response
 from .service import Service
@@ -110,7 +110,7 @@ class ModelRoutes:
         body = await service.reader.read(request, bodies.StepBody.read)
         service.check_model(body.model)
         if (body.text is None) == (body.tokens is None):
-            raise Problem(400, "give text or tokens, one of them", "text", "invalid_value")
+            raise invalid("text", "give text or tokens, one of them")
         text = body.tokens if body.text is None else body.text
         asked = service.likelihoods.step(body.question, text, {"top": body.top, **body.how})
         guesses = await unless_gone(request, asked)

@@ -108,10 +108,8 @@ class Service:
             options |= {"drafter": list(settings.drafters) or None}
             del options["sampler"]
         elif settings.drafters:
-            raise ConfigError(
-                f"{self.model.name} is a diffusion model, and drafters are for autoregressive "
-                "ones: drop --drafter"
-            )
+            raise ConfigError(f"{self.model.name} is a diffusion model, and drafters are for "
+                              "autoregressive ones: drop --drafter")  # fmt: skip
         return Session(self.model, **options)
 
     @property
@@ -181,18 +179,16 @@ class Service:
                 f"{called}, whose vocabulary has {self.model.facts.vocab_size}: lower max_tokens"
             )  # fmt: skip
         elif name := next(iter(ask.penalties), None):
-            raise unsupported(
-                name, f"{name}={ask.penalties[name]} is not supported: tokens of a canvas are "
-                "decided several at a time, so that there is no past to penalise",
-            )  # fmt: skip
+            raise unsupported(name, f"{name}={ask.penalties[name]} is not supported: tokens of a "
+                              "canvas are decided several at a time, so that there is no past to "
+                              "penalise")  # fmt: skip
         room = self.settings.max_batch_size + self.settings.max_waiting
         if ask.choices > room:  # later there would be no more room
             raise unsupported("n", f"{ask.choices} answers: this server takes {room} at a time")
         if ask.tool_choice == "auto" and ask.tools and not self.chats.shown(ask):
-            raise unsupported(
-                "tools", f"the chat template of {called} shows no tools to the model: with "
-                "tool_choice 'required' or a named one it is made to call one",
-            )  # fmt: skip
+            raise unsupported("tools", f"the chat template of {called} shows no tools to the "
+                              "model: with tool_choice 'required' or a named one it is made to "
+                              "call one")  # fmt: skip
         if self.cache_of(ask) not in self.sessions:
             raise unsupported("cache", f"cache {shortened(ask.cache)} is not served: choose one of "
                               + ", ".join(self.sessions))  # fmt: skip
@@ -209,10 +205,8 @@ class Service:
         if self.draining:
             raise stopping()
         if name is not None and name != self.name:
-            raise Problem(
-                404, f"the model {name[:80]!r} does not exist: this server has {self.name!r}",
-                "model", "model_not_found",
-            )  # fmt: skip
+            text = f"the model {name[:80]!r} does not exist: this server has {self.name!r}"
+            raise Problem(404, text, "model", "model_not_found")
 
     async def start(self, ask: GenerateRequest, client: Client) -> Started:
         """Submit every choice of ``ask``: all of them or none."""

@@ -89,10 +89,9 @@ class VerifyRoutes:
 
     def _open(self, body: DeviceBody, owner: str) -> dict[str, Any]:
         if self.vocabulary and body.vocabulary != self.vocabulary:
-            raise Problem(
-                409, "device and verifier use different vocabularies: draft with a model that was "
-                "trained on the verifier's tokenizer", code=OTHER_VOCABULARY,
-            )  # fmt: skip
+            raise Problem(409, "device and verifier use different vocabularies: draft with a model "
+                          "that was trained on the verifier's tokenizer",
+                          code=OTHER_VOCABULARY)  # fmt: skip
         prompt = check_ids(self.session.model, body.prompt)
         drafts, sid, facts = RemoteDrafts(), uuid.uuid4().hex, self.session.model.facts
         length = {} if body.max_new_tokens is None else {"max_new_tokens": body.max_new_tokens}

@@ -9,7 +9,7 @@ from typing import Any
 from ..core.config import GenerationConfig
 from ..core.declared import about_of
 from ..core.errors import DllmError
-from .problems import Problem, shortened
+from .problems import invalid, shortened
 from .words import in_http, wire_names
 
 MOST_ITEMS, MOST_STOPS, MOST_HOLES = 1024, 16, 1024
@@ -88,15 +88,14 @@ def parameters(sent: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, A
     for called, value in sent.items():
         rule = RULES.get(names[called])
         if rule is not None and not rule.accepts(value):
-            text = f"{called} must be {rule.kind}, not {shortened(value)}"
-            raise Problem(400, text, called, "invalid_value")
+            raise invalid(called, f"{called} must be {rule.kind}, not {shortened(value)}")
         if (read := value if rule is None else rule.read(value)) is not None:
             given[names[called]] = read
     try:
         config = GenerationConfig(**given)
     except DllmError as error:
         blamed = next((there for there, name in names.items() if name == error.field), None)
-        raise Problem(400, in_http(str(error)), blamed, "invalid_value") from None
+        raise invalid(blamed, in_http(str(error))) from None
     return {name: getattr(config, name) for name in given}
 
 

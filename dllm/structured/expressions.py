@@ -40,7 +40,7 @@ TEXT: Ranges = inverse((SURROGATES,))
 STRING = both(TEXT, inverse(((0, 0x1F), (0x22, 0x22), (0x5C, 0x5C))))  # of JSON, as it is written
 ESCAPES = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r",
            "\t": "\\t"}  # fmt: skip
-SHOWN: Ranges = ((0x20, 0x7E),)
+ASCII, SHOWN = ((0, 0x7F),), ((0x20, 0x7E),)
 CATEGORIES: dict[str, Ranges] = {
     "DIGIT": ((0x30, 0x39),),
     "SPACE": ((0x09, 0x0D), (0x20, 0x20)),
@@ -150,7 +150,7 @@ class Expression:
             return re.escape(chr(int(match[4], 16)))
         if name is None:
             return "(" if match[0][0] == "(" else match[0]
-        ranges = general_category(LONG_NAMES.get(name, name))
+        ranges = ASCII if name == "ASCII" else general_category(LONG_NAMES.get(name, name))
         if not ranges:
             raise ConfigError(
                 f"{self.what} has {match[0]}: a property is a general category, such as L or Nd"

@@ -15,8 +15,8 @@ CLOCK = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?"
 TIME = f"{CLOCK}(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
 A, X = "[A-Za-z0-9]", "[A-Za-z0-9-]"
 # With two hyphens as third and fourth character, a label stands for another alphabet's.
-LABEL, SHORT = (
-    f"{A}(?:{X}{{0,2}}{A}|{X}(?:{A}{X}|-{A}){X}{{0,{most - 5}}}{A})?" for most in (63, 22)
+LABEL, SHORT, BRIEF = (
+    f"{A}(?:{X}{{0,2}}{A}|{X}(?:{A}{X}|-{A}){X}{{0,{most - 5}}}{A})?" for most in (63, 22, 9)
 )
 OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 IPV4 = rf"{OCTET}(?:\.{OCTET}){{3}}"
@@ -36,6 +36,7 @@ PATH = rf"//{AUTHORITY}(?:/{PCHAR}*)*|/(?:{PCHAR}+(?:/{PCHAR}*)*)?"
 URI = rf"[A-Za-z][A-Za-z0-9+.-]*:(?:{PATH}|{PCHAR}+(?:/{PCHAR}*)*){TAIL}"
 SEGMENT = rf"(?:[A-Za-z0-9._~!$&'()*+,;=@-]|{ESCAPED})+"  # without a colon
 REFERENCE = rf"(?:{PATH}|{SEGMENT}(?:/{PCHAR}*)*)?{TAIL}"
+DOMAIN = rf"(?:{BRIEF}\.)?{SHORT}\.(?:{BRIEF}\.)?[A-Za-z]{{2,18}}"
 ATOM = "[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
 DAYS = "(?:[0-9]+D|[0-9]+M(?:[0-9]+D)?|[0-9]+Y(?:[0-9]+M(?:[0-9]+D)?)?)"
 HOURS = "(?:[0-9]+S|[0-9]+M(?:[0-9]+S)?|[0-9]+H(?:[0-9]+M(?:[0-9]+S)?)?)"
@@ -45,16 +46,17 @@ RANGE = r"\[\^?(?:0-9|A-Z|a-z|[A-Za-z0-9 _.,:;/+*?()$]|\\\\[dsw])+-?\]"
 COUNT = r"(?:[*+?]|\{[0-9]{1,2},?\})?"
 ONE = rf"(?:[A-Za-z0-9 _,:;/=@%&#'<>!-]|\.|\\\\[dDsSwW.*+?()[\]{{}}|^$/]|{RANGE}){COUNT}"
 WAY = rf"(?:{ONE}|\((?:\?:)?(?:{ONE})*(?:\|(?:{ONE})*)*\){COUNT})*"
+LENGTHS = {"email": 126, "hostname": 242}  # of the longest that are written
 FORMATS = {
     "date": DATE,
     "time": TIME,
     "date-time": f"{DATE}T{TIME}",
     "duration": f"P(?:{DAYS}(?:T{HOURS})?|T{HOURS}|[0-9]+W)",
     "uuid": f"{H}{{8}}-({H}{{4}}-){{3}}{H}{{12}}",
-    "email": rf"{ATOM}(?:\.{ATOM})*@(?:{SHORT}\.)+[A-Za-z]{{2,22}}",
+    "email": rf"(?=.{{1,64}}@){ATOM}(?:\.{ATOM})*@{DOMAIN}",
     "ipv4": IPV4,
     "ipv6": IPV6,
-    "hostname": rf"{LABEL}(?:\.{LABEL})*",
+    "hostname": rf"{LABEL}(?:\.{LABEL})?(?:\.{SHORT}){{0,5}}",
     "uri": URI,
     "uri-reference": f"(?:{URI}|{REFERENCE})",
     "json-pointer": POINTER,

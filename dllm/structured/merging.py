@@ -33,9 +33,7 @@ def merged(a: Any, b: Any, path: str) -> Any:
     for key in a.keys() & b.keys():
         if a[key] != b[key] and key not in OBJECT | ARRAY:
             if key not in MERGE:
-                raise ConfigError(
-                    f"{path} of the schema has several {key!r} at once: write them as one"
-                )
+                raise ConfigError(f"{path} of the schema has several {key!r} at once: keep one")
             result[key] = MERGE[key](a[key], b[key], path)
     if (a.keys() | b.keys()) & OBJECT:
         result |= _merged_members(a, b, path)

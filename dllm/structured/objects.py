@@ -9,11 +9,11 @@ from ..core.errors import ConfigError
 from .byte_automaton import ByteAutomaton, Empty
 from .keywords import OPEN, Nothing, Schema, constants_of, counts_of
 from .merging import merged
-from .parts import Bytes, Either, Leaf, Members, Mixed, Part, Row, automaton_of
+from .parts import Bytes, Either, Leaf, Members, Mixed, Part, Repeat, Row, automaton_of
 from .values import COLON, COMMA, QUOTE, Base, listed, pattern_of, written
 
 NONE = ByteAutomaton([[]], [False])
-KINDS = 8  # of undeclared names, where so many have to differ
+KINDS, MOST_KINDS = 5, 6  # of undeclared names, where so many have to differ
 MOST_WRONG = 4  # properties whose values count, of names that may stand twice
 MOST_NEEDED = 3, 6  # properties that stand in any order; in schemas that may not hold
 
@@ -83,19 +83,21 @@ def record(reader: Base, schema: Schema, path: str) -> Part:
         raise Nothing(path)
     if others is None or least < 2:
         return Bytes(b"{}") if others is None else listed(b"{", others, b"}", least, most)
-    if least > KINDS:
+    if least > MOST_KINDS:
         raise ConfigError(
             f"{path} of the schema has a minProperties of {least}, which is supported up to "
-            f"{KINDS} for names that it does not declare: allow less"
+            f"{MOST_KINDS} for names that it does not declare: allow less"
         )
-    kinds = tuple((_of_kind(reader, others, kind), False) for kind in range(KINDS))
-    return Row((Bytes(b"{"), Mixed(kinds, COMMA, least, most, once=least), Bytes(b"}")))
+    count = max(least, KINDS)
+    kinds = tuple((_of_kind(reader, others, kind, count), False) for kind in range(count))
+    more = Repeat(Row((COMMA, others)), 0, None if most is None else most - least)
+    return Row((Bytes(b"{"), Mixed(kinds, COMMA, least, least, once=least), more, Bytes(b"}")))
 
 
-def _of_kind(reader: Base, others: Either, kind: int) -> Part:
+def _of_kind(reader: Base, others: Either, kind: int, count: int) -> Part:
     """Those whose names have a sum of bytes with remainder ``kind``: no two kinds share one."""
-    edges = [[(b, b, (s + b) % KINDS) for b in range(256)] for s in range(KINDS)]
-    sums, ways = ByteAutomaton(edges, [s == kind for s in range(KINDS)]), list[Part]()
+    edges = [[(b, b, (s + b) % count) for b in range(256)] for s in range(count)]
+    sums, ways = ByteAutomaton(edges, [s == kind for s in range(count)]), list[Part]()
     for way in others.parts:
         assert isinstance(way, Row)
         with suppress(Empty):

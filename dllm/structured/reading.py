@@ -205,6 +205,8 @@ class Reader(Base):
                     done.update(part)
                 elif isinstance(part, Mapping) and "$ref" in part:
                     name, more = part["$ref"], without(part, "$ref")
+                    if "/draft-0" in str(self.root.get("$schema")):  # closes what it refers to
+                        more.pop("additionalProperties", None)
                     target = self.resolve(name, path)
                     if name in done:
                         todo.insert(0, more)
@@ -326,11 +328,16 @@ class Reader(Base):
                     schema = merged(schema, self.target(part, path), path)
         return {} if schema is True else schema
 
-    def _disjoint(self, a: Any, b: Any, path: str) -> bool:
-        """Whether no value satisfies both, as far as types, constants, names and bounds tell."""
+    def _disjoint(self, a: Any, b: Any, path: str, flat: bool = False) -> bool:
+        """Whether no value satisfies both, as far as types, constants, names and bounds tell;
+        ``flat``: without their alternatives, which may lead back."""
         a, b = self.target(a, path), self.target(b, path)
         if a is False or b is False:
             return True
+        for one, other in () if flat else ((a, b), (b, a)):
+            for key in {"anyOf", "oneOf"} & one.keys():
+                if all(self._disjoint(each, other, path) for each in one[key]):
+                    return True
         mine, other = constants_of(a), constants_of(b)
         if mine is not None and other is not None:
             return not {*map(canonical, mine)} & {*map(canonical, other)}
@@ -344,7 +351,7 @@ class Reader(Base):
                 if one.get("additionalProperties") is False and needed - {*names}:
                     return not one.get("patternProperties")
             both = required[0] & required[1] & {*mine_} & {*theirs}
-            return any(self._disjoint(mine_[name], theirs[name], path) for name in both)
+            return any(self._disjoint(mine_[name], theirs[name], path, True) for name in both)
         return False
 
     def _dependencies(self, schema: Schema, path: str) -> Part:

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from ..core.errors import ConfigError
 from .byte_automaton import Budget, ByteAutomaton, Empty, combined
 from .expressions import CHARACTER, CHARACTERS, pattern_part, regex_part
-from .formats import FORMATS
+from .formats import FORMATS, LENGTHS
 from .keywords import (
     KEYWORDS,
     Nothing,
@@ -160,7 +160,8 @@ def string(reader: Base, schema: Schema, path: str) -> Part:
             reader.refuse(f"the format {form!r}", path)
         reader.dropped, form = form, None  # to many readers it says nothing
     if form is not None and most is not None:  # each character is as many states as the format
-        most = min(most, max(least, LONGEST))
+        fits = most >= LENGTHS.get(form.removeprefix("idn-"), math.inf)
+        most = None if fits else min(most, max(least, LONGEST))
     if not reader.testing:
         most = reader.budget.within(least, most, MOST_CHARACTERS)
 

@@ -276,6 +276,17 @@ def test_tools_and_a_form() -> None:
     assert not chat(tools=[ADD]).either and not chat(response_format=wanted).either
 
 
+def test_an_answer_that_ignores_its_end_has_no_structure() -> None:
+    """Beside stop strings ``ignore_eos`` was dropped without a word."""
+    forms: tuple[Any, ...] = ({"response_format": {"type": "json_object"}},
+                              {"tools": [ADD], "tool_choice": "required"})  # fmt: skip
+    for form in forms:
+        for more in ({}, {"stop": "x"}):
+            wrong = {"messages": HELLO, "ignore_eos": True, "max_tokens": 9, **form, **more}
+            problem = refused(read_chat, wrong)
+            assert problem.param == "ignore_eos" and "a structure" in problem.message
+
+
 def test_tools_that_are_allowed() -> None:
     other = {"type": "function", "function": {"name": "b"}}
 

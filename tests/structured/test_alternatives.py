@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from dllm.core.errors import ConfigError
 from dllm.structured import source
 from dllm.structured.compiling import byte_automaton
 
@@ -44,3 +45,21 @@ def test_what_one_needs_and_the_other_does_not_declare_tells_them_apart() -> Non
         {"properties": {"a": {}}, "required": ["a"]}, {"properties": {"b": {}}, "required": ["b"]},
     ], "properties": {"b": {"type": "integer"}}}))[0]  # fmt: skip
     assert beside.accepts(b'{"a": 1}') and not beside.accepts(b'{"a": 1,"b": 2}')
+
+
+def test_unions_within_a_union_are_told_apart() -> None:
+    """As pydantic writes a discriminator within another; what leads back ends."""
+    more = {name: {"type": "string"} for name in "stuvwx"}
+    cats, dog = (
+        [{"properties": {"pet": {"const": pet}, "color": {"const": color}, **more},
+          "type": "object", "required": ["pet", "color", *more]} for color in ("black", "white")]
+        for pet in ("cat", "dog")
+    )  # fmt: skip
+    found = byte_automaton(source.json_schema({"oneOf": [{"oneOf": cats}, dog[0]]}))[0]
+    for pet, color, taken in (("cat", "white", True), ("dog", "black", True), ("dog", "x", False)):
+        value = {"pet": pet, "color": color, **dict.fromkeys(more, "")}
+        assert found.accepts(json.dumps(value).encode()) == taken
+    chain = [{"properties": {"next": {"anyOf": [{"$ref": f"#/oneOf/{i}"}, {"const": i}]}},
+              "type": "object", "required": ["next"]} for i in range(2)]  # fmt: skip
+    with pytest.raises(ConfigError, match="has to keep"):
+        byte_automaton(source.json_schema({"oneOf": chain}))

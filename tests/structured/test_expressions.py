@@ -35,6 +35,8 @@ def test_properties_of_unicode() -> None:
     assert automaton.accepts("Éa٣!".encode()) and automaton.accepts(b"Aa_1")
     assert not automaton.accepts(b"aa_1") and not automaton.accepts(b"Aa_b")
     assert byte_automaton({"regex": r"\p{Uppercase_Letter}\P{digit}"})[0].accepts("Éa".encode())
+    latin, _ = byte_automaton({"regex": r"\p{ASCII}\P{ASCII}"})  # as ECMAScript and Java have it
+    assert latin.accepts("~é".encode()) and not latin.accepts("é~".encode())
 
 
 def test_counts_of_nothing_are_counted() -> None:

@@ -85,3 +85,13 @@ def test_unevaluated_properties_are_those_of_no_part(parts: dict[str, Any]) -> N
     for outer in ({"allOf": [schema, A]}, {"not": schema}):
         with pytest.raises(ConfigError, match="'unevaluatedProperties' beside"):
             byte_automaton({"json_schema": outer})
+
+
+def test_before_2019_a_reference_is_not_closed_by_what_stands_beside_it() -> None:
+    """protoc-gen-jsonschema closes each message so: of nested ones ``{}`` was written alone."""
+    part = {"properties": {"b": {"type": "null"}}}
+    near = {"a": {"$ref": "#/definitions/x", "additionalProperties": False}}
+    schema: dict[str, Any] = {"properties": near, "definitions": {"x": part}}
+    for draft, taken in (("draft-04/schema#", True), ("draft/2020-12/schema", False)):
+        schema["$schema"] = f"http://json-schema.org/{draft}"
+        assert byte_automaton({"json_schema": schema})[0].accepts(b'{"a": {"b": null}}') == taken
