@@ -1,7 +1,5 @@
 """``dllm batch``: a file of requests, answered by the continuous engine."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import dataclass
 from dataclasses import fields as dataclass_fields
@@ -45,7 +43,7 @@ class Batched(Decoding):
         0, "Engines, as actors of Ray Data (default 0: one, in this process).", MODEL, min=0
     )
 
-    def settings(self) -> Settings:
+    def settings(self) -> "Settings":
         from ..serve.settings import Settings
 
         return Settings(
@@ -108,7 +106,7 @@ def batch(
         raise typer.Exit(FAILED)
 
 
-def _run(options: Batched, lines: Any, count: int, results: Results) -> int:
+def _run(options: Batched, lines: Any, count: int, results: "Results") -> int:
     """Answer ``lines``; how many of them failed."""
     from ..serve.batch import answer_all, batch_settings, error_of, failed
 
@@ -118,7 +116,7 @@ def _run(options: Batched, lines: Any, count: int, results: Results) -> int:
     with Progress(*columns, console=stderr(), disable=not interactive()) as bar:
         task = bar.add_task("requests", total=count, failed="")
 
-        def done(line: Line, entry: dict[str, Any]) -> None:
+        def done(line: "Line", entry: dict[str, Any]) -> None:
             nonlocal answered, failures
             answered += 1
             results.add(line, entry)

@@ -1,7 +1,5 @@
 """What to know of the bundled models before taking their answers seriously."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -21,21 +19,21 @@ SHOWN = 3  # words
 _warned = False
 
 
-def is_bundled(model: DiffusionModel) -> bool:
+def is_bundled(model: "DiffusionModel") -> bool:
     """Whether this is nano or its sibling, which know a few tasks only."""
     from ..models.checkpoint import BUNDLED
 
     return model.name in BUNDLED
 
 
-def unknown_words(model: DiffusionModel, texts: Iterable[str]) -> list[str]:
+def unknown_words(model: "DiffusionModel", texts: Iterable[str]) -> list[str]:
     """Words that are not in the vocabulary, in order: they would be read letter by letter."""
     assert model.tokenizer is not None
     words = dict.fromkeys(word for text in texts for word in WORD.findall(text))
     return [word for word in words if len(model.tokenizer.tokenize(word)) > 1]
 
 
-def warn_of_unknown_words(model: DiffusionModel, texts: Iterable[str]) -> None:
+def warn_of_unknown_words(model: "DiffusionModel", texts: Iterable[str]) -> None:
     """A line on stderr when a bundled model was asked about what it has never seen, once in a
     process.  Called after the answer, so that it stands beside no error."""
     global _warned

@@ -1,7 +1,5 @@
 """``dllm compare``: one prompt, several samplers and caches, side by side."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -57,7 +55,7 @@ def compare(prompt: Prompt = None, *, options: Comparison) -> None:
     warn_of_unknown_words(model, [text])
 
 
-def show(results: list[Result], model: DiffusionModel) -> None:
+def show(results: list["Result"], model: "DiffusionModel") -> None:
     """A table on stdout, texts beside or below; texts that equal the first one are marked."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("Sampler", overflow="fold")

@@ -1,7 +1,5 @@
 """What happened at each step of one row, as plain data: written to JSON, replayed, drawn."""
 
-from __future__ import annotations
-
 import html
 import json
 import math
@@ -70,13 +68,13 @@ class Trace:
     computed: int = 0
 
     @classmethod
-    def start(cls, canvas: Canvas, sampler: str, cache: str, model: str) -> Trace:
+    def start(cls, canvas: Canvas, sampler: str, cache: str, model: str) -> "Trace":
         """An empty trace of a canvas that has not been touched."""
         prompt = canvas.tokens[: canvas.prompt_length].tolist()
         region, given = (canvas.start, canvas.end), runs((~canvas.masked).nonzero()[0].tolist())
         return cls(prompt, len(canvas.tokens), region, sampler, cache, model, given=given)
 
-    def add(self, step: Step) -> None:
+    def add(self, step: "Step") -> None:
         """Record one step."""
         p, d, canvas = step.prediction, step.decision, step.canvas
         taken = set(d.committed.tolist())

@@ -4,8 +4,6 @@ Import this module only where Triton is: on a machine without a GPU it runs in T
 interpreter, if TRITON_INTERPRET=1 was set before the first import.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -1,7 +1,5 @@
 """Rotation and scatter as one Triton kernel: a program per token and head."""
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

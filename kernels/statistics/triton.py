@@ -10,8 +10,6 @@ long as the nucleus lies above the smallest of every list, the lists hold all of
 `candidates` decides exactly.  The rows for which they do not, flat distributions, go to `torch`.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from math import ceil
 
