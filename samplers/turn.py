@@ -1,7 +1,5 @@
 """One step of one row where it does not simply predict, choose, commit and look for an end."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -45,7 +43,7 @@ class Decision:
     edits: tuple[Edit, ...] = ()
     probe: bool = False
 
-    def after(self, trial: Trial | None, explored: int) -> Decision:
+    def after(self, trial: Trial | None, explored: int) -> "Decision":
         """The same with the trial that came before it."""
         if trial is None:
             return replace(self, explored=explored)
@@ -121,7 +119,7 @@ class Course(Part, role="course"):
         """What the next forward feeds; it only reads."""
         return THE_ROW
 
-    def decide(self, turn: Turn) -> None:
+    def decide(self, turn: "Turn") -> None:
         """Make the step; ``turn.go_on()`` does what it is without this course."""
         raise NotImplementedError
 
@@ -165,7 +163,7 @@ class Length(Course, role="length"):
         from ``origin`` on.  By default its field ``initial``, else 64."""
         return getattr(self, "initial", None) or min(cap, INITIAL)
 
-    def decide(self, turn: Turn) -> None:
+    def decide(self, turn: "Turn") -> None:
         turn.go_on()
         if turn.goes_on and turn.canvas.stop_position is None:
             turn.edits = self.resize(turn.view, turn.committed)

@@ -1,7 +1,5 @@
 """``dllm chat``: a conversation."""
 
-from __future__ import annotations
-
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
@@ -81,7 +79,7 @@ class Conversation:
     Bundled models are asked without the messages before a question."""
 
     def __init__(
-        self, model: DiffusionModel, options: Talking, session: Session | None = None
+        self, model: "DiffusionModel", options: Talking, session: "Session | None" = None
     ) -> None:
         self.model, self.options, self.session = model, options, session
         self.messages: list[dict[str, str]] = []
@@ -128,7 +126,7 @@ class Conversation:
             note(result.footer())
             warn_of_unknown_words(self.model, [text])
 
-    def answer(self) -> Result:
+    def answer(self) -> "Result":
         """What the model says to the messages."""
         from ..api import generate, stream
 

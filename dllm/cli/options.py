@@ -6,8 +6,6 @@ decoding are not listed here: a group names which it `PARAMETERS` has, and they 
 command a filled instance as ``options``.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
@@ -152,7 +150,7 @@ class Loading:
             given["device"] = "cpu"
         return {name: value for name, value in given.items() if value is not None}
 
-    def load_model(self, name: str, **other: Any) -> DiffusionModel:
+    def load_model(self, name: str, **other: Any) -> "DiffusionModel":
         """The model called ``name`` on its device; ``other`` arguments of `dllm.load` win."""
         from ..models import load
 
@@ -166,7 +164,7 @@ class Loaded(Loading):
 
     model: str = option("nano", "Model: hub id, folder, or nano (default).", MODEL)
 
-    def load(self) -> DiffusionModel:
+    def load(self) -> "DiffusionModel":
         return self.load_model(self.model)
 
 
@@ -254,7 +252,7 @@ class Decoding(Loaded):
 
     PARAMETERS: ClassVar = EVERY - ANSWERS
 
-    def load(self) -> DiffusionModel:
+    def load(self) -> "DiffusionModel":
         """The model; misspelt parts are told before it is loaded."""
         from .. import cache, samplers
 

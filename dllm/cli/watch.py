@@ -4,8 +4,6 @@ On a terminal it is redrawn in place; elsewhere every step becomes one line, so 
 logged: ``«new»`` was just committed, ``‹guess›`` is a draft, ``░`` a mask, ``⏎`` a line break.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -32,7 +30,7 @@ BORDER = 2  # lines, and columns on each side
 MARGIN = 2  # columns, so that a terminal's ^C does not wrap and shift the picture
 
 
-def watch(events: Iterable[Event], model: DiffusionModel, rows: int) -> list[Result]:
+def watch(events: Iterable["Event"], model: "DiffusionModel", rows: int) -> list["Result"]:
     """Show ``events`` until every row has its result."""
     assert model.tokenizer is not None
     speller = Speller(model.tokenizer, model.facts.stop_token_ids)

@@ -1,7 +1,5 @@
 """A row in the engine, and what it feeds in one step."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,9 +40,9 @@ class Row(AnyRow):
     capacity: int = 0
     feed: Feed = THE_ROW
     previous: tuple[IntArray, torch.Tensor] | None = None
-    soft: Soft | None = None
-    jobs: list[Job] = field(default_factory=list)
-    same_as_before: list[Job] | None = None
+    soft: "Soft | None" = None
+    jobs: list["Job"] = field(default_factory=list)
+    same_as_before: list["Job"] | None = None
     open: bool = False
     weights: object = None
     reused: int = 0
@@ -160,7 +158,7 @@ class Job:
     options: RowOptions = field(init=False)
     up: dict[str, Any] = field(default_factory=dict)  # what goes up for it alone, by name
     logprobs: torch.Tensor | None = None  # (targets, V), where the sampler compares steps
-    soft: Soft | None = None  # what the row may feed beside its tokens next
+    soft: "Soft | None" = None  # what the row may feed beside its tokens next
     opening: int | None = None  # the block that opens behind a causal pass, which this is
     work: int | None = None  # positions computed per layer on average, where layers differ
     layout: Layout | None = None  # what it feeds, as long as that stays
@@ -181,7 +179,7 @@ class Job:
     def of(
         cls, row: Row, canvas: Canvas, plan: Plan, targets: IntArray, ids: Mapping[str, IntArray],
         lane: int, ordered: tuple[int, int],
-    ) -> Job:  # fmt: skip
+    ) -> "Job":  # fmt: skip
         """The job of a branch whose sampler reads ``targets``, and of all positions the ``ids``."""
         both = targets if plan.asks is None else np.union1d(targets, plan.asks)
         wanted = None if plan.asks is None else np.searchsorted(both, targets)

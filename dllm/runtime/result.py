@@ -1,7 +1,5 @@
 """What a generation returns.  Plain data: needs no torch."""
 
-from __future__ import annotations
-
 import html
 import json
 import math
@@ -75,7 +73,7 @@ class Result:
     structured: str | None = None
 
     @classmethod
-    def of(cls, request: Request, engine: Work[Any, Any], peak: int) -> Result:
+    def of(cls, request: "Request", engine: "Work[Any, Any]", peak: int) -> "Result":
         """That of a ``request`` whose canvas is finished; ``peak``: see ``peak_memory``."""
         row, canvas, recipe = request.row, request.canvas, request.recipe
         assert row is not None and canvas is not None

@@ -6,7 +6,7 @@ custom processors with the history that the row would have, then temperature and
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -133,6 +133,7 @@ class Rows:
     sampling: Sampling
     coins: KeyedNoise
     round: int
+    _known: dict[int, torch.Tensor] = field(default_factory=dict, init=False)
 
     @cached_property
     def positions(self) -> IntArray:
@@ -151,26 +152,38 @@ class Rows:
     def _history(self, node: int) -> IntArray:
         return np.concatenate([self.prefix, self.draft.tokens[self.draft.path(node)]])
 
+    def _row(self, node: int) -> torch.Tensor:
+        """The row of `log_distribution` after ``node``.  On a CPU, where filters take as long as a
+        small forward, no row is worked out that nobody asks for: most drafts end early."""
+        if self.logits.device.type != "cpu":
+            return self.log_distribution[node + 1]
+        if node not in self._known:
+            at = slice(node + 1, node + 2)
+            history = [self._history(node)] if self.sampling.needs_history else []
+            found = self.sampling.distribution(self.logits[at], history, self.positions[at])
+            self._known[node] = found[0]
+        return self._known[node]
+
     def greedy(self, node: int) -> int:
         """The most probable token after ``node``; the lowest id of equals; -1 where none may
         follow or the numbers are broken, which is an error once it is to be emitted."""
-        return self._best[node + 1]
+        if self.logits.device.type != "cpu":
+            return self._best[node + 1]
+        row = self._row(node).numpy()
+        best = int(row.argmax())  # ten times as fast as torch's
+        return best if np.isfinite(row[best]) else -1
 
     @cached_property
     def _best(self) -> list[int]:
-        rows = self.log_distribution
-        if rows.device.type == "cpu":  # ten times as fast as torch's
-            best = torch.from_numpy(rows.numpy().argmax(-1))
-        else:
-            best = rows.argmax(-1)
-        alive = rows.gather(1, best[:, None])[:, 0].isfinite()
+        best = self.log_distribution.argmax(-1)
+        alive = self.log_distribution.gather(1, best[:, None])[:, 0].isfinite()
         return best.where(alive, -1).tolist()
 
     def keyed(self, node: int) -> int:
         """The token that plain sampling with this seed draws after ``node``."""
         if self.sampling.filters.temperature == 0:
             return self.greedy(node)
-        return self.coupled(self.log_distribution[node + 1], node)
+        return self.coupled(self._row(node), node)
 
     def coupled(self, row: torch.Tensor, node: int) -> int:
         """What the noise of plain sampling draws after ``node`` of log-probabilities (V,); -1 as
@@ -189,10 +202,10 @@ class Rows:
     def distribution(self, node: int) -> Array:
         """Probabilities (V,) float64 of the token after ``node``."""
         if self.sampling.filters.temperature == 0:
-            distribution: Array = np.zeros(self.log_distribution.shape[1])
+            distribution: Array = np.zeros(self.logits.shape[1])
             distribution[self.greedy(node)] = float(self.greedy(node) >= 0)
         else:
-            distribution = self.log_distribution[node + 1].double().exp().cpu().numpy()
+            distribution = self._row(node).double().exp().cpu().numpy()
             distribution /= distribution.sum()
         return distribution
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import dllm
-from dllm.drafting.accept.chains import Block, Keyed, Ratio
+from dllm.drafting.accept.chains import Block, Greedy, Keyed, Ratio
 from dllm.drafting.accept.rows import KeyedNoise, Rows, Sampling
-from dllm.drafting.base import AcceptRule, Draft
+from dllm.drafting.base import AcceptRule, Draft, chain
 from dllm.kernels.noise import gumbel
 from dllm.kernels.statistics import Filters
 
@@ -214,3 +214,23 @@ def test_the_noise_of_a_token_is_that_of_its_place(top_k: int | None) -> None:
     for node in (-1, 0, 1):
         noise = gumbel(*KeyedNoise(5, 2).emission, 5 + node, 0, np.arange(12))
         assert rows.keyed(node) == int((rows.log_distribution[node + 1].numpy() + noise).argmax())
+
+
+@pytest.mark.parametrize(("tokens", "asked"), [([1, 2, 2], 1), ([2, 2, 1], 3), ([2, 2, 2], 4)])
+@pytest.mark.parametrize("rule", [Greedy(), Keyed()])
+def test_rows_behind_a_wrong_token_are_not_worked_out(
+    rule: AcceptRule, tokens: list[int], asked: int
+) -> None:
+    """On a CPU: the filters of a row can take as long as a small network."""
+    seen = list[list[int]]()
+
+    def processor(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        seen.append(ids[0].tolist())
+        return scores
+
+    logits = torch.zeros(4, 12).index_fill(1, torch.tensor([2]), 1000)
+    sampling = Sampling(Filters(float(isinstance(rule, Keyed))), processors=(processor,))
+    draft = chain(np.array(tokens))
+    outcome = rule.judge(Rows(logits, draft, np.arange(2), sampling, KeyedNoise(0), 0), draft)
+    assert (len(outcome.path), outcome.extra) == (asked - 1, 2)
+    assert seen == [[0, 1, *tokens[:n]] for n in range(asked)]
