@@ -143,7 +143,7 @@ class BlockNetwork:
         weights = []
         outputs = [self.heads * self.dim, self.kv_heads * self.dim, self.kv_heads * self.dim]
         for layer in self.layers:
-            split = [*layer.qkv.weight.split(outputs), layer.out.weight]
+            split = [*torch.split(layer.qkv.weight, outputs), layer.out.weight]
             split += [*layer.gate_up.weight.chunk(2), layer.down.weight]
             parts = [part for weight in split for part in Packed().parts(weight) or ()]
             if len(parts) != 7 or {*map(type, parts)} != {Weight}:
@@ -178,8 +178,7 @@ class BlockNetwork:
         """Hidden states (N, block, H) of one block behind each text; ``blocks`` (N, block, H) are
         the embeddings of anchors and masks."""
         if self.compiled is not None and len(texts) > 1:
-            each = zip(texts, blocks.split(1), strict=True)
-            return torch.cat([self.draft([text], block) for text, block in each])
+            return torch.cat([self.draft([t], blocks[n : n + 1]) for n, t in enumerate(texts)])
         places = torch.stack([torch.arange(t.length, t.reserve(blocks.shape[1])) for t in texts])
         cos, sin = self._rotation(places)
         x = blocks.to(self.device, self.dtype)
@@ -188,7 +187,8 @@ class BlockNetwork:
             part = Part(count=x.shape[1], rows=1, length=texts[0].length + x.shape[1])
             results = self.compiled(
                 x.contiguous(), cos.contiguous(), sin.contiguous(), places[0],
-                texts[0].keys.split(1), texts[0].values.split(1), [part], self.dim**-0.5, False,
+                torch.split(texts[0].keys, 1), torch.split(texts[0].values, 1), [part],
+                self.dim**-0.5, False,
             )  # fmt: skip
             assert results is not None
             return _rms(results[-1], self.norm, self.eps)
