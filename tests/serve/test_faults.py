@@ -253,8 +253,8 @@ def test_a_deadline_passes_wherever_a_request_waits(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Behind a structure that is built, and for likelihoods, of a prompt too."""
-    slow = body(structured_outputs={"regex": "[k-o]{1,3}"})
-    late = body(structured_outputs={"regex": "[p-t]{1,3}"}, deadline=0.2)
+    slow = body(ignore_eos=False, structured_outputs={"regex": "[k-o]{1,3}"})
+    late = body(ignore_eos=False, structured_outputs={"regex": "[p-t]{1,3}"}, deadline=0.2)
     with held(monkeypatch, Service, "_submitted", lambda *_: True, lambda: served.post(CHAT, slow)):
         assert served.post(CHAT, late).json()["error"]["code"] == "deadline_exceeded"
     monkeypatch.setattr(served.service.likelihoods, "deadline", 0.2)
