@@ -234,3 +234,18 @@ def test_rows_behind_a_wrong_token_are_not_worked_out(
     outcome = rule.judge(Rows(logits, draft, np.arange(2), sampling, KeyedNoise(0), 0), draft)
     assert (len(outcome.path), outcome.extra) == (asked - 1, 2)
     assert seen == [[0, 1, *tokens[:n]] for n in range(asked)]
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_rows_one_by_one_are_those_of_other_devices(name: str) -> None:
+    """There all are worked out at once."""
+    logits = torch.randn(6, 40, generator=torch.Generator().manual_seed(1))
+    logits[2, 5], logits[3] = torch.nan, -torch.inf
+    logits[4, [7, 9]] = 9.0  # the lowest id of equals
+    draft = Draft(np.array([1, 2, 3, 4, 5]), np.array([-1, 0, 0, 2, 2]))
+    for sampling in (SETTINGS[name], Sampling(repetition_penalty=1.5), Sampling()):
+        rows = Rows(logits, draft, np.arange(4), sampling, KeyedNoise(0), 0)
+        for node in range(-1, 5):
+            one = rows._row(node)
+            assert torch.equal(one.nan_to_num(), rows.log_distribution[node + 1].nan_to_num())
+            assert rows.greedy(node) == rows._best[node + 1]
