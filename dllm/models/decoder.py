@@ -5,8 +5,9 @@ The bits are those of the parts; where a part is not what `adopt` left (an adapt
 else's forward), its layer runs as it is.
 """
 
+from collections.abc import Iterator
 from functools import partial
-from itertools import groupby, repeat
+from itertools import chain, groupby, repeat
 from operator import attrgetter, is_
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -94,9 +95,9 @@ def _forward(
             for layer in run.modules:
                 x = layer(x, **rest)
             continue
-        for i in run.hooked:
-            for hook in tuple(run.modules[i]._forward_hooks.values()):
-                changed = hook(run.modules[i], (x,), outputs[i])
+        for i, layer in enumerate(run.modules):
+            for hook in tuple(layer._forward_hooks.values()):
+                changed = hook(layer, (x,), outputs[i])
                 outputs[i] = outputs[i] if changed is None else changed
         x = outputs[-1]
     return BaseModelOutputWithPast(module.norm(x))
@@ -107,7 +108,6 @@ class Run:
 
     def __init__(self, modules: list[Any], parts: list[Any], weights: list[Any]) -> None:
         self.modules, self.layers = modules, None
-        self.hooked = [i for i, one in enumerate(modules) if one._forward_hooks]
         if weights[0] is None:
             return
         biases = [[linear.bias for linear in own[2:9]] for own in parts]
@@ -143,9 +143,11 @@ class Run:
             or first.shape[3] % 2 or first.stride(2) % 2  # bfloat16 is read in pairs
         ):  # fmt: skip
             return None
+        hooked = [i for i, one in enumerate(self.modules) if one._forward_hooks]
+        last = self.last and len(self.modules) - 1 not in hooked
         return self.layers(
             x, cos.contiguous(), sin.contiguous(), slots, keys, values, parts, self.scale, exact,
-            scored if self.last and not self.modules[-1]._forward_hooks else None, self.hooked,
+            scored if last else None, hooked,
         )  # fmt: skip
 
 
@@ -177,13 +179,17 @@ class Joined:
         self.children = [one._modules for one in joints]
         self.parts = [list(one.values()) for one in self.children]
         whole = [*self.modules, *parts]
-        hooks = [x for one in whole for x in (one._forward_hooks, one._forward_pre_hooks)]
+        hooks = [one._forward_pre_hooks for one in whole] + [one._forward_hooks for one in parts]
         self.free, self.hooked = [x for x in hooks if not x], [x for x in hooks if x]
+        self.hooked += [one._forward_hooks for one in self.modules]
         self.kinds = self._kinds()
         self.attributes = [one.__dict__ for one in whole]
         self.forwards = [one.get("forward") for one in self.attributes]
         self.owners = [one._parameters for own in each for one in own[2:]]
-        self.tensors = self._tensors()
+        self.tensors = [*self._tensors()]
+        self.present = [x for x in self.tensors if x is not None]
+        self.counted = [x for x in self.present if not x.is_inference()]
+        self.known = self._known()
 
     def holds(self, network: Any) -> bool:
         """Whether the layers of ``network`` are still these, with the same parts and weights."""
@@ -193,18 +199,20 @@ class Joined:
             and [*map(list, map(dict.values, self.children))] == self.parts
             and [*map(dict.get, self.attributes, repeat("forward"))] == self.forwards
             and all(map(is_, map(attrgetter("made"), self.packed), self.made))
-            and self._tensors() == self.tensors
+            and all(map(is_, self._tensors(), self.tensors)) and self._known() == self.known
         )  # fmt: skip
 
     def _kinds(self) -> list[list[type]]:
-        return [[*map(type, hooks.values())] for hooks in self.hooked]
+        """Of all hooks but those that record, which come and go and change nothing."""
+        return [[k for k in map(type, own.values()) if k is not Recorder] for own in self.hooked]
 
-    def _tensors(self) -> list[tuple[int, int]]:
+    def _tensors(self) -> Iterator[torch.Tensor | None]:
+        return chain.from_iterable(map(dict.values, self.owners))
+
+    def _known(self) -> list[int]:
         """Where each tensor lies, and how often it was changed in place."""
-        return [
-            (x.data_ptr(), 0 if x.is_inference() else x._version)
-            for owner in self.owners for x in owner.values() if x is not None
-        ]  # fmt: skip
+        versions = map(attrgetter("_version"), self.counted)
+        return [*map(torch.Tensor.data_ptr, self.present), *versions]
 
 
 def _packed(linear: Any) -> Packed | QuantisedLinear | None:

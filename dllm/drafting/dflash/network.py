@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from transformers.models.muse_glimmer_assistant import modeling_muse_glimmer_assistant as theirs
 
 from ...kernels.activations import gelu, silu
-from ...kernels.cpu.layers import Layers, Part, suits
+from ...kernels.cpu.layers import Layers, Part, rms_norm, suits
 from ...kernels.cpu.products import Weight
 from ...kernels.linear import Matrix, Packed
 from .checkpoint import BlockCheckpoint
@@ -261,6 +261,8 @@ class BlockNetwork:
 
 
 def _rms(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    if weight.dim() == 1 and suits(x, weight):
+        return rms_norm(x, weight, eps)
     return weight * F.rms_norm(x.float(), (x.shape[-1],), None, eps).to(x.dtype)
 
 
