@@ -14,6 +14,7 @@ from ...kernels.activations import gelu, silu
 from ...kernels.cpu.layers import Layers, Part, rms_norm, suits
 from ...kernels.cpu.products import Weight
 from ...kernels.linear import Matrix, Packed
+from ..verifiers.packed import ANY_LENGTH
 from .checkpoint import BlockCheckpoint
 
 GROWTH = 256  # positions added at least when the kept keys and values are full
@@ -107,6 +108,7 @@ class BlockNetwork:
         self.text_kv = Matrix(torch.cat([layer.qkv.weight[-2 * kv :] for layer in self.layers]))
         self.text_k_norm = torch.stack([layer.norms[3] for layer in self.layers])[:, None, None]
         self.rotary = theirs.MuseGlimmerAssistantRotaryEmbedding(config).to(device)
+        self.turns = torch.empty(2, 0, self.dim, dtype=dtype, device=device)  # by position
         self.activation = silu if config.hidden_act == "silu" else gelu
 
     def _layer(self, w: dict[str, torch.Tensor], i: int) -> _Layer:
@@ -169,8 +171,8 @@ class BlockNetwork:
         known = _rms(self.fc(states.to(self.device, self.dtype)), self.text_norm, self.eps)
         kv = self.text_kv(known).view(n, len(self.layers), 2, self.kv_heads, self.dim)
         keys, values = kv.permute(2, 1, 3, 0, 4)
-        cos, sin = self._rotation(torch.arange(text.length, text.length + n))
-        keys = _turn(_rms(keys, self.text_k_norm, self.eps), cos, sin)
+        cos, sin = self._rotation([text], n)
+        keys = _turn(_rms(keys, self.text_k_norm, self.eps), cos[0], sin[0])
         text.append(keys, values)
 
     @torch.inference_mode()
@@ -179,14 +181,14 @@ class BlockNetwork:
         the embeddings of anchors and masks."""
         if self.compiled is not None and len(texts) > 1:
             return torch.cat([self.draft([t], blocks[n : n + 1]) for n, t in enumerate(texts)])
-        places = torch.stack([torch.arange(t.length, t.reserve(blocks.shape[1])) for t in texts])
-        cos, sin = self._rotation(places)
+        ends = [text.reserve(blocks.shape[1]) for text in texts]
+        cos, sin = self._rotation(texts, blocks.shape[1])
         x = blocks.to(self.device, self.dtype)
         masks = (self._mask(texts[0], x.shape[1], layer.window) for layer in self.layers)
         if self.compiled is not None and all(mask is None for mask in masks):
-            part = Part(count=x.shape[1], rows=1, length=texts[0].length + x.shape[1])
+            part = Part(count=x.shape[1], rows=1, length=ends[0])
             results = self.compiled(
-                x.contiguous(), cos.contiguous(), sin.contiguous(), places[0],
+                x.contiguous(), cos, sin, torch.arange(texts[0].length, ends[0]),
                 torch.split(texts[0].keys, 1), torch.split(texts[0].values, 1), [part],
                 self.dim**-0.5, False,
             )  # fmt: skip
@@ -253,11 +255,16 @@ class BlockNetwork:
             mask = mask & (at - rows <= reach)
         return mask
 
-    def _rotation(self, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines (..., D) of positions (...)."""
-        flat = places.reshape(1, -1).to(self.device)
-        cos, sin = self.rotary(torch.empty(0, dtype=self.dtype, device=self.device), flat)
-        return cos.view(*places.shape, -1), sin.view(*places.shape, -1)
+    def _rotation(self, texts: Sequence[TextKeys], n: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines (N, n, D) of the next ``n`` positions of each text."""
+        end = max(text.length for text in texts) + n
+        turns, fixed = self.turns, self.rotary.rope_type in ANY_LENGTH
+        if end > turns.shape[1] or not fixed:
+            places = torch.arange(2 * end if fixed else end, device=self.device)
+            cos, sin = self.rotary(turns[0], places[None])
+            self.turns = turns = torch.cat([cos, sin])
+        result = torch.stack([turns[:, t.length : t.length + n] for t in texts], 1)
+        return result[0], result[1]
 
 
 def _rms(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -151,6 +151,27 @@ def test_a_scaled_rotation_is_read_under_both_names(name: str) -> None:
     assert expected.items() <= dict(config.rope_parameters or {}).items()
 
 
+@pytest.mark.parametrize("kind", ["default", "dynamic"])
+def test_positions_are_turned_as_transformers_does(
+    verifier: dllm.DiffusionModel, kind: str
+) -> None:
+    """Those of "dynamic" by how long a text is, none as was kept for a longer one."""
+    checkpoint = random_drafter(verifier)
+    rope: dict[str, Any] = {"rope_type": kind, "rope_theta": 5000.0}
+    checkpoint.config.rope_parameters = rope | ({"factor": 2.0} if kind == "dynamic" else {})
+    checkpoint.config.max_position_embeddings = 32
+    network = BlockNetwork(checkpoint, torch.device("cpu"), torch.float32)
+    twin = BlockNetwork(checkpoint, torch.device("cpu"), torch.float32).rotary
+    for lengths in ([0], [90, 3], [50], [7], [200]):
+        texts = [SimpleNamespace(length=n) for n in lengths]
+        places = torch.tensor(lengths)[:, None] + torch.arange(4)
+        got = network._rotation(texts, 4)  # type: ignore[arg-type]
+        expected = twin(torch.zeros(1), places.view(1, -1))
+        assert all(
+            torch.equal(a.view(1, -1, a.shape[-1]), b) for a, b in zip(got, expected, strict=True)
+        )
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_rows_of_a_causal_block_do_not_see_the_rows_behind_them(
     verifier: dllm.DiffusionModel, causal: bool
