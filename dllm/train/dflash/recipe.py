@@ -16,10 +16,9 @@ from ...models import DiffusionModel
 from ..loop import SILENT, Loop, Report, loop, same_answers, same_recipe
 from ..loop import Schedule as LoopSchedule
 from .card import card, curve
-from .data import Answer, Batches, HiddenStates, common_tokens, loops, read_answers
+from .data import Answer, Batches, HiddenStates, common_tokens, loops, read_answers, write_states
 from .evaluate import measure
 from .export import export
-from .keep import write_states
 from .model import copy_layers, drafter_config, new_drafter
 from .objective import Objective, Reader, Trainee
 
