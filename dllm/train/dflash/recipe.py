@@ -219,12 +219,5 @@ def finish(
     }  # fmt: skip
     shape = recipe.schedule
     points = curve(run.state.log_history, shape.rows * shape.anchors * shape.accumulate)
-    about = [
-        "DFlash (arXiv 2602.06036): a small network reads the verifier's hidden states and fills a",
-        "block of masks in one forward; the verifier checks it, so that the text stays the same.",
-        "", "```python", "import dllm",
-        f'dllm.speculate("{verifier.name}", "path/to/this/folder", "Why is the sky blue?")', "```",
-    ]  # fmt: skip
-    text = card(verifier.name, f"A block-diffusion drafter for {verifier.name}", about, settings,
-                points, facts, library_name="transformers")  # fmt: skip
+    text = card(verifier.name, settings, points, facts)
     (folder / "README.md").write_text(text, encoding="utf-8")
