@@ -100,10 +100,9 @@ class Pass:
         best = _empty(2, splits, rows, dtype=torch.int64, device=device)
         sums = _empty(6, splits, rows, dtype=torch.float32, device=device)
         top = _empty(splits, rows, self.listed, dtype=torch.int64, device=device)
-        unused = self.banned
+        read = self.weight, self.bias, self.banned, self.banned_rows, self.keys, self.select
         partials[(ceil(rows / block_r), splits)](
-            self.x, _or(self.weight, unused), _or(self.bias, unused), self.banned,
-            _or(self.banned_rows, unused), _or(self.keys, unused), _or(self.select, unused),
+            self.x, *(self.banned if one is None else one for one in read),  # any address will do
             best, sums, top,
             rows, self.size, self.x.shape[1], self.count, per_split,
             self.x.stride(0), self.weight.stride(0) if self.weight is not None else 0,
@@ -177,11 +176,6 @@ def _rows_together(x: torch.Tensor) -> torch.Tensor:
 
 def _empty(*shape: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device=device)
-
-
-def _or(tensor: torch.Tensor | None, other: torch.Tensor) -> torch.Tensor:
-    """A kernel wants some address also where it reads nothing."""
-    return other if tensor is None else tensor
 
 
 def token_statistics(
