@@ -19,7 +19,7 @@ import triton
 from . import torch as plain
 from .candidates import Candidates, narrowed
 from .heads import Head, full_logits, plain_linear, vocabulary
-from .result import Inputs, Options, TokenStatistics, joined, mended
+from .result import Inputs, Options, TokenStatistics, mended, stack
 from .tiles import merge, partials
 
 MOST_TOP = 32  # longer lists are better sorted than kept in registers
@@ -188,7 +188,7 @@ def token_statistics(
         return plain.token_statistics(hidden, head, options, inputs)
     if linear is None:
         step = max(1, CHUNK_BYTES // (4 * vocabulary(head, hidden)))
-        return joined([
+        return stack([
             logits_statistics(full_logits(hidden[cut], head), options, inputs.take(cut))
             for cut in [slice(a, a + step) for a in range(0, rows, step)]
         ])  # fmt: skip
