@@ -1,9 +1,10 @@
-"""Products with the weights of linear layers on a CPU, by oneDNN.
+"""Products with the weights of linear layers on a CPU: by compiled kernels, else by oneDNN.
 
 PyTorch multiplies float32 on a CPU with MKL, which reaches less than half of what oneDNN does on
 processors of AMD with AVX-512, and gives oneDNN bfloat16 weights as they lie, to be rearranged in
-every call.  `Packed` calls oneDNN for both and keeps a copy of the weight in the order it wants.
-For 8 to 64 rows, those of a decoding step, that is 2 to 3 times as fast in float32 and 1.2 to 1.8
+every call.  `Packed` calls oneDNN for both, or the compiled kernels where there are some
+(`dllm.kernels.cpu`), and keeps a copy of the weight in the order that these want.  By oneDNN,
+for 8 to 64 rows, those of a decoding step, that is 2 to 3 times as fast in float32 and 1.2 to 1.8
 times in bfloat16 (`benchmarks/step.py`).  With AVX2 oneDNN multiplies float32 only.
 
 A row of the result does not depend on how many others there are, to the last bit, whether there is
@@ -93,7 +94,7 @@ class Made(NamedTuple):
 
 
 class Packed:
-    """What oneDNN multiplies with in place of a weight (n, d), or several (k, n, d).
+    """What is multiplied with in place of a weight (n, d), or several (k, n, d).
 
     Made at the first product, and again when the weight has been moved, cast or changed in place.
     A change behind PyTorch's back (``weight.data.add_``) is seen by `check`.  ``copy`` False: the

@@ -286,20 +286,14 @@ class QuantisedLinear(nn.Module):
         parts = self.parts()
         if parts is None or x.requires_grad:
             return nn.functional.linear(x, self.weight.to(x.dtype), self.bias)
-        if not hasattr(parts[0], "rounded"):
-            return self._joined([product(x, part, None) for part in parts])
-        rounded = parts[0].rounded(x)
-        each = [part.multiply_rounded(rounded, x.dtype) for part in parts]
-        return self._joined([part.view(*x.shape[:-1], part.shape[1]) for part in each])
+        each = [product(x, part, None) for part in parts]
+        result = each[0] if len(each) == 1 else torch.cat(each, -1)
+        return result if self.bias is None else result + self.bias
 
     @property
     def bare(self) -> bool:
         """Whether nobody has put a hook on it, or another forward."""
         return not (self._forward_hooks or self._forward_pre_hooks or "forward" in self.__dict__)
-
-    def _joined(self, done: list[torch.Tensor]) -> torch.Tensor:
-        result = done[0] if len(done) == 1 else torch.cat(done, -1)
-        return result if self.bias is None else result + self.bias
 
     def _restore(self) -> None:
         """To be laid out anew at the next product."""

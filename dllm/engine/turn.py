@@ -89,7 +89,10 @@ def _repeats(row: Row, job: Job) -> bool:
         return False
     masks = canvas.masks()
     if not (masks.size and sampler.stays and not sampler.resting):
-        if job.plan.until == OPEN_BLOCK or not sampler.prepare(canvas):
+        by_block = job.plan.until == OPEN_BLOCK
+        if (by_block and not sampler.stays) or not sampler.prepare(canvas):
+            return False
+        if by_block and canvas.window != window:
             return False
         masks = canvas.masks()
     job.targets = masks

@@ -1,11 +1,11 @@
 """Scoring continuations of token ids: masks of many requests, in packed forwards."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from inspect import signature
 from itertools import chain, pairwise
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from ..engine import Engine, MaskedRecipe
 from ..engine.forward import Forward
 from ..engine.recipe import RowOptions, check_recipe
 from ..engine.rows import Job, Row
-from ..kernels.statistics import logits_statistics, token_statistics
+from ..kernels.statistics import Head, logits_statistics, token_statistics
 from ..models import DiffusionModel
 from .estimators import ENDS_WITH_EOS, OFFICIAL, Masking, Weights, estimator
 
@@ -277,39 +277,44 @@ def _leads(scores: list[Score], by: list[int]) -> bool:
 
 def _logprobs(model: DiffusionModel, rows: list[Asked], how: Scoring) -> Iterator[FloatArray]:
     """Log-probabilities of every row's wanted tokens, in order."""
+    for part, hidden, head in forwards(model, rows, how):
+        wanted = np.concatenate([request.continuation[offsets] for request, _, offsets in part])
+        with torch.inference_mode():
+            select = torch.from_numpy(wanted).to(hidden.device)
+            result = token_statistics(hidden, head, select=select, needs=()).numpy()
+        assert result.select_logprob is not None
+        yield from np.split(result.select_logprob, np.cumsum([len(row[2]) for row in part])[:-1])
+
+
+def forwards(
+    model: DiffusionModel, rows: Iterable[Asked], how: Scoring
+) -> Iterator[tuple[list[Asked], torch.Tensor, Head]]:
+    """Packed forwards of the engine, guidance included: the rows of each, the hidden states at all
+    that they ask for, and the head."""
     forward, recipe = Forward(model, caches.compose("none")), recipe_of(how)
-    chunk: list[Asked] = []
-    size = 0
-    for row in rows:
-        length = (len(row[0].prompt) + len(row[0].continuation)) * recipe.lanes
-        if chunk and size + length > how.max_batch_tokens:
-            how.go_on()
-            yield from _forward(forward, recipe, chunk)
-            chunk, size = [], 0
-        chunk.append(row)
-        size += length
-    if chunk:
+    for part in _parts(rows, how.max_batch_tokens // recipe.lanes):
         how.go_on()
-        yield from _forward(forward, recipe, chunk)
+        with torch.inference_mode():
+            hidden = forward.hidden([_job_of(model, recipe, *row) for row in part])
+        yield part, hidden, forward.head
 
 
-def _forward(forward: Forward, recipe: MaskedRecipe, rows: list[Asked]) -> Iterator[FloatArray]:
-    """One packed forward of the engine, guidance included."""
-    jobs = [job_of(forward.model, recipe, *row) for row in rows]
-    wanted = np.concatenate([request.continuation[offsets] for request, _, offsets in rows])
-    with torch.inference_mode():
-        select = torch.from_numpy(wanted).to(forward.device)
-        hidden = forward.hidden(jobs)
-        result = token_statistics(hidden, forward.head, select=select, needs=()).numpy()
-    assert result.select_logprob is not None
-    at = 0
-    for _, _, offsets in rows:
-        yield result.select_logprob[at : at + len(offsets)]
-        at += len(offsets)
+def _parts(rows: Iterable[Asked], most: int) -> Iterator[list[Asked]]:
+    """The rows in runs of at most ``most`` tokens, each of one row at least."""
+    part, size = list[Asked](), 0
+    for row in rows:
+        length = len(row[0].prompt) + len(row[0].continuation)
+        if part and size + length > most:
+            yield part
+            part, size = [], 0
+        part.append(row)
+        size += length
+    if part:
+        yield part
 
 
-def job_of(
-    model: DiffusionModel, recipe: MaskedRecipe, request: ScoreRequest, masked: Any,
+def _job_of(
+    model: DiffusionModel, recipe: MaskedRecipe, request: ScoreRequest, masked: BoolArray,
     wanted: IntArray,
 ) -> Job:  # fmt: skip
     """A canvas on which the continuation is decided where it is not ``masked`` (L,) bool; all of it

@@ -9,12 +9,11 @@ import torch
 from .. import cache as caches
 from ..core.canvas import IntArray
 from ..core.errors import ConfigError, PromptError, check_whole
-from ..engine.forward import Forward
 from ..engine.recipe import check_recipe
 from ..kernels.statistics import token_statistics
 from ..models.loader import remembered
 from ..request.prompts import check_lengths_alone, encode, encode_holes
-from .scoring import ScoreRequest, Scoring, job_of, recipe_of
+from .scoring import ScoreRequest, Scoring, forwards, recipe_of
 
 MOST_TOP = 1000
 
@@ -54,13 +53,12 @@ def step(
     total, limit = len(before) + len(ids), loaded.facts.context_length
     if total > limit:
         raise PromptError(f"{total} tokens exceed the context of {limit}: shorten the canvas")
-    nothing, recipe = caches.compose("none"), recipe_of(Scoring(cfg_scale=cfg_scale))
-    check_recipe(recipe, nothing, loaded)
-    forward, wanted = Forward(loaded, nothing), np.flatnonzero(holes)
-    job = job_of(loaded, recipe, ScoreRequest(before, ids), holes, wanted)
+    how, wanted = Scoring(cfg_scale=cfg_scale), np.flatnonzero(holes)
+    check_recipe(recipe_of(how), caches.compose("none"), loaded)
+    ((_, hidden, head),) = forwards(loaded, [(ScoreRequest(before, ids), holes, wanted)], how)
     with torch.inference_mode():
         result = token_statistics(
-            forward.hidden([job]), forward.head, top=min(top, loaded.facts.vocab_size), needs=()
+            hidden, head, top=min(top, loaded.facts.vocab_size), needs=()
         ).numpy()
     assert result.top_token is not None and result.top_logprob is not None
     return Guesses(wanted, result.top_token, result.top_logprob)

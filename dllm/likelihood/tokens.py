@@ -1,19 +1,17 @@
 """How likely a model finds each token of a text, in reading order."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from .. import cache as caches
 from ..core.canvas import FloatArray, IntArray
 from ..core.errors import PromptError
-from ..engine.forward import Forward
 from ..kernels.statistics import token_statistics
 from ..models import DiffusionModel
-from .scoring import ScoreRequest, Scoring, job_of, own_logits, recipe_of
+from .scoring import ScoreRequest, Scoring, forwards, own_logits
 
 
 @dataclass(frozen=True)
@@ -40,17 +38,20 @@ def token_scores(model: DiffusionModel, ids: IntArray, top: int, how: Scoring) -
             f"the text has {len(ids)} tokens, the context {model.facts.context_length}: shorten it"
         )
     causal = model.facts.mask_token_id is None
-    own, tokens, logprobs = [], [], []
+    own, tokens, logprobs, at = [], [], [], 0
     with torch.inference_mode():
         if causal:
             how.go_on()
             logits = own_logits(model, ids, len(ids))
             # The first token has no distribution: a row in its place.
-            parts: Iterable[tuple[int, Any, Any]] = (0, logits[-1:], None), (1, logits[:-1], None)
+            parts: Iterable[tuple[Any, Any]] = (logits[-1:], None), (logits[:-1], None)
         else:
-            parts = _masked(model, ids, how)
-        for first, hidden, head in parts:
-            select = torch.from_numpy(ids[first : first + len(hidden)]).to(model.device)
+            request, every = ScoreRequest(ids[:0], ids), np.arange(len(ids))
+            rows = ((request, every >= place, every[place : place + 1]) for place in every)
+            parts = ((hidden, head) for _, hidden, head in forwards(model, rows, how))
+        for hidden, head in parts:
+            select = torch.from_numpy(ids[at : at + len(hidden)]).to(model.device)
+            at += len(hidden)
             result = token_statistics(
                 hidden, head, select=select, top=min(max(1, top), model.facts.vocab_size), needs=()
             ).numpy()
@@ -63,19 +64,3 @@ def token_scores(model: DiffusionModel, ids: IntArray, top: int, how: Scoring) -
     if causal:
         scores[0][0] = scores[2][0] = np.nan
     return TokenScores(ids, *scores)
-
-
-def _masked(
-    model: DiffusionModel, ids: IntArray, how: Scoring
-) -> Iterator[tuple[int, torch.Tensor, Any]]:
-    """Position, hidden states and head (None: logits), a packed forward at a time."""
-    forward, recipe = Forward(model, caches.compose("none")), recipe_of(how)
-    count, request = len(ids), ScoreRequest(ids[:0], ids)
-    most = max(1, how.max_batch_tokens // count)
-    for first in range(0, count, most):
-        how.go_on()
-        jobs = [
-            job_of(model, recipe, request, np.arange(count) >= at, np.array([at]))
-            for at in range(first, min(first + most, count))
-        ]
-        yield first, forward.hidden(jobs), forward.head

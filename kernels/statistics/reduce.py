@@ -4,8 +4,7 @@ The sums leave out the largest logit: what the others weigh in comparison to it 
 relative precision, also where the largest has a probability that float32 cannot tell from one.
 """
 
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
@@ -53,9 +52,6 @@ class Partial:
     class_total: torch.Tensor | None = None
     class_warm: torch.Tensor | None = None
     soft: torch.Tensor | None = None  # (R, d)
-
-
-FIELDS = fields(Partial)
 
 
 def reduce(
@@ -172,14 +168,6 @@ def top(x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     key = ordered.to(torch.int64).bitwise_left_shift_(32).bitwise_or_(column)
     index = size - 1 - (key.topk(k, dim=1).values & 0xFFFFFFFF)
     return x.gather(1, index), index
-
-
-def stack(parts: list[Partial]) -> Partial:
-    """The same columns of different rows, as one."""
-    if len(parts) == 1:
-        return parts[0]
-    columns: dict[str, Any] = {f.name: [getattr(p, f.name) for p in parts] for f in FIELDS}
-    return Partial(**{n: torch.cat(c) for n, c in columns.items() if c[0] is not None})
 
 
 def merge(a: Partial, b: Partial, options: Options) -> Partial:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 
@@ -17,6 +17,7 @@ from .filters import PLAIN, Filters
 
 # either every field is a torch tensor on the device, or (after `numpy`) every field is NumPy
 Array: TypeAlias = Any
+T = TypeVar("T")
 
 COLDEST = 1e-6  # below it noise would decide between logits that differ by rounding only
 
@@ -77,12 +78,14 @@ class TokenStatistics:
 FIELDS = tuple(f.name for f in fields(TokenStatistics) if f.name != "soft")
 
 
-def joined(parts: Sequence[TokenStatistics]) -> TokenStatistics:
-    """The same numbers of different rows, as one."""
+def stack(parts: Sequence[T]) -> T:
+    """The same numbers of different rows, as one; ``parts`` are of one dataclass."""
     if len(parts) == 1:
         return parts[0]
-    columns = {f: [getattr(part, f) for part in parts] for f in FIELDS}
-    return TokenStatistics(**{f: torch.cat(c) for f, c in columns.items() if c[0] is not None})
+    kind: Any = type(parts[0])
+    columns = {f.name: [getattr(part, f.name) for part in parts] for f in fields(kind)}
+    whole: T = kind(**{name: torch.cat(c) for name, c in columns.items() if c[0] is not None})
+    return whole
 
 
 def mended(

@@ -23,8 +23,8 @@ from ..linear import product as product_with
 from ..quantised import QuantisedLinear
 from .filters import LOWEST, dropped
 from .heads import Head, Shaped, full_logits, plain_linear, vocabulary
-from .reduce import Partial, compiled, finish, merge, reduce, stack
-from .result import Inputs, Options, TokenStatistics
+from .reduce import Partial, compiled, finish, merge, reduce
+from .result import Inputs, Options, TokenStatistics, stack
 
 TILE_BYTES = 16 << 20  # logits held at once on a CPU, counted as float32
 GPU_TILE_BYTES = 256 << 20  # on others, which smaller tiles do not keep busy

@@ -19,7 +19,7 @@ import triton
 from . import torch as plain
 from .candidates import Candidates, narrowed
 from .heads import Head, full_logits, plain_linear, vocabulary
-from .result import Inputs, Options, TokenStatistics, joined, mended
+from .result import Inputs, Options, TokenStatistics, mended, stack
 from .tiles import merge, partials
 
 MOST_TOP = 32  # longer lists are better sorted than kept in registers
@@ -100,10 +100,9 @@ class Pass:
         best = _empty(2, splits, rows, dtype=torch.int64, device=device)
         sums = _empty(6, splits, rows, dtype=torch.float32, device=device)
         top = _empty(splits, rows, self.listed, dtype=torch.int64, device=device)
-        unused = self.banned
+        read = self.weight, self.bias, self.banned, self.banned_rows, self.keys, self.select
         partials[(ceil(rows / block_r), splits)](
-            self.x, _or(self.weight, unused), _or(self.bias, unused), self.banned,
-            _or(self.banned_rows, unused), _or(self.keys, unused), _or(self.select, unused),
+            self.x, *(self.banned if one is None else one for one in read),  # any address will do
             best, sums, top,
             rows, self.size, self.x.shape[1], self.count, per_split,
             self.x.stride(0), self.weight.stride(0) if self.weight is not None else 0,
@@ -179,11 +178,6 @@ def _empty(*shape: int, dtype: torch.dtype, device: torch.device) -> torch.Tenso
     return torch.empty(shape, dtype=dtype, device=device)
 
 
-def _or(tensor: torch.Tensor | None, other: torch.Tensor) -> torch.Tensor:
-    """A kernel wants some address also where it reads nothing."""
-    return other if tensor is None else tensor
-
-
 def token_statistics(
     hidden: torch.Tensor, head: Head, options: Options, inputs: Inputs
 ) -> TokenStatistics:
@@ -194,7 +188,7 @@ def token_statistics(
         return plain.token_statistics(hidden, head, options, inputs)
     if linear is None:
         step = max(1, CHUNK_BYTES // (4 * vocabulary(head, hidden)))
-        return joined([
+        return stack([
             logits_statistics(full_logits(hidden[cut], head), options, inputs.take(cut))
             for cut in [slice(a, a + step) for a in range(0, rows, step)]
         ])  # fmt: skip

@@ -117,6 +117,14 @@ def test_what_is_kept_changes_nothing(tiny: dllm.DiffusionModel, cache: str, see
     assert none == 0 and (kept > 0 or cache in ("dkv", "dpad"))
 
 
+def test_a_schedule_keeps_the_plan_of_a_block(tiny: dllm.DiffusionModel) -> None:
+    """Two plans per block: the refresh that opens it, and one for the steps behind it."""
+    with patch.object(turn, "plan_of", wraps=turn.plan_of) as made:
+        dllm.generate(tiny, [5, 6, 7], sampler="llada", cache="dual", max_new_tokens=16,
+                      block_length=8, eos_policy="none")  # fmt: skip
+    assert made.call_count == 4
+
+
 @pytest.mark.slow
 def test_a_plan_that_is_kept_too_long_is_found(tiny: dllm.DiffusionModel) -> None:
     """The test above sees a row whose plan is kept although its window has moved on."""

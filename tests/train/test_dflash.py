@@ -32,7 +32,6 @@ from dllm.train.dflash import data
 from dllm.train.dflash.card import curve, table
 from dllm.train.dflash.evaluate import acceptance, matches, walk
 from dllm.train.dflash.generate import write_answers
-from dllm.train.dflash.keep import write_states
 from dllm.train.dflash.model import (
     BlockDrafter,
     default_target_layer_ids,
@@ -189,7 +188,7 @@ def test_kept_hidden_states_are_those_of_the_answers_and_the_verifier(
     hf: Any = verifier.hf
 
     def kept(hf: Any) -> list[int]:
-        return [*write_states(file, Reader(hf, layers), layers)]
+        return [*data.write_states(file, Reader(hf, layers), layers)]
 
     def write(*answers: list[int]) -> None:
         file.write_text("".join(json.dumps({"ids": ids, "answer": 2}) + "\n" for ids in answers))

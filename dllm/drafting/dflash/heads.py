@@ -23,29 +23,22 @@ Bias = Callable[[int, int], Floats]
 Sure = Callable[[int, int], float]
 
 
-class WalkHead:
-    """Scores the candidates of a row given the tokens before."""
-
-    def over(self, hidden: torch.Tensor, at: torch.Tensor) -> Bias:
-        """The biases of one block: ``hidden`` (K, H) of its rows, ``at`` (K, m) the places of
-        their candidates in the vocabulary that is drafted, most probable first."""
-        raise NotImplementedError
-
-
 @dataclass(frozen=True, eq=False)
-class MarkovHead(WalkHead):
+class MarkovHead:
     """DSpark (arXiv 2607.05147): a bias of low rank, W2 W1[previous]."""
 
     first: Floats  # (V, rank)
     second: torch.Tensor  # (v, rank)
 
     def over(self, hidden: torch.Tensor, at: torch.Tensor) -> Bias:
+        """The biases of one block: ``hidden`` (K, H) of its rows, ``at`` (K, m) the places of
+        their candidates in the vocabulary that is drafted, most probable first."""
         second = _host(self.second[at])
         return lambda previous, row: second[row] @ self.first[previous]
 
 
 @dataclass(frozen=True, eq=False)
-class SelectorHead(WalkHead):
+class SelectorHead:
     """DFlash 2: of a row's ``top`` most probable tokens b the one with the best
     logit(b) + <A[previous] * W h, B[b]>; all others are impossible."""
 
@@ -55,12 +48,16 @@ class SelectorHead(WalkHead):
     top: int = 16
 
     def over(self, hidden: torch.Tensor, at: torch.Tensor) -> Bias:
+        """As `MarkovHead.over`."""
         of_row = _host(hidden.to(self.hidden.dtype) @ self.hidden.T)
         successor = _host(self.successor[at[:, : self.top]])
         rest = np.full(max(0, at.shape[1] - self.top), -np.inf, np.float32)
         return lambda previous, row: np.concatenate(
             [successor[row] @ (self.before[previous] * of_row[row]), rest]
         )
+
+
+WalkHead = MarkovHead | SelectorHead
 
 
 @dataclass(frozen=True, eq=False)

@@ -219,23 +219,16 @@ class BlockNetwork:
         q, k, v = torch.split(y, split, 1)
         q = _turn(_rms(q, layer.norms[2], self.eps), cos, sin)
         k = _turn(_rms(k, layer.norms[3], self.eps), cos, sin)
-        seen = torch.stack(
-            [self._attend(q[n], k[n], v[n], text, i, layer.window) for n, text in enumerate(texts)]
-        )
-        return layer.out(seen.transpose(1, 2).reshape(*x.shape[:2], -1))
-
-    def _attend(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, text: TextKeys, i: int,
-        window: int | None,
-    ) -> torch.Tensor:  # fmt: skip
-        """(heads, block, D): the rows of a block over the text and the block."""
-        end = text.length + k.shape[1]
-        keys, values = text.keys[i, :, :end], text.values[i, :, :end]
-        keys[:, text.length :], values[:, text.length :] = k, v
-        mask = self._mask(text, k.shape[1], window)
-        return F.scaled_dot_product_attention(
-            q[None], keys[None], values[None], attn_mask=mask, enable_gqa=True
-        )[0]
+        seen = []
+        for n, text in enumerate(texts):  # the rows of a block over its text and the block
+            end = text.length + x.shape[1]
+            keys, values = text.keys[i, None, :, :end], text.values[i, None, :, :end]
+            keys[0, :, text.length :], values[0, :, text.length :] = k[n], v[n]
+            mask = self._mask(text, x.shape[1], layer.window)
+            seen.append(F.scaled_dot_product_attention(
+                q[n, None], keys, values, attn_mask=mask, enable_gqa=True
+            ))  # fmt: skip
+        return layer.out(torch.cat(seen).transpose(1, 2).reshape(*x.shape[:2], -1))
 
     def _mask(self, text: TextKeys, block: int, window: int | None) -> torch.Tensor | None:
         """What the rows of a block see, (block, text and block), None for everything: in causal

@@ -47,7 +47,8 @@ class AdaptiveDraftLength(LengthController):
     rho: float = 0.5
 
     def __post_init__(self) -> None:
-        at_least(1, k_min=self.k_min, k_max=self.k_max - self.k_min + 1)
+        at_least(1, k_min=self.k_min)
+        at_least(self.k_min, k_max=self.k_max)
         self._generated = self._accepted = 0.0
         self._k = self._granted = self.k_max
 

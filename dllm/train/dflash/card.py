@@ -25,15 +25,21 @@ def curve(history: Sequence[Mapping[str, Any]], blocks: int) -> list[dict[str, f
 
 
 def card(
-    base: str, title: str, about: Sequence[str], settings: Mapping[str, Any],
-    points: Sequence[Mapping[str, float]], facts: Mapping[str, Any], **front: Any,
+    verifier: str, settings: Mapping[str, Any], points: Sequence[Mapping[str, float]],
+    facts: Mapping[str, Any],
 ) -> str:  # fmt: skip
-    """Markdown.  ``about``: lines under the title; ``settings`` as given to the run, ``facts``:
-    what was counted on the way; ``front``: further fields of the front matter."""
-    fields = {"base_model": base, "tags": ["dllm", "speculative-decoding"]} | front
-    lines = ["---", *(f"{k}: {json.dumps(v)}" for k, v in fields.items()), "---", ""]
-    lines += [f"# {title}", ""]
-    lines += [*about, "", "## Held-out answers, greedy", "", *table(points)]
+    """Markdown of a drafter for ``verifier``.  ``settings`` as given to the run, ``facts``: what
+    was counted on the way."""
+    lines = [
+        "---", f"base_model: {json.dumps(verifier)}", 'tags: ["dllm", "speculative-decoding"]',
+        'library_name: "transformers"', "---",
+        "", f"# A block-diffusion drafter for {verifier}", "",
+        "DFlash (arXiv 2602.06036): a small network reads the verifier's hidden states and fills a",
+        "block of masks in one forward; the verifier checks it, so that the text stays the same.",
+        "", "```python", "import dllm",
+        f'dllm.speculate("{verifier}", "path/to/this/folder", "Why is the sky blue?")', "```",
+    ]  # fmt: skip
+    lines += ["", "## Held-out answers, greedy", "", *table(points)]
     lines += ["", "## How it was made", ""]
     lines += [f"- {name}: {value}" for name, value in {**settings, **facts}.items()]
     lines += [f"- {name} {version(name)}" for name in ("torch", "transformers", "accelerate")]

@@ -7,6 +7,7 @@ which says of which layers, answers and weights; else the verifier computes them
 """
 
 import hashlib
+import json
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -19,8 +20,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from ...core.json_lines import read_state
+from ...core.json_lines import read_state, write_whole
 from ..batches import AnswerBatches, answer_ids, examples, padded
+from .objective import Reader
+
+TOGETHER = 8  # answers whose hidden states are computed together
 
 
 @dataclass(frozen=True)
@@ -72,9 +76,31 @@ def read_answers(path: Path, layers: Sequence[int] = (), verifier: Any = None) -
         at += len(ids) - 1
 
 
-def loops(ids: Sequence[int], n: int = 4) -> bool:
-    """Whether more than half of the n-grams of a text are repetitions."""
-    grams = list(zip(*(ids[i:] for i in range(n)), strict=False))
+def write_states(path: Path, reader: Reader, layers: Sequence[int]) -> Iterator[int]:
+    """Write ``*.states`` beside the answers of ``path``, if it is not there yet, for runs that see
+    every answer several times; yields how many answers are done.  4 layers of a width of 576 take
+    5.8 kB per token."""
+    if kept_states(path, layers, reader.verifier) is not None:
+        return
+    about = {"layers": [*layers], "of": stamp(path, reader.verifier)}
+    answers = list(read_answers(path, verifier=reader.verifier))
+    label = path.with_suffix(".states.json")
+    label.unlink(missing_ok=True)  # it speaks of what is written over now
+    with path.with_suffix(".states").open("wb") as out:
+        for first in range(0, len(answers), TOGETHER):
+            part = answers[first : first + TOGETHER]
+            ids = padded(answer.ids for answer in part)
+            states = reader.read(ids.to(reader.device)).to(torch.bfloat16).cpu()
+            for i, answer in enumerate(part):
+                kept = states[i, : len(answer.ids) - 1].contiguous().view(torch.int16)
+                out.write(kept.numpy().tobytes())
+            yield first + len(part)
+    write_whole(label, json.dumps(about) + "\n")
+
+
+def loops(ids: Sequence[int]) -> bool:
+    """Whether more than half of the 4-grams of a text are repetitions."""
+    grams = list(zip(*(ids[i:] for i in range(4)), strict=False))
     return len(grams) > 16 and len(set(grams)) < len(grams) / 2
 
 

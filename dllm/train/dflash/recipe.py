@@ -16,10 +16,9 @@ from ...models import DiffusionModel
 from ..loop import SILENT, Loop, Report, loop, same_answers, same_recipe
 from ..loop import Schedule as LoopSchedule
 from .card import card, curve
-from .data import Answer, Batches, HiddenStates, common_tokens, loops, read_answers
+from .data import Answer, Batches, HiddenStates, common_tokens, loops, read_answers, write_states
 from .evaluate import measure
 from .export import export
-from .keep import write_states
 from .model import copy_layers, drafter_config, new_drafter
 from .objective import Objective, Reader, Trainee
 
@@ -220,12 +219,5 @@ def finish(
     }  # fmt: skip
     shape = recipe.schedule
     points = curve(run.state.log_history, shape.rows * shape.anchors * shape.accumulate)
-    about = [
-        "DFlash (arXiv 2602.06036): a small network reads the verifier's hidden states and fills a",
-        "block of masks in one forward; the verifier checks it, so that the text stays the same.",
-        "", "```python", "import dllm",
-        f'dllm.speculate("{verifier.name}", "path/to/this/folder", "Why is the sky blue?")', "```",
-    ]  # fmt: skip
-    text = card(verifier.name, f"A block-diffusion drafter for {verifier.name}", about, settings,
-                points, facts, library_name="transformers")  # fmt: skip
+    text = card(verifier.name, settings, points, facts)
     (folder / "README.md").write_text(text, encoding="utf-8")

@@ -83,6 +83,11 @@ def test_lengths_from_confidence(spec: str, confidence: list[float], expected: i
     assert budget.chain_length(np.array(confidence)) == expected
 
 
+def test_adl_says_which_bound_its_largest_length_misses() -> None:
+    with pytest.raises(dllm.DllmError, match="k_max must be at least 20, not 10"):
+        AdaptiveDraftLength(k_max=10)
+
+
 def test_no_controller_exceeds_the_room() -> None:
     for name in CONTROLLERS:
         budget = CONTROLLERS[name]().fresh().next(2, 10)
