@@ -131,8 +131,8 @@ class Session:
         request = self._make(prompt, text, how)
         self._scheduler.engine.must_fit(request.recipe, request.positions)
         with self._wake:
-            if self._state != "open":
-                raise ConfigError("the session is closed: open another one")
+            if self._state != "open" or not self._thread.is_alive():  # as after a fork
+                raise ConfigError("the session is closed, or another process's: open another one")
             waiting, most = self.waiting, self.max_waiting
             full = most is not None and waiting >= most + self._scheduler.engine.room
             if full and not request.recipe.outside:

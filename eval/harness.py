@@ -11,7 +11,7 @@ import inspect
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -28,7 +28,7 @@ from ..core.config import FILTERS, FORMATS, GenerationConfig
 from ..core.errors import ConfigError, UnknownNameError
 from ..likelihood.scoring import Score, ScoreRequest, Scoring, longest, score_requests, total_score
 from ..models import load
-from ..request.prompts import chat_openings, encode_chat, encode_text
+from ..request.prompts import chat_openings, encode_chat, encode_continuation, encode_text
 from ..request.requests import occurrences
 from ..runtime.result import Result
 from ..samplers import compose as compose_sampler
@@ -117,7 +117,8 @@ class DLLM(TemplateLM):  # type: ignore[misc]
         self.how = {"sampler": sampler, "cache": cache, **arguments}
         self.scores: list[Scored] = []  # of all likelihood requests so far, in their order
         self.usage = Usage()
-        self._rendered: dict[str, list[int]] = {}
+        # Of a conversation: its ids, and how what follows it is encoded.
+        self._rendered: dict[str, tuple[list[int], Callable[..., list[int]]]] = {}
         self._openings = chat_openings(self.tokenizer)
 
     # -- text and ids ---------------------------------------------------------------------------
@@ -154,15 +155,16 @@ class DLLM(TemplateLM):  # type: ignore[misc]
         )  # fmt: skip
         # Remembered: what users wrote is never a special token.
         ids = encode_chat(self.model, chat_history, continued=not add_generation_prompt)
-        self._rendered[text] = ids.tolist()
+        behind = encode_text if add_generation_prompt else encode_continuation
+        self._rendered[text] = ids.tolist(), behind
         return text
 
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **_: Any
     ) -> list[int]:
-        """Ids of a text; behind a rendered conversation comes a turn of its own."""
+        """Ids of a text."""
         if string in self._rendered:
-            return self._rendered[string]
+            return self._rendered[string][0]
         if string.startswith(self._openings):
             raise ConfigError(
                 "a prompt is a conversation that was not rendered here, so that its special tokens "
@@ -173,8 +175,10 @@ class DLLM(TemplateLM):  # type: ignore[misc]
         return encode_text(self.tokenizer, string, add_special_tokens=special)
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        """Behind a rendered conversation comes a turn of its own, or the rest of one."""
         if context in self._rendered:
-            return self._rendered[context], encode_text(self.tokenizer, continuation)
+            ids, encode = self._rendered[context]
+            return ids, encode(self.tokenizer, continuation)
         whole, given = super()._encode_pair(context, continuation)
         return whole, given
 

@@ -96,8 +96,11 @@ class Record:
 
 
 def fingerprint(model: DiffusionModel) -> str:
-    """Tells checkpoints of one name apart: shapes, some values of all weights, kind of device."""
-    digest = hashlib.blake2b(model.device.type.encode(), digest_size=8)
+    """Tells checkpoints of one name apart: shapes, some values of all weights, kind of device, and
+    what their files say of prompts and decoding."""
+    template = getattr(model.tokenizer, "chat_template", None)
+    about = model.device.type, model.facts, sorted(model.generation_defaults.items()), template
+    digest = hashlib.blake2b(repr(about).encode(), digest_size=8)
     for name, tensor in sorted(model.hf.state_dict().items()):
         few = tensor.detach().reshape(-1)[:64].float().cpu().numpy()
         digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode() + few.tobytes())

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import os
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -291,6 +292,23 @@ def test_an_engine_that_dies_keeps_nobody_waiting(
     with pytest.raises(dllm.ConfigError, match="closed"):
         session.submit(PROMPTS[0], **HOW)
     session.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
+@pytest.mark.filterwarnings("ignore:.*use of fork")
+def test_a_session_of_another_process_is_refused(tiny: dllm.DiffusionModel) -> None:
+    """A server that loads a program once and forks its workers: no thread comes with them."""
+    with dllm.Session(tiny) as session:
+        child = os.fork()
+        if not child:
+            said = ""
+            try:
+                session.submit(PROMPTS[0], **HOW)
+            except dllm.ConfigError as error:
+                said = str(error)
+            finally:
+                os._exit("another process" in said)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
 
 
 def test_closing_drains_or_cancels(

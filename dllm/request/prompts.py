@@ -9,7 +9,7 @@ import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
-from itertools import groupby
+from itertools import groupby, pairwise
 from types import MappingProxyType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -339,12 +339,21 @@ def _template(
         raise PromptError(f"the chat template refuses the messages: {one_line(error)}") from error
     assert isinstance(text, str)
     ids: list[int] = []
-    for part in re.split(f"({'|'.join(contents)})", text) if unsafe else [text]:
+    parts = re.split(f"({'|'.join(contents)})", text) if unsafe else [text]
+    for before, part in pairwise(["", *parts]):
         if part in contents:  # in any order: some templates move messages
-            ids += encode_continuation(tokenizer, contents[part].strip())
+            encode = encode_text if _opens(tokenizer, before) else encode_continuation
+            ids += encode(tokenizer, contents[part].strip())
         else:
             ids += encode_markup(tokenizer, part)
     return ids
+
+
+def _opens(tokenizer: PreTrainedTokenizerBase, markup: str) -> bool:
+    """Whether text behind ``markup`` is encoded as at the start of a text, as many tokenizers do
+    behind their special tokens."""
+    behind = len(encode_markup(tokenizer, markup))
+    return encode_markup(tokenizer, markup + "a")[behind:] == encode_text(tokenizer, "a")
 
 
 def encode_markup(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:

@@ -277,6 +277,18 @@ def test_special_tokens_before_a_begun_answer_are_text(tiny: dllm.DiffusionModel
         assert ids == lm.tok_encode(lm.apply_chat_template(start)) + lm.tok_encode(begun)
 
 
+def test_what_goes_on_with_a_begun_answer_has_no_blank_of_its_own(
+    tiny: dllm.DiffusionModel,
+) -> None:
+    """Choices behind a ``gen_prefix`` are the rest of a text, not a turn of their own."""
+    lm = DLLM(tiny)
+    history = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "The answer"}]
+    begun = lm.apply_chat_template(history, add_generation_prompt=False)
+    whole, rest = lm._encode_pair(begun, " Tom, Anna")
+    assert rest == tiny.tokenizer("Tom, Anna")["input_ids"]
+    assert [*whole, *rest] == tiny.tokenizer(f"{begun} Tom, Anna")["input_ids"]
+
+
 def test_conversations_of_another_process_are_refused(tiny: dllm.DiffusionModel) -> None:
     """What the harness kept on disk would be taken for plain text."""
     for history in (

@@ -1,5 +1,6 @@
 """Sweeps: what they measure, how they resume, what they say about it."""
 
+import copy
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -91,6 +92,11 @@ def test_an_interrupted_sweep_goes_on(tiny: dllm.DiffusionModel, tmp_path: Path)
 
 def test_other_weights_are_another_measurement(tiny: dllm.DiffusionModel) -> None:
     assert fingerprint(tiny) == fingerprint(tiny) != fingerprint(dllm.load("nano"))
+    other = replace(tiny, tokenizer=copy.deepcopy(tiny.tokenizer))
+    assert fingerprint(tiny) == fingerprint(other)
+    assert fingerprint(tiny) != fingerprint(replace(tiny, generation_defaults={"steps": 3}))
+    other.tokenizer.chat_template = "{{ messages[0].content }}"
+    assert fingerprint(tiny) != fingerprint(other)
     cell = Cell("copy", Setting("threshold", "threshold"), 4)
     assert cell.key("a") != cell.key("b")
     assert cell.key("a") != Cell("copy", Setting("threshold", "threshold"), 5).key("a")

@@ -201,10 +201,11 @@ def test_the_class_of_a_sentencepiece_file_is_the_one_that_the_checkpoint_names(
     assert {loader_of(f, tmp_path) for f in families().values()} == {"AutoTokenizer"}
 
 
+@pytest.mark.parametrize("opening", ["b\n", "<e>"])
 def test_a_spelled_special_token_puts_no_blank_before_its_content(
-    tiny: dllm.DiffusionModel,
+    tiny: dllm.DiffusionModel, opening: str
 ) -> None:
-    """Tokenizers like Llama's write one in front of what they are given."""
+    """Tokenizers like Llama's write one at the start and behind special tokens."""
     letters = ["\u2581", "a", "b", "<", "e", ">", "\n"]
     core = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
     core.normalizer = normalizers.Sequence(
@@ -212,11 +213,12 @@ def test_a_spelled_special_token_puts_no_blank_before_its_content(
     )
     core.add_special_tokens([AddedToken("<e>", normalized=False)])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core)
-    tokenizer.chat_template = "{% for m in messages %}b\n{{ m.content }}<e>{% endfor %}"
+    tokenizer.chat_template = f"{opening}{{{{ messages[0].content }}}}<e>"
     model = replace(tiny, tokenizer=tokenizer)
-    for content in ("ab", "ab<e>"):
-        written = [letters.index(letter) for letter in "\u2581b\n" + content]
-        assert encode_chat(model, [{"role": "user", "content": content}]).tolist() == [*written, 7]
+    plain = encode_chat(model, [{"role": "user", "content": "ab"}]).tolist()
+    assert plain == tokenizer(f"{opening}ab<e>").input_ids
+    spelled = encode_chat(model, [{"role": "user", "content": "ab<e>"}]).tolist()
+    assert spelled == [*plain[:-1], *map(letters.index, "<e>"), plain[-1]]
 
 
 def test_characters_in_a_row_that_are_bytes_each_have_their_piece() -> None:
