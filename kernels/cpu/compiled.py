@@ -42,6 +42,7 @@ SIGNATURES = {
     "dllm_rms_norm": (_A, _A, _A, _N, _N, ctypes.c_double, _I, _I),
     "dllm_rotate_scatter": (*[_A] * 10, *[_N] * 5, _I, _I),
     "dllm_silu_times": (_A, _A, _A, _N, _I, _I),
+    "dllm_uniform": (_A, _A, _N, _N, _N, _A, _I),
     "dllm_round": (_A, _A, _A, _A, _N, _N, _N, _I, _I, _I),
 }
 ANSWERS = {  # what returns a number: 0, 1 or 3 where it refuses, 2 where there is no memory

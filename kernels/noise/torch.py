@@ -1,13 +1,15 @@
 """Philox4x32-10 in int64 arithmetic on any device: the same bits as `naive`, a row at a time.
 
 Rows are named by ``keys`` (R, 4) int64 = (seed, stream, position, step); the columns are the
-token ids of a range.  Temporary memory is bounded, whatever the size of the result.
+token ids of a range.  Temporary memory is bounded, whatever the size of the result.  Gumbel noise
+on a CPU comes from compiled kernels where there are some, with the same bits.
 """
 
 from collections.abc import Callable
 
 import torch
 
+from ..cpu import library
 from .naive import BELOW_ONE, MASK, MULTIPLIERS, ROUNDS, WEYL
 
 GROUPS = 1 << 15  # counters worked on at once: some ten int64 arrays of this size, 2.5 MB
@@ -21,11 +23,17 @@ def bits(keys: torch.Tensor, low: int, high: int) -> torch.Tensor:
 
 def gumbel(keys: torch.Tensor, low: int, high: int) -> torch.Tensor:
     """Standard Gumbel noise for token ids [low, high) of every row, float32, always finite."""
+    drawn = _compiled(keys, None, low, high - low)
+    if drawn is not None:
+        return _gumbel(drawn)
     return _filled(keys, low, high, torch.float32, to_gumbel)
 
 
 def gumbel_at(keys: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     """Standard Gumbel noise for the ids ``tokens`` (R, n) of every row, float32."""
+    drawn = _compiled(keys, tokens, 0, tokens.shape[1])
+    if drawn is not None:
+        return _gumbel(drawn)
     words = _words(keys, tokens >> 2).view(*tokens.shape, 4)
     return to_gumbel(words.gather(2, (tokens & 3).unsqueeze(2)).squeeze(2))
 
@@ -37,9 +45,30 @@ def to_uniform(words: torch.Tensor) -> torch.Tensor:
 
 def to_gumbel(words: torch.Tensor) -> torch.Tensor:
     """32-bit words (int64) as float32 Gumbel noise."""
+    return _gumbel(to_uniform(words))
+
+
+def _gumbel(drawn: torch.Tensor) -> torch.Tensor:
     # The uniform number is the upper tail (w = 1 - u): large noise comes from small w, where
     # float32 is fine-grained and -log1p(-w) cannot reach zero, so the noise is never +inf.
-    return to_uniform(words).neg_().log1p_().neg_().log_().neg_()
+    return drawn.neg_().log1p_().neg_().log_().neg_()
+
+
+def _compiled(
+    keys: torch.Tensor, tokens: torch.Tensor | None, low: int, n: int
+) -> torch.Tensor | None:
+    """Uniform numbers (R, n) by compiled kernels, of ``tokens`` or of ``n`` ids from ``low`` on;
+    None where there are none."""
+    kernels = library() if keys.device.type == "cpu" else None
+    if kernels is None:
+        return None
+    keys, tokens = keys.contiguous(), None if tokens is None else tokens.long().contiguous()
+    result = keys.new_empty((len(keys), n), dtype=torch.float32)
+    kernels.dllm_uniform(
+        keys.data_ptr(), None if tokens is None else tokens.data_ptr(), len(keys), low, n,
+        result.data_ptr(), torch.get_num_threads(),
+    )  # fmt: skip
+    return result
 
 
 def _filled(

@@ -13,6 +13,7 @@ int dllm_product(const void *, const void *, int, const void *, void *, int64_t,
                  int, int);
 int dllm_product8(const uint8_t *, const float *, const void *, const float *, const int32_t *,
                   const void *, void *, int64_t, int64_t, int64_t, int, int);
+void dllm_uniform(const int64_t *, const int64_t *, int64_t, int64_t, int64_t, float *, int);
 }
 
 namespace {
@@ -44,6 +45,11 @@ void expect(bool right, const char *what) {
 }  // namespace
 
 int main() {
+  const int64_t key[4] = {};  // of which the words are published
+  float drawn[4];
+  dllm_uniform(key, nullptr, 1, 0, 4, drawn, 1);
+  expect(drawn[0] == float(0x6627e8d5u) * 0x1p-32f && drawn[3] == float(0x9b00dbd8u) * 0x1p-32f,
+         "noise");
   std::vector<float> x(M * D), w(N * D), y(M * N), expected(M * N), ones(M + N, 1), alone(N);
   std::vector<uint16_t> half_x(M * D), half_w(N * D), half_y(M * N);
   std::vector<uint8_t> bytes(M * D);

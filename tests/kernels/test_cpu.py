@@ -218,7 +218,8 @@ def test_products_with_neon_in_an_emulator(tmp_path: Path) -> None:
         pytest.skip("no cross compiler, or no emulator")
     march = f"-march={of.TARGETS['aarch64'][0]}"
     flags = [march, *(flag for flag in of.FLAGS if "march" not in flag and flag != "-shared")]
-    files = [Path(of.__file__).with_name("products.cpp"), Path(__file__).with_name("neon.cpp")]
+    own = [Path(of.__file__).with_name(f"{name}.cpp") for name in ("products", "noise")]
+    files = [*own, Path(__file__).with_name("neon.cpp")]
     program = tmp_path / "neon"
     subprocess.run([compiler, *flags, "-O1", "-static", *files, "-o", program], check=True)
     done = subprocess.run([emulator, program], capture_output=True, text=True, check=True)

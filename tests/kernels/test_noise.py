@@ -60,6 +60,27 @@ def test_zero_key_gives_the_published_words() -> None:
     assert fast.bits(noise.pack_keys([(0, 0, 0, 0)]), 0, 4)[0].tolist() == words(KNOWN[0][2])
 
 
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("threads", [1, 2])
+def test_compiled_kernels_draw_the_same(threads: int) -> None:
+    """Ranges that begin and end anywhere, and any ids; seeds and keys of all 64 and 32 bits."""
+    rng, before = np.random.default_rng(0), torch.get_num_threads()
+    keys = torch.from_numpy(rng.integers(0, 2**32, (5, 4)))
+    keys[:, 0] = torch.tensor([-(2**63), 2**63 - 1, -1, 0, 3 * 2**40])
+    torch.set_num_threads(threads)
+    try:
+        for low, n in [(0, 1), (3, 1), (5, 0), (1, 126), (127, 130), (4, 256), (7, 50_001)]:
+            expected = fast.to_gumbel(fast.bits(keys, low, low + n))
+            assert torch.equal(noise.row_gumbel(keys, low, low + n), expected)
+            assert torch.equal(noise.row_gumbel(keys.T.contiguous().T, low, low + n), expected)
+        every = fast.to_gumbel(fast.bits(keys, 0, 1000))
+        for n in (0, 1, 31, 33, 200):
+            tokens = torch.from_numpy(rng.integers(0, 1000, (n, 5))).T  # not in one piece
+            assert torch.equal(noise.row_gumbel_at(keys, tokens), every.gather(1, tokens))
+    finally:
+        torch.set_num_threads(before)
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     rows=st.lists(st.tuples(SEED, WORD, WORD, WORD), min_size=1, max_size=5),
