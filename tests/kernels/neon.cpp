@@ -46,9 +46,9 @@ void expect(bool right, const char *what) {
 
 int main() {
   const int64_t key[4] = {};  // of which the words are published
-  float drawn[4];
-  dllm_uniform(key, nullptr, 1, 0, 4, drawn, 1);
-  expect(drawn[0] == float(0x6627e8d5u) * 0x1p-32f && drawn[3] == float(0x9b00dbd8u) * 0x1p-32f,
+  float numbers[4];
+  dllm_uniform(key, nullptr, 1, 0, 4, numbers, 1);
+  expect(numbers[0] == float(0x6627e8d5u) * 0x1p-32f && numbers[3] == float(0x9b00dbd8u) * 0x1p-32f,
          "noise");
   std::vector<float> x(M * D), w(N * D), y(M * N), expected(M * N), ones(M + N, 1), alone(N);
   std::vector<uint16_t> half_x(M * D), half_w(N * D), half_y(M * N);
