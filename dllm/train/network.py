@@ -5,6 +5,7 @@ a text with masks goes in and logits come out that stand where the tokens stand.
 """
 
 import copy
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, cast
 
@@ -114,6 +115,15 @@ class Network(nn.Module):
             return predict(hf, teacher.facts, ids, valid)
         finally:
             hf.enable_adapters()
+
+    def recompute(self) -> None:
+        """Activations are not kept for the backward pass but computed again, by our attention."""
+
+        def forward_and_again() -> tuple[Any, Any]:
+            return nullcontext(), attending(self.hf, ATTENTION)
+
+        how = {"use_reentrant": False, "context_fn": forward_and_again}
+        self.hf.gradient_checkpointing_enable(how)
 
     def snapshot(self) -> DiffusionModel:
         """The network as it is now, for decoding."""
