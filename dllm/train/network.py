@@ -118,12 +118,10 @@ class Network(nn.Module):
 
     def recompute(self) -> None:
         """Activations are not kept for the backward pass but computed again, by our attention."""
-
-        def forward_and_again() -> tuple[Any, Any]:
-            return nullcontext(), attending(self.hf, ATTENTION)
-
-        how = {"use_reentrant": False, "context_fn": forward_and_again}
-        self.hf.gradient_checkpointing_enable(how)
+        self.hf.gradient_checkpointing_enable({
+            "use_reentrant": False,
+            "context_fn": lambda: (nullcontext(), attending(self.hf, ATTENTION)),
+        })  # fmt: skip
 
     def snapshot(self) -> DiffusionModel:
         """The network as it is now, for decoding."""
@@ -150,16 +148,14 @@ def predict(
     """`Network.logits` of any network."""
     batch, length = ids.shape
     blocks = facts.block_length
-    doubled = clean is not None and bool(blocks)
     positions = torch.arange(length, device=ids.device)
-    if doubled:
-        assert clean is not None and blocks
+    if clean is not None and blocks:
         seen: torch.Tensor | None = two_stream_mask(positions, blocks)
         inputs, positions = torch.cat([ids, clean], 1), positions.repeat(2)
     else:
         inputs, seen = ids, visible(facts, ids, positions)
     if valid is not None and not valid.all():
-        keys = (valid.repeat(1, 2) if doubled else valid)[:, None, None, :]
+        keys = valid.repeat(1, inputs.shape[1] // length)[:, None, None, :]
         itself = torch.eye(inputs.shape[1], dtype=torch.bool, device=ids.device)
         seen = keys | itself if seen is None else (seen & keys) | itself
     with attending(hf, ATTENTION):

@@ -32,8 +32,7 @@ def card(
     what was counted on the way; ``front``: further fields of the front matter."""
     fields = {"base_model": base, "tags": ["dllm", "speculative-decoding"]} | front
     lines = ["---", *(f"{k}: {json.dumps(v)}" for k, v in fields.items()), "---", ""]
-    lines += [f"# {title}", ""]
-    lines += [*about, "", "## Held-out answers, greedy", "", *table(points)]
+    lines += [f"# {title}", "", *about, "", "## Held-out answers, greedy", "", *table(points)]
     lines += ["", "## How it was made", ""]
     lines += [f"- {name}: {value}" for name, value in {**settings, **facts}.items()]
     lines += [f"- {name} {version(name)}" for name in ("torch", "transformers", "accelerate")]
