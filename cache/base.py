@@ -262,7 +262,7 @@ def span(canvas: Canvas, low: int, high: int) -> IntArray:
 
 def complete_plan(plan: Plan, targets: IntArray, slots: Slots, pending: IntArray) -> Plan:
     """The plan with every row added that scores a target (row t - shift for target t), and with
-    the ``pending`` positions; what is added is also read."""
+    the ``pending`` positions; what is added is also read, and for this step alone."""
     if plan.refresh:
         return plan
     rows, compute = plan.rows(targets, slots.shift), plan.compute
@@ -271,9 +271,9 @@ def complete_plan(plan: Plan, targets: IntArray, slots: Slots, pending: IntArray
     if len(compute) == len(plan.compute):
         return plan
     if plan.read is None:
-        return replace(plan, compute=compute)
+        return replace(plan, compute=compute, until=STEP)
     added = np.setdiff1d(compute, plan.compute, assume_unique=True)
-    return replace(plan, compute=compute, read=np.union1d(plan.read, added))
+    return replace(plan, compute=compute, read=np.union1d(plan.read, added), until=STEP)
 
 
 def _within(run: IntArray, positions: IntArray) -> bool:

@@ -30,7 +30,6 @@ from ..likelihood.scoring import Score, ScoreRequest, Scoring, longest, score_re
 from ..models import load
 from ..request.prompts import chat_openings, encode_chat, encode_continuation, encode_text
 from ..request.requests import occurrences
-from ..runtime.result import Result
 from ..samplers import compose as compose_sampler
 
 LOG = logging.getLogger(__name__)
@@ -51,13 +50,6 @@ class Usage:
     likelihood_nfe: int = 0
     largest_stderr: float = 0.0
     shortened: int = 0  # requests whose prompt or canvas was cut to fit the context
-
-    def add(self, answer: Result) -> None:
-        """Count a generation."""
-        self.requests += 1
-        self.tokens += len(answer.tokens)
-        self.nfe += answer.nfe
-        self.computed += answer.computed
 
 
 @dataclass(frozen=True)
@@ -147,12 +139,10 @@ class DLLM(TemplateLM):  # type: ignore[misc]
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
-        text = str(
-            self.tokenizer.apply_chat_template(
-                chat_history, tokenize=False, add_generation_prompt=add_generation_prompt,
-                continue_final_message=not add_generation_prompt,
-            )
-        )  # fmt: skip
+        text = str(self.tokenizer.apply_chat_template(
+            chat_history, tokenize=False, add_generation_prompt=add_generation_prompt,
+            continue_final_message=not add_generation_prompt,
+        ))  # fmt: skip
         # Remembered: what users wrote is never a special token.
         ids = encode_chat(self.model, chat_history, continued=not add_generation_prompt)
         behind = encode_text if add_generation_prompt else encode_continuation
@@ -286,7 +276,10 @@ class DLLM(TemplateLM):  # type: ignore[misc]
                 )  # fmt: skip
                 for k, out in finished:
                     answers[indices[k]] = out.text
-                    self.usage.add(out)
+                    self.usage.requests += 1
+                    self.usage.tokens += len(out.tokens)
+                    self.usage.nfe += out.nfe
+                    self.usage.computed += out.computed
                     request = requests[indices[k]].args
                     self.cache_hook.add_partial("generate_until", request, out.text)
                     bar.update()

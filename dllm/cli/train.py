@@ -18,7 +18,6 @@ from .output import note
 
 if TYPE_CHECKING:
     from ..models import DiffusionModel
-    from ..train.loop import Schedule
     from ..train.recipes.distill import ObjectiveSettings
     from ..train.trajectories import Question
 
@@ -152,15 +151,6 @@ class Run(Reported):
 
         return questions, held
 
-    def scheduled(self) -> Schedule:
-        """Of a model that has been trained before."""
-        from ..train.loop import Schedule
-
-        return Schedule(
-            self.steps, self.learning_rate, self.warmup, self.schedule,
-            min(self.evaluate_every, self.steps), accumulate=self.accumulate, seed=self.seed,
-        )  # fmt: skip
-
 
 @dataclass(frozen=True, kw_only=True)
 class Parallel(Run):
@@ -204,6 +194,7 @@ def _distill(
     """One run of `train.recipes.distill`; ``block``: of an autoregressive model that learns to
     decode in blocks from what it was."""
     from ..models import load
+    from ..train.loop import Schedule
     from ..train.processes import own_device
     from ..train.recipes.convert import in_blocks
     from ..train.recipes.distill import Distillation, finish, train
@@ -219,7 +210,11 @@ def _distill(
     elif model.facts.mask_token_id is None:
         raise ConfigError(f"{model.name} is autoregressive: `dllm train convert` comes first")
     questions, held = run.asked(model)
-    recipe = Distillation(settings, run.scheduled(), run.rows, rank, **how)
+    schedule = Schedule(
+        run.steps, run.learning_rate, run.warmup, run.schedule,
+        min(run.evaluate_every, run.steps), accumulate=run.accumulate, seed=run.seed,
+    )  # fmt: skip
+    recipe = Distillation(settings, schedule, run.rows, rank, **how)
     with resumable(folder):
         job = train(model, recipe, folder, questions, data=run.data or (), held_out=held,
                     report=report, teacher=teacher,

@@ -91,8 +91,7 @@ def llada(length: int, prompt: int, rows: int, seed: tuple[int, int]) -> Masking
     for start in range(0, rows, batch):
         k = int(torch.randint(1, length + 1, (), generator=noise))
         spaced = torch.linspace(float(k), k + (batch - 1) * (length / batch), steps=batch)
-        result = (torch.round(spaced).long() - 1) % length + 1
-        count[start : start + batch] = result.numpy()
+        count[start : start + batch] = ((torch.round(spaced).long() - 1) % length + 1).numpy()
         for row in range(start, start + batch):
             masked[row] = torch.randperm(length, generator=noise).numpy() < count[row]
     return Masking(masked, masked * (length / count / rows)[:, None], "rows")

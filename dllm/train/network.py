@@ -5,6 +5,7 @@ a text with masks goes in and logits come out that stand where the tokens stand.
 """
 
 import copy
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, cast
 
@@ -115,6 +116,13 @@ class Network(nn.Module):
         finally:
             hf.enable_adapters()
 
+    def recompute(self) -> None:
+        """Activations are not kept for the backward pass but computed again, by our attention."""
+        self.hf.gradient_checkpointing_enable({
+            "use_reentrant": False,
+            "context_fn": lambda: (nullcontext(), attending(self.hf, ATTENTION)),
+        })  # fmt: skip
+
     def snapshot(self) -> DiffusionModel:
         """The network as it is now, for decoding."""
         return self.model if self.rank else replace(self.model, hf=self.hf)
@@ -140,16 +148,14 @@ def predict(
     """`Network.logits` of any network."""
     batch, length = ids.shape
     blocks = facts.block_length
-    doubled = clean is not None and bool(blocks)
     positions = torch.arange(length, device=ids.device)
-    if doubled:
-        assert clean is not None and blocks
+    if clean is not None and blocks:
         seen: torch.Tensor | None = two_stream_mask(positions, blocks)
         inputs, positions = torch.cat([ids, clean], 1), positions.repeat(2)
     else:
         inputs, seen = ids, visible(facts, ids, positions)
     if valid is not None and not valid.all():
-        keys = (valid.repeat(1, 2) if doubled else valid)[:, None, None, :]
+        keys = valid.repeat(1, inputs.shape[1] // length)[:, None, None, :]
         itself = torch.eye(inputs.shape[1], dtype=torch.bool, device=ids.device)
         seen = keys | itself if seen is None else (seen & keys) | itself
     with attending(hf, ATTENTION):

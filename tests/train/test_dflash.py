@@ -215,7 +215,7 @@ def test_a_walk_goes_on_behind_the_first_wrong_draft() -> None:
     hits = matches(answer, drafts)
     # at 1: 2 and 3 are right, 4 comes with the check; at 4: 5 and 6, and the answer ends
     assert walk(hits) == [2, 2]
-    assert hits[3].tolist() == [1, 1, -1]
+    assert hits[3].tolist() == [True, True, False]
 
 
 def test_a_draft_that_ends_the_answer_has_no_token_behind_it(

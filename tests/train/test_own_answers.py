@@ -1,5 +1,6 @@
 """What a model's own answers become as training data, and the objectives that learn from them."""
 
+import copy
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -286,6 +287,25 @@ def test_an_adapter_is_trained_beside_weights_of_16_bits(dtype: str) -> None:
     torch.testing.assert_close(logits, expected, atol=0.2, rtol=0.0)  # bfloat16 has 8 bits
     logits.sum().backward()
     assert any(p.grad is not None for p in hf.parameters())
+
+
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable`:FutureWarning")
+@pytest.mark.parametrize("rank", [0, 2])
+def test_activations_that_are_computed_again_give_the_same_gradients(
+    rank: int, tiny: dllm.DiffusionModel
+) -> None:
+    """In a network with fewer heads of keys than of queries, which others attend to in others."""
+    ids, found = torch.arange(5, 29).view(2, 12), []
+    valid = torch.arange(12) < torch.tensor([[12], [9]])
+    for again in (False, True):
+        torch.manual_seed(0)
+        network = Network(replace(tiny, hf=copy.deepcopy(tiny.hf)), rank)
+        if again:
+            network.recompute()
+        network.train()
+        network.logits(ids, valid).square().sum().backward()
+        found.append([p.grad for p in network.hf.parameters() if p.grad is not None])
+    assert found[0] and all(map(torch.equal, *found))
 
 
 def test_a_diffusion_model_has_no_blocks_to_learn() -> None:

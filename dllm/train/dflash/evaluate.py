@@ -24,9 +24,8 @@ def acceptance(
     often the k-th draft of a round was accepted (K,).  With a head that looks at the token before
     these are those of its walk."""
     device = trainee.head.device
-    size = trainee.blocks.drafts
     tokens = rounds = 0
-    reached = torch.zeros(size)
+    reached = torch.zeros(trainee.blocks.drafts)
     for first in range(0, len(answers), rows):
         part = answers[first : first + rows]
         batch = collate(part, [range(a.start, len(a.ids) - 1) for a in part], states)
@@ -56,9 +55,8 @@ def drafts_at(
 ) -> torch.Tensor:  # fmt: skip
     """Most probable tokens (B, N, drafts), over the whole vocabulary; with ``walking`` and a
     head that looks at the token before, each given the one before."""
-    width = trainee.head.shape[1]
     anchors = anchors.clamp_min(0)
-    hidden = trainee.blocks(ids, states[..., :-width], anchors)
+    hidden = trainee.blocks(ids, states[..., : -trainee.head.shape[1]], anchors)
     if trainee.walk is None or not walking:
         return _best(hidden, trainee.head)
     tokens, drafts = ids.gather(1, anchors), []
@@ -76,18 +74,17 @@ def _best(hidden: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
 
 
 def matches(answer: Answer, drafts: torch.Tensor) -> torch.Tensor:
-    """(places, K): 1 where a draft (N, K) is the answer's token, 0 where not, -1 beyond its end."""
+    """(places, K) bool: where a draft (N, K) is the answer's token."""
     ids = torch.tensor(answer.ids)
     anchors = torch.arange(answer.start, len(ids) - 1)
     at = anchors[:, None] + torch.arange(1, drafts.shape[1] + 1)
-    inside = at < len(ids)
-    hit = ids[at.clamp_max(len(ids) - 1)] == drafts[: len(anchors)]
-    return torch.where(inside, hit.long(), -1)
+    right: torch.Tensor = ids[at.clamp_max(len(ids) - 1)] == drafts[: len(anchors)]
+    return right & (at < len(ids))
 
 
 def walk(hits: torch.Tensor) -> list[int]:
     """Accepted drafts of every round."""
-    runs = (hits == 1).long().cumprod(1).sum(1).tolist()
+    runs = hits.long().cumprod(1).sum(1).tolist()
     place, accepted = 0, []
     while place < len(runs):
         accepted.append(runs[place])

@@ -4,6 +4,7 @@ The network is transformers' own class.  Only its attention is exchanged: in tra
 holds many blocks at random anchors; each sees the text before its anchor, and itself alone.
 """
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -59,7 +60,7 @@ def default_target_layer_ids(layers: int, count: int) -> list[int]:
 
 def drafter_config(
     verifier: Any, *, layers: int = 4, block_size: int = 8, mask_token_id: int,
-    target_layer_ids: list[int] | None = None, sliding_window: int | None = None,
+    target_layer_ids: Sequence[int] | None = None, sliding_window: int | None = None,
 ) -> MuseGlimmerAssistantConfig:  # fmt: skip
     """Shape of a drafter for a verifier with the config ``verifier``: its width, heads and
     rotary embedding; ``target_layer_ids`` default to as many layers as the drafter has."""
@@ -81,8 +82,7 @@ def drafter_config(
         num_hidden_layers=layers, num_attention_heads=heads,
         num_key_value_heads=getattr(text, "num_key_value_heads", None) or heads,
         head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
-        rms_norm_eps=getattr(text, "rms_norm_eps", 1e-5),
-        rope_parameters=dict(rope),
+        rms_norm_eps=getattr(text, "rms_norm_eps", 1e-5), rope_parameters=dict(rope),
         max_position_embeddings=text.max_position_embeddings,
         sliding_window=sliding_window or 2048, layer_types=[kind] * layers, hidden_act="silu",
         bos_token_id=None, eos_token_id=None, pad_token_id=None, block_size=block_size,

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from transformers import MuseGlimmerAssistantConfig
 
 from ...core.errors import ConfigError
 from ...drafting.dflash.checkpoint import BlockCheckpoint, load_checkpoint
@@ -65,14 +64,6 @@ class DFlashTraining:
             raise ConfigError(f"init is 'verifier' or 'random', not {self.init!r}")
         if self.held_out < 2:
             raise ConfigError("hold out one prompt in at least 2")
-
-    def config(self, verifier: Any, mask_token_id: int) -> MuseGlimmerAssistantConfig:
-        """The drafter's config for the config of a verifier."""
-        return drafter_config(
-            verifier, layers=self.layers, block_size=self.block_size, mask_token_id=mask_token_id,
-            target_layer_ids=None if self.target_layer_ids is None else list(self.target_layer_ids),
-            sliding_window=self.sliding_window,
-        )  # fmt: skip
 
 
 def mask_id(model: DiffusionModel, given: int | None = None) -> int:
@@ -134,7 +125,11 @@ def begun(verifier: DiffusionModel, recipe: DFlashTraining) -> Trainee:
     """What a run starts with.  Raises `ConfigError` where no drafter can be trained."""
     hf: Any = verifier.hf
     torch.manual_seed(recipe.schedule.seed)
-    drafter = new_drafter(recipe.config(hf.config, mask_id(verifier, recipe.mask_token_id)))
+    drafter = new_drafter(drafter_config(
+        hf.config, layers=recipe.layers, target_layer_ids=recipe.target_layer_ids,
+        block_size=recipe.block_size, mask_token_id=mask_id(verifier, recipe.mask_token_id),
+        sliding_window=recipe.sliding_window,
+    ))  # fmt: skip
     if recipe.weights_from is None and recipe.init == "verifier":
         copy_layers(drafter, hf)
     trainee = Trainee(drafter, hf, recipe.objective, torch.arange(0))

@@ -93,7 +93,7 @@ def train(
         torch.manual_seed(recipe.schedule.seed)  # an adapter begins with random weights
         network = Network(model, recipe.rank, teacher)
         if gradient_checkpointing:
-            network.hf.gradient_checkpointing_enable()
+            network.recompute()
         run = start(network, files, recipe, part / "checkpoints", held_out, report, held)
         training.resume(run)
         network.hf.train(False)
