@@ -23,6 +23,7 @@ from .byte_automaton import (
     MOST_STEPS,
     Budget,
     ByteAutomaton,
+    Empty,
     TooLarge,
     Unfit,
     combined,
@@ -148,7 +149,7 @@ def byte_automaton(source: Mapping[str, Any]) -> tuple[ByteAutomaton, list[str]]
             failed = failed or error
         except RecursionError:
             failed = failed or TooLarge("is nested too deeply: allow less")
-        except ConfigError:
+        except Empty:  # there may be a text that is deeper
             if failed is None:
                 raise
             break

@@ -259,6 +259,9 @@ REFUSED: list[tuple[Any, str]] = [
     ({"properties": {"a": False}, "required": ["a"]}, "allows no value"),
     ({"properties": [1]}, "not well formed"),
     ({"anyOf": 5}, "not well formed"),
+    # Also where something else is too large unless it is written with less.
+    ({"properties": {"a": {"items": {}, "maxItems": 10**9}, "b": {"contains": {}}}},
+     "#/properties/b of the schema has 'contains'"),
 ]  # fmt: skip
 
 
