@@ -141,10 +141,7 @@ def byte_automaton(source: Mapping[str, Any]) -> tuple[ByteAutomaton, list[str]]
             automaton = automaton_of(compiler.part(source), compiler.budget)
             if len(automaton.edges) <= MOST_STATES:
                 return automaton, list(compiler.ignored)
-            failed = failed or TooLarge(
-                f"has {len(automaton.edges):,} states, at most {MOST_STATES:,} are taken: "
-                "allow less"
-            )
+            failed = failed or TooLarge(f"has more than {MOST_STATES:,} states: allow less")
         except TooLarge as error:
             failed = failed or error
         except RecursionError:
