@@ -23,6 +23,7 @@ from .byte_automaton import (
     MOST_STEPS,
     Budget,
     ByteAutomaton,
+    Empty,
     TooLarge,
     Unfit,
     combined,
@@ -140,15 +141,12 @@ def byte_automaton(source: Mapping[str, Any]) -> tuple[ByteAutomaton, list[str]]
             automaton = automaton_of(compiler.part(source), compiler.budget)
             if len(automaton.edges) <= MOST_STATES:
                 return automaton, list(compiler.ignored)
-            failed = failed or TooLarge(
-                f"has {len(automaton.edges):,} states, at most {MOST_STATES:,} are taken: "
-                "allow less"
-            )
+            failed = failed or TooLarge(f"has more than {MOST_STATES:,} states: allow less")
         except TooLarge as error:
             failed = failed or error
         except RecursionError:
             failed = failed or TooLarge("is nested too deeply: allow less")
-        except ConfigError:
+        except Empty:  # there may be a text that is deeper
             if failed is None:
                 raise
             break

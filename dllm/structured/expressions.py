@@ -58,11 +58,12 @@ MARKS = range(0xF8, 0x100)  # bytes of no text, which stand for a moment behind 
 BEGINS, ENDS = ("AT_BEGINNING", "AT_BEGINNING_STRING"), ("AT_END", "AT_END_STRING")
 # A line break before the end of a text, which Python's ``$`` passes over.
 LINE_END = ("MAX_REPEAT", (0, 1, [("LITERAL", 0x0A)]))
-# JavaScript's own: ranges of surrogate pairs, properties, code points in braces, named groups.
+# JavaScript's own: surrogate pairs, properties, sets before a hyphen, code points, named groups.
 PAIR = r"\\u[dD][89abAB][\da-fA-F]{2}\\u[dD][c-fC-F][\da-fA-F]{2}"
 BEYOND_PYTHON = re.compile(
     rf"({PAIR}-{PAIR})|"
-    r"\\(?:[pP]\{\^?(\w+)\}|[pP](\w)|u\{0*(10[\da-fA-F]{4}|[\da-fA-F]{1,5})\}|.)|\(\?<\w+>",
+    r"\\(?:(?:[pP]\{\^?(\w+)\}|[pP](\w)|[dDsSwW])(?=(-(?!-))?)|"
+    r"u\{0*(10[\da-fA-F]{4}|[\da-fA-F]{1,5})\}|.)|\(\?<\w+>",
     re.DOTALL,
 )
 LONG_NAMES = {
@@ -143,13 +144,13 @@ class Expression:
         return self._variants([(item, self.flags) for item in self.tree])
 
     def _translated(self, match: re.Match[str]) -> str:
-        name = match[2] or match[3]
+        name, behind = match[2] or match[3], "\\" * bool(match[4])  # no range begins with a set
         if match[1] is not None:
             return "-".join(bytes.fromhex(re.sub(r"\\u|-", "", match[1])).decode("utf-16-be"))
-        if match[4] is not None:
-            return re.escape(chr(int(match[4], 16)))
+        if match[5] is not None:
+            return re.escape(chr(int(match[5], 16)))
         if name is None:
-            return "(" if match[0][0] == "(" else match[0]
+            return "(" if match[0][0] == "(" else match[0] + behind
         ranges = ASCII if name == "ASCII" else general_category(LONG_NAMES.get(name, name))
         if not ranges:
             raise ConfigError(
@@ -157,7 +158,7 @@ class Expression:
             )
         negated = (match[0][1] == "P") != ("^" in match[0])
         self.properties.append(inverse(ranges) if negated else ranges)
-        return chr(FIRST_PROPERTY + len(self.properties) - 1)
+        return chr(FIRST_PROPERTY + len(self.properties) - 1) + behind
 
     def _variants(self, items: Items) -> list[Variant]:
         """A row of items, at whose ends those of the text may stand."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple, NoReturn
 
 from ..core.errors import ConfigError, short
-from .byte_automaton import EVERYTHING, Budget, TooLarge, combined
+from .byte_automaton import EVERYTHING, Budget, Empty, TooLarge, combined
 from .expressions import regex_part
 from .keywords import Nothing
 from .parts import EMPTY, Bytes, Either, Leaf, Part, Repeat, Row, automaton_of, erased, maybe
@@ -81,7 +81,7 @@ class Grammar:
             apart = combined(combined(joined, ends, self.budget), clash, self.budget, without=True)
             return Leaf(erased(apart, JOINT, self.budget))
         except Nothing:
-            raise ConfigError("the grammar contains itself without end") from None
+            raise Empty("contains itself without end") from None
 
     # -- the syntax ------------------------------------------------------------------------------
 

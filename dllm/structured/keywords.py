@@ -42,11 +42,17 @@ CHECKED = {*INNER, *REFUSED, "const", "enum", "type"}.union(*KEYWORDS.values())
 
 
 class Nothing(Empty):
-    """A schema that no value satisfies."""
+    """A schema that no value satisfies; made of its path."""
+
+    def __str__(self) -> str:
+        return f"allows no value at {self.args[0]}"
 
 
 class TooDeep(Nothing):
     """One that contains itself, beyond the depth that is written."""
+
+    def __str__(self) -> str:
+        return "contains itself without end: make what leads back optional"
 
 
 Keys = tuple[str, ...]

@@ -68,12 +68,6 @@ class Reader(Base):
         try:
             self.root = rebased(self.root)
             return self.value(self.root, "#")
-        except TooDeep:
-            raise ConfigError(
-                "the schema contains itself without end: make what leads back optional"
-            ) from None
-        except Nothing as error:
-            raise ConfigError(f"{error} of the schema allows no value") from None
         except (AttributeError, TypeError, LookupError, OverflowError, ValueError) as error:
             if isinstance(error, ConfigError | Unfit):
                 raise

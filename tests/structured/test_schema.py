@@ -259,6 +259,9 @@ REFUSED: list[tuple[Any, str]] = [
     ({"properties": {"a": False}, "required": ["a"]}, "allows no value"),
     ({"properties": [1]}, "not well formed"),
     ({"anyOf": 5}, "not well formed"),
+    # Also where something else is too large unless it is written with less.
+    ({"properties": {"a": {"items": {}, "maxItems": 10**9}, "b": {"contains": {}}}},
+     "#/properties/b of the schema has 'contains'"),
 ]  # fmt: skip
 
 
@@ -341,6 +344,11 @@ def test_what_cannot_be_kept_is_refused(schema: Any, message: str) -> None:
         ({"items": {"const": 1}, "maxItems": 10**9}, [f"[1{',1' * 63}]"], [f"[1{',1' * 64}]"]),
         pytest.param({"type": "string", "maxLength": 5000}, [f'"{"a" * 1024}"'],
                      [f'"{"a" * 1025}"'], marks=pytest.mark.slow),
+        # A hyphen behind a set stands for itself, as in JavaScript and Java.
+        ({"type": "string", "pattern": r"^[\w-\.]+@([\w-]+\.)+[\w-]{2,4}$"}, ['"a-b.c@x-y.org"'],
+         ['"a b@c.org"', '"a+b@c.org"']),
+        ({"type": "string", "pattern": r"^\d-[\p{L}-_][\\w-z]$"}, ['"1-_z"', '"1--\\\\"'],
+         ['"1-^z"', '"1-_-"', '"1z_z"']),
         # Beyond the basic plane, as AWS writes it.
         ({"type": "string", "pattern": r"^[\u0020-\uD7FF\uD800\uDC00-\uDBFF\uDFFF]$"},
          ['"a"', '"\U0001f600"', '"\U0010ffff"'], ['"\\t"', '"aa"', '"\ue000"']),
