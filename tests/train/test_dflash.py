@@ -39,7 +39,7 @@ from dllm.train.dflash.model import (
     new_drafter,
 )
 from dllm.train.dflash.objective import Objective, Reader, Trainee
-from dllm.train.dflash.recipe import DFlashTraining, Schedule, finish, keep_states, mask_id, start
+from dllm.train.dflash.recipe import DFlashTraining, Schedule, begun, finish, keep_states, start
 from dllm.train.loop import resume
 from dllm.train.trajectories import task_questions
 
@@ -297,7 +297,7 @@ def test_a_run_learns_and_its_drafter_can_be_used(
     verifier: dllm.DiffusionModel, answers: Path, tmp_path: Path
 ) -> None:
     recipe = small(20)
-    config = recipe.config(verifier.hf.config, mask_id(verifier))
+    config = begun(verifier, recipe).blocks.drafter.config
     assert list(keep_states([answers], verifier.hf, config))[-1] == 120
     assert list(keep_states([answers], verifier.hf, config)) == []
     layers = list(config.target_layer_ids)
