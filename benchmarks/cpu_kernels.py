@@ -6,7 +6,8 @@
 Products of some rows with weights (outputs × inputs) of each kind, in GFLOP/s; there are enough
 weights that none is in the cache when its turn comes.  Attention of some queries over some keys,
 nine heads of 64, in milliseconds, and the exact attention of verifiers, which sums over keys in
-float64, of some texts with three heads.  ``--parts`` measures some of it, and the rest of the file
+float64, of some texts with three heads.  Noise of whole vocabularies and of some ids, in
+milliseconds.  ``--parts`` measures some of it, and the rest of the file
 stays.
 """
 
@@ -27,6 +28,7 @@ import torch.nn.functional as F
 from dllm.kernels import linear, quantised
 from dllm.kernels.cpu import layers, library
 from dllm.kernels.cpu.products import Weight, Weight4, Weight8
+from dllm.kernels.noise import torch as noise
 from dllm.models.grouped import exact_rows
 
 from harness import RESULTS, write  # isort: skip
@@ -36,6 +38,7 @@ ROWS, KEYS, QUERIES = (1, 8, 32, 192), (192, 544, 2080, 4160), (1, 8, 32, 192)
 BYTES = 64 << 20  # of weights that are multiplied one after the other
 HEADS, SIZE = 9, 64
 EXACT = ((16, 3, 50), (1, 3, 50), (1, 3, 1000), (1, 48, 300), (1, 48, 2000))  # texts, queries, keys
+NOISE = ((1, 49152, None), (4, 49152, None), (8, 126464, None), (4, 49152, 64))  # rows, ids, some
 Product = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -111,10 +114,37 @@ def measure_exact(texts: int, queries: int, keys: int, rounds: int) -> dict[str,
     return found
 
 
+def chosen_noise(keys: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """`noise.gumbel_at` without compiled kernels."""
+    words = noise._words(keys, ids >> 2).view(*ids.shape, 4)
+    return noise.to_gumbel(words.gather(2, (ids & 3)[..., None])[..., 0])
+
+
+def measure_noise(rows: int, vocabulary: int, some: int | None, rounds: int) -> dict[str, Any]:
+    keys = torch.tensor([[1, 2, row, 3] for row in range(rows)])
+    if some is None:
+        kind, every = torch.float32, (0, vocabulary)
+        works: dict[str, Callable[[], Any]] = {
+            "PyTorch": lambda: noise._filled(keys, *every, kind, noise.to_gumbel),
+            "compiled": lambda: noise.gumbel(keys, *every),
+        }
+    else:
+        ids = torch.randint(0, vocabulary, (rows, some))
+        works = {
+            "PyTorch": lambda: chosen_noise(keys, ids),
+            "compiled": lambda: noise.gumbel_at(keys, ids),
+        }
+    seconds = in_turns(works, 5 * rounds)
+    found = {"rows": rows, "vocabulary": vocabulary, "ids": some}
+    found |= {name: 1e3 * each for name, each in seconds.items()}
+    print(found, flush=True)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kinds", nargs="+", default=["float32", "bfloat16", "int8", "int4"])
-    parts = ["products", "attention", "exact"]
+    parts = ["products", "attention", "exact", "noise"]
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--output", type=Path, default=RESULTS / "cpu_kernels.json")
@@ -135,6 +165,8 @@ def main() -> None:
             ]
         if "exact" in options.parts:
             result["exact"] = [measure_exact(*each, options.rounds) for each in EXACT]
+        if "noise" in options.parts:
+            result["noise"] = [measure_noise(*each, options.rounds) for each in NOISE]
     for name in ("machine", "kernels"):
         result.pop(name, None)
     write(options.output, result | {"threads": 1})

@@ -5,7 +5,6 @@ The bits are those of the parts; where a part is not what `adopt` left (an adapt
 else's forward), its layer runs as it is.
 """
 
-from collections.abc import Iterator
 from functools import partial
 from itertools import chain, groupby, repeat
 from operator import attrgetter, is_
@@ -90,14 +89,15 @@ def _forward(
     rest |= {"attention_mask": attention_mask, "position_ids": position_ids}
     rest["position_embeddings"] = module.rotary_emb(x, position_ids=position_ids)
     for run in _joined(module).runs:
-        outputs = run.computed(x, scored, EXACT[kind], rest)
+        hooked = [i for i, layer in enumerate(run.modules) if layer._forward_hooks]
+        outputs = run.computed(x, scored, hooked, EXACT[kind], rest)
         if outputs is None:
             for layer in run.modules:
                 x = layer(x, **rest)
             continue
-        for i, layer in enumerate(run.modules):
-            for hook in tuple(layer._forward_hooks.values()):
-                changed = hook(layer, (x,), outputs[i])
+        for i in hooked:
+            for hook in tuple(run.modules[i]._forward_hooks.values()):
+                changed = hook(run.modules[i], (x,), outputs[i])
                 outputs[i] = outputs[i] if changed is None else changed
         x = outputs[-1]
     return BaseModelOutputWithPast(module.norm(x))
@@ -122,9 +122,11 @@ class Run:
             self.layers = layers.Layers(weights, biases, scales, eps)
 
     def computed(
-        self, x: torch.Tensor, scored: torch.Tensor | None, exact: bool, rest: dict[str, Any]
-    ) -> list[torch.Tensor] | None:
-        """What the kernels make of ``x`` (1, Q, D), see `Layers`; None where they cannot."""
+        self, x: torch.Tensor, scored: torch.Tensor | None, hooked: list[int], exact: bool,
+        rest: dict[str, Any],
+    ) -> list[torch.Tensor] | None:  # fmt: skip
+        """What the kernels make of ``x`` (1, Q, D), see `Layers`; None where they cannot.  Of the
+        layers ``hooked`` all rows are kept."""
         if (
             self.layers is None or x.dtype != self.states.dtype or x.device.type != "cpu"
             or len(x) != 1 or not x.is_contiguous()
@@ -143,7 +145,6 @@ class Run:
             or first.shape[3] % 2 or first.stride(2) % 2  # bfloat16 is read in pairs
         ):  # fmt: skip
             return None
-        hooked = [i for i, one in enumerate(self.modules) if one._forward_hooks]
         last = self.last and len(self.modules) - 1 not in hooked
         return self.layers(
             x, cos.contiguous(), sin.contiguous(), slots, keys, values, parts, self.scale, exact,
@@ -186,8 +187,7 @@ class Joined:
         self.attributes = [one.__dict__ for one in whole]
         self.forwards = [one.get("forward") for one in self.attributes]
         self.owners = [one._parameters for own in each for one in own[2:]]
-        self.tensors = [*self._tensors()]
-        self.present = [x for x in self.tensors if x is not None]
+        self.present = [x for own in self.owners for x in own.values() if x is not None]
         self.counted = [x for x in self.present if not x.is_inference()]
         self.known = self._known()
 
@@ -199,20 +199,18 @@ class Joined:
             and [*map(list, map(dict.values, self.children))] == self.parts
             and [*map(dict.get, self.attributes, repeat("forward"))] == self.forwards
             and all(map(is_, map(attrgetter("made"), self.packed), self.made))
-            and all(map(is_, self._tensors(), self.tensors)) and self._known() == self.known
+            and self._known() == self.known
         )  # fmt: skip
 
     def _kinds(self) -> list[list[type]]:
         """Of all hooks but those that record, which come and go and change nothing."""
         return [[k for k in map(type, own.values()) if k is not Recorder] for own in self.hooked]
 
-    def _tensors(self) -> Iterator[torch.Tensor | None]:
-        return chain.from_iterable(map(dict.values, self.owners))
-
     def _known(self) -> list[int]:
-        """Where each tensor lies, and how often it was changed in place."""
+        """Which tensors there are, where each lies, and how often it was changed in place."""
+        tensors = chain.from_iterable(map(dict.values, self.owners))
         versions = map(attrgetter("_version"), self.counted)
-        return [*map(torch.Tensor.data_ptr, self.present), *versions]
+        return [*map(id, tensors), *map(torch.Tensor.data_ptr, self.present), *versions]
 
 
 def _packed(linear: Any) -> Packed | QuantisedLinear | None:

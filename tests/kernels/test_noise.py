@@ -73,10 +73,14 @@ def test_compiled_kernels_draw_the_same(threads: int) -> None:
             expected = fast.to_gumbel(fast.bits(keys, low, low + n))
             assert torch.equal(noise.row_gumbel(keys, low, low + n), expected)
             assert torch.equal(noise.row_gumbel(keys.T.contiguous().T, low, low + n), expected)
-        every = fast.to_gumbel(fast.bits(keys, 0, 1000))
+        every = fast.bits(keys, 0, 1000)
         for n in (0, 1, 31, 33, 200):
             tokens = torch.from_numpy(rng.integers(0, 1000, (n, 5))).T  # not in one piece
-            assert torch.equal(noise.row_gumbel_at(keys, tokens), every.gather(1, tokens))
+            expected = fast.to_gumbel(every.gather(1, tokens))
+            assert torch.equal(noise.row_gumbel_at(keys, tokens), expected)
+        top = noise.pack_keys([(1, 0, 26, 0)])  # the word of id 138 is 0xffffff9d, no float below 1
+        drawn = noise.row_gumbel_at(top, torch.tensor([[138]])), noise.row_gumbel(top, 138, 139)
+        assert fast.bits(top, 138, 139).item() == 0xFFFFFF9D and all(map(torch.isfinite, drawn))
     finally:
         torch.set_num_threads(before)
 
