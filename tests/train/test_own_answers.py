@@ -308,6 +308,21 @@ def test_activations_that_are_computed_again_give_the_same_gradients(
     assert found[0] and all(map(torch.equal, *found))
 
 
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable`:FutureWarning")
+def test_a_run_that_computes_activations_again_ends_with_the_same_weights(
+    tiny: dllm.DiffusionModel, tmp_path: Path
+) -> None:
+    recipe = Distillation(PRESETS["dparallel"], Schedule(1, 1e-3, 0, "constant", 0), rows=4)
+    asked, made = [[5, 6, 7], [5, 6, 7, 8, 9], [8], [9, 7]], []
+    for again in (False, True):
+        model = replace(tiny, hf=copy.deepcopy(tiny.hf), generation_defaults={"max_new_tokens": 8})
+        run = train(model, recipe, tmp_path / str(again), lambda _: [*map(Question, asked)],
+                    gradient_checkpointing=again)  # fmt: skip
+        assert run is not None and run.model.network.hf.is_gradient_checkpointing == again
+        made.append(run.model.network.hf.state_dict())
+    assert all(torch.equal(made[0][name], made[1][name]) for name in made[0])
+
+
 def test_a_diffusion_model_has_no_blocks_to_learn() -> None:
     with pytest.raises(ConfigError, match="autoregressive Llama, Qwen2 or Qwen3"):
         in_blocks(dllm.load("nano"), 4, None)
